@@ -50,7 +50,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
-    """Name a file that cannot be written: the errors of `write` do not, and those of safetensors
+    """Name a file that cannot be written: the errors of `write` do not, and errors of safetensors
     have the number of the error in their message only."""
     try:
         yield

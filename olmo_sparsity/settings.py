@@ -462,7 +462,9 @@ def add_options(
         text = item.metadata.get("help") or (help or {})[name]
         text += f" ({default})" if default else ""
         words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
-        if kind is bool:
+        if "parse" in item.metadata:
+            words["metavar"] = item.metadata.get("metavar")  # `build` reads the text
+        elif kind is bool:
             words["action"] = "store_true"
         elif get_origin(kind) is Literal:
             words["choices"] = get_args(kind)

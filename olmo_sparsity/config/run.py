@@ -66,7 +66,7 @@ def _lengths(config: RunConfig) -> Rules:
         yield (
             training.length % stage.tokens == 0,
             f"training.length: {stage.tokens} tokens do not divide the longest sequences of "
-            f"{training.length}, of which a step has {training.batch_size=}; take a divisor",
+            f"{training.length}; a step has {training.batch_size=}; pass a divisor",
         )
 
 

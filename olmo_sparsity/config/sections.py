@@ -19,7 +19,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @dataclass
 class ModelConfig(OLMoModelConfig):
-    """OLMo's fields, plus those of this project."""
+    """OLMo's fields, and the fields of this project."""
 
     architecture: Literal["olmo", "gpt_neox"] = "olmo"
     """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""

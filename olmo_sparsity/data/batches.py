@@ -33,7 +33,7 @@ from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 
 PLANTED, REPEATED = 1, 2
-"""Seeds that separate the draws of planted and repeated sequences from those of positions."""
+"""Seeds that separate the draws of planted and repeated sequences from draws of positions."""
 
 
 @dataclass

@@ -71,7 +71,7 @@ class PositionCoupling(nn.Module):
         if predict_ids and not embed_ids:
             raise ConfigError(
                 "predict_ids=True needs embed_ids=True: RoPE sees differences of IDs only, so a "
-                "prompt looks the same at any shift and its absolute IDs cannot be told from it"
+                "prompt looks the same at any shift and its absolute IDs cannot be inferred from it"
             )
         if not feed_ids and not predict_ids:
             raise ConfigError("feed_ids=False means predicted IDs; set predict_ids=True")

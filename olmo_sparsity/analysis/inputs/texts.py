@@ -79,8 +79,8 @@ def open_documents(
     site. No document serves as unrelated text for another of its group. A file of plain text is one
     document; `split_at` "blank-lines" splits it there. Reading stops after `limit` documents.
 
-    `prompt_field` and `target_field` name the two texts of records of a prompt and a target, whose
-    tokens are the targets (`prompt` and `target`, where one is given).
+    `prompt_field` and `target_field` name the two texts of records of a prompt and a target: the
+    tokens of the target are the targets (`prompt` and `target`, where one is given).
     """
     if prompt_field is not None or target_field is not None:
         prompt_field, field = _pair(prompt_field or "prompt", target_field or "target", field)
@@ -191,11 +191,11 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
         os.path.exists(text) or glob.has_magic(text) or text.endswith(records.SUFFIXES)
     ):
         return CorpusConfig("files", path=text, **options)
-    on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|[\w.-]+/[\w.-]+", text)
+    on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|\w[\w.-]*/[\w.-]+", text)
     if on_hub is None:
         raise ConfigError(
-            f"text={' '.join(text[:80].split())} is not {FORMS}; to measure a string itself, pass "
-            "a list of strings"
+            f"text={' '.join(text[:80].split())} is not {FORMS}; check that it "
+            "exists; to measure a string itself, pass a list of strings"
         )
     name, config, split = on_hub.groups()
     options = options | {"hub_name": name or text, "hub_config": config or None}

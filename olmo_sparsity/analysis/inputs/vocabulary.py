@@ -28,6 +28,6 @@ def count_vocabulary(tokenizer: Tokenizer) -> int:
 
 
 def ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """All IDs except those of special tokens; the rarest of a BPE come last."""
+    """All IDs except special tokens; the rarest of a BPE come last."""
     special = tokenizer.get_added_tokens_decoder().keys()
     return [index for index in range(count_vocabulary(tokenizer)) if index not in special]

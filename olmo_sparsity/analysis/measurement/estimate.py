@@ -237,7 +237,7 @@ class _Trial:
             is_long = time.perf_counter() - began > TRIED_S
             if is_long and {half_of(n) for n in tables} == {"threshold", "report"}:
                 break
-        # Forwards of several rows, as in the measurement, say more than those of passages.
+        # Forwards of several rows, as in the measurement, say more than passages.
         self.speed = (scorer.token_forwards - before) / (time.perf_counter() - began)
         self.losses = joined(tables)
 

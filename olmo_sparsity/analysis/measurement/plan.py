@@ -283,23 +283,25 @@ class Plan:
         long = self.settings.windows.first_target
         if len(self.documents) == 1:
             raise DataError(
-                f"{self.documents.name} is one document, and measuring needs two or more: "
-                "give more, or cut plain text at its blank lines (split_at=blank-lines)"
+                f"text: {self.documents.name} is one document, and measure requires at least "
+                f"{self.settings.draws + 2}; pass a folder of files, or split plain text at its "
+                "blank lines (split_at=blank-lines, --split-at blank-lines)"
             )
         numbers = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             raise DataError(
-                f"{self.documents.name}: {len(numbers)} of {len(self.documents)} documents are "
-                f"longer than the {long} tokens before the first target; one at an even and one at "
-                "an odd place are needed, since half of them only fix the threshold. Give more "
-                "documents (a text file is one), or lower long and short"
+                f"text: {len(numbers)} of {len(self.documents)} documents of "
+                f"'{self.documents.name}' are longer than the {long} tokens before the first "
+                "target; measure requires one at an even and one at an odd place, since every "
+                "second document only sets the threshold. Pass more documents (a text file is "
+                "one), or lower long and short (--long, --short)"
             )
         needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
         if self.controls.num_candidates < needed:
             raise DataError(
-                f"{self.documents.name}: {self.controls.num_candidates} documents can replace "
-                f"each other, and the controls need {needed}, one document each; give more "
-                "documents, or fewer draws"
+                f"text: '{self.documents.name}': {self.controls.num_candidates} documents can "
+                f"replace each other, and draws={self.settings.draws} requires {needed}; pass more "
+                "documents, or fewer draws (--draws 1 requires 3)"
             )
         return numbers
 

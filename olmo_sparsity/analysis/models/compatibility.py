@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # --- how long a text may be -----------------------------------------------------------------------
 
 
-SHORTER = "take a shorter long window (long)"
+SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
 
 
 @dataclass(frozen=True)

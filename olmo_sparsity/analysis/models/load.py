@@ -374,7 +374,8 @@ def find_folder(path_or_hub_name: str) -> Path:
         if named and path.suffix != ".gguf":
             return _download(named[1], revision=named[2])
         raise DataError(
-            f"'{path}' does not exist; pass a run, a checkpoint, a model folder or a hub name"
+            f"model: '{path_or_hub_name}' does not exist; pass a run, a checkpoint, a folder with "
+            "config.json, a .gguf file, a hub name (owner/name), smollm2 or demo"
         )
     if is_hugging_face(path):
         return path

@@ -42,7 +42,7 @@ _making = threading.Lock()
 
 
 class _Turn:
-    """Whose turn it is with one model of transformers, or of ours."""
+    """Which thread uses one model of transformers, or of ours."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -103,7 +103,7 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
 
 
 def state_of(model: Any) -> State | None:
-    """What the model was when it was last used; None for what is no model of torch."""
+    """What the model was when it was last used; None if it is not a model of torch."""
     if not isinstance(model, nn.Module):
         return None
     inner = _inner(model)
@@ -145,7 +145,7 @@ def _recognize(inner: nn.Module) -> None:
     if known is not None and not differences:
         if known.versions == state.versions:
             return
-        # Sums may miss what was exchanged within a block. If nobody asked for the bytes before,
+        # Sums may miss what was exchanged within a block. If nobody requested the bytes before,
         # there is nothing to compare with, and no number that would be mistaken for another's.
         state.sha256 = known.sha256 and fingerprint_weights(inner, state)
         if state.sha256 == known.sha256:

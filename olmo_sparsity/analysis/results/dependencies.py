@@ -109,10 +109,10 @@ def parts_of_words(texts: Sequence[str]) -> np.ndarray:
 
 
 def parts_of_targets(targets: pd.DataFrame, tokens: pd.DataFrame) -> list[str]:
-    """`tokens`: those of whole documents."""
-    asked = tokens[tokens.document.isin(targets.document)].sort_values("place")
+    """`tokens`: all tokens of the documents."""
+    kept = tokens[tokens.document.isin(targets.document)].sort_values("place")
     parts = {
-        document: parts_of_words(rows.text.tolist()) for document, rows in asked.groupby("document")
+        document: parts_of_words(rows.text.tolist()) for document, rows in kept.groupby("document")
     }
     return [parts[row.document][row.target] for row in targets.itertuples()]
 

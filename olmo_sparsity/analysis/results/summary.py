@@ -244,8 +244,8 @@ def describe_words(results: Results) -> str:
         for part, row in found.reindex(PARTS_OF_WORDS).dropna(how="all").iterrows()
     ]
     curve = curve_name(meta.selectors[0], meta.units[0])
-    told = f"share of these targets, recovery by {curve} at k = {found.k.min()}"
-    return f"parts of words ({told}): {'; '.join(parts)}"
+    columns = f"share of these targets, recovery by {curve} at k = {found.k.min()}"
+    return f"parts of words ({columns}): {'; '.join(parts)}"
 
 
 def describe_induction(found: dict[str, Any], far_states: str, planted: bool) -> str:

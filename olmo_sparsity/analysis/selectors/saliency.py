@@ -142,9 +142,9 @@ def gate_gradients(
     num_keys = states.num_places + len(block.near())
     num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
     num_tokens = max(1, num_scores // SCORES)
-    asked = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
+    pairs = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
     of_batch = partial(_gate_batch, scorer, context, states, gate)
-    return np.concatenate(scorer.in_batches(asked, num_tokens, of_batch))
+    return np.concatenate(scorer.in_batches(pairs, num_tokens, of_batch))
 
 
 def _states_alone(scorer: Scorer, context: Context) -> FarStates:
@@ -166,11 +166,11 @@ def _gate_batch(
     context: Context,
     states: FarStates,
     gate: float,
-    asked: Sequence[tuple[tuple[int, int], np.ndarray]],
+    pairs: Sequence[tuple[tuple[int, int], np.ndarray]],
 ) -> np.ndarray:
     block, device = context.block, scorer.device
-    spans = [span for span, _ in asked]
-    opened = [row * block.num_far + places for row, (_, places) in enumerate(asked)]
+    spans = [span for span, _ in pairs]
+    opened = [row * block.num_far + places for row, (_, places) in enumerate(pairs)]
     window = Row(context, block.near(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
     num_keys = states.num_places + tokens_BL.shape[1]
