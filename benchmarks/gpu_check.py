@@ -505,8 +505,9 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
     (loss + loss_masked).backward()
     yield "loss", loss.detach().float().cpu().numpy()
     yield "loss with document masks", loss_masked.detach().float().cpu().numpy()
-    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    yield "gradients", torch.cat(gradients).float().cpu().numpy()
+    for name, weight in model.named_parameters():  # one that lacks a part is lost in their sum
+        if weight.grad is not None:
+            yield f"gradient of {name}", weight.grad.float().cpu().numpy()
     model.eval().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
     model.requires_grad_(False)
     with torch.no_grad():

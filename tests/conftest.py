@@ -233,8 +233,11 @@ def trained(_trained_once: Path, run_dict: dict) -> Path:
     return shutil.copytree(_trained_once, Path(run_dict["run_folder"]))
 
 
+MakeConfig = Callable[..., RunConfig]
+
+
 @pytest.fixture
-def make_config(run_dict: dict) -> Callable[..., RunConfig]:
+def make_config(run_dict: dict) -> MakeConfig:
     """make_config(training__num_steps=3): the run of `run_dict` with some settings changed."""
 
     def make(**changes: object) -> RunConfig:

@@ -101,7 +101,7 @@ def explain(
         seed: Seed of all random draws.
         device, dtype, device_map: How to load a model that is not in memory.
         prefix: Tokens in front of the text: auto (what the tokenizer adds), bos, none, or a text.
-        batch_tokens: Tokens of one forward. Default: 4,096 on CPU, 16,384 on a GPU.
+        batch_tokens: Tokens of one forward. Default: 4,096 on CPU, 16,384 to 131,072 on a GPU.
     """
     return _run(_explain, locals())
 

@@ -29,7 +29,7 @@ from olmo_sparsity.io import read_json
 from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
-from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
+from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments, to_main_memory
 from olmo_sparsity.training.optim import build_optimizer
 
 
@@ -103,16 +103,17 @@ class ZeroEngine(Engine):
         """Gathers one parameter at a time."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        weights: dict[str, Tensor] = {}
-        seen = set()
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
-            if id(tensor) in seen:
-                continue  # tied weights are kept under their first name
-            seen.add(id(tensor))
-            full = safe_get_full_fp32_param(tensor) if tensor.requires_grad else tensor
-            if self.processes.is_first:
-                weights[name] = full.detach().to("cpu", copy=True)
-        return weights
+        def gathered() -> Iterator[tuple[str, Tensor]]:
+            seen = set()
+            for name, tensor in self.model.state_dict(keep_vars=True).items():
+                if id(tensor) in seen:
+                    continue  # tied weights are kept under their first name
+                seen.add(id(tensor))
+                full = safe_get_full_fp32_param(tensor) if tensor.requires_grad else tensor
+                if self.processes.is_first:
+                    yield name, full.detach()
+
+        return to_main_memory(gathered())
 
     def copy_moments(self) -> Callable[[Path], None]:
         return copy_moments(self.moments(), self.processes.rank, self.processes.world_size)
@@ -186,33 +187,16 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 _TOP = {
-    "zero_optimization",
-    "communication_data_type",
-    "prescale_gradients",
-    "data_types",
-    "gradient_predivide_factor",
-    "comms_logger",
-    "flops_profiler",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "steps_per_print",
+    *("zero_optimization", "communication_data_type", "prescale_gradients", "data_types"),
+    *("gradient_predivide_factor", "comms_logger", "flops_profiler", "wall_clock_breakdown"),
+    *("memory_breakdown", "steps_per_print"),
 }
 _ZERO = {
-    "stage",
-    "overlap_comm",
-    "contiguous_gradients",
-    "reduce_scatter",
-    "reduce_bucket_size",
-    "allgather_partitions",
-    "allgather_bucket_size",
-    "round_robin_gradients",
-    "use_multi_rank_bucket_allreduce",
-    "sub_group_size",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
+    *("stage", "overlap_comm", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size"),
+    *("allgather_partitions", "allgather_bucket_size", "round_robin_gradients"),
+    *("use_multi_rank_bucket_allreduce", "sub_group_size", "stage3_prefetch_bucket_size"),
+    *("stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
+    *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
 }
 
 
@@ -255,15 +239,7 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
                 "it (batch, precision, clipping, optimizer, schedule belong into the run's config)"
             )
     merged: dict[str, Any] = {key: value for key, value in settings.items() if key in _TOP}
-    merged["zero_optimization"] = {
-        **settings.get("zero_optimization", {}),
-        "stage": ours["zero_optimization.stage"][0],
-    }
-    for key in (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-    ):
-        merged[key] = ours[key][0]
+    merged |= {key: value for key, (value, _) in ours.items() if "." not in key}
+    stage, _ = ours["zero_optimization.stage"]
+    merged["zero_optimization"] = {**settings.get("zero_optimization", {}), "stage": stage}
     return merged | {"bf16": {"enabled": ours["bf16.enabled"][0]}}

@@ -22,13 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels.attention import (
     find_documents,
     keep_out_of_graphs,
-    kernel_in_training,
+    matmul_is_faster,
+    packs,
 )
 from olmo_sparsity.analysis.kernels.losses import compile_losses, mean_loss, token_losses
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
@@ -167,8 +169,7 @@ class Engine:
         Every process must call it."""
         if not self.processes.is_first:
             return {}
-        weights = unique_weights(self.model.state_dict())
-        return to_main_memory(weights)
+        return to_main_memory(unique_weights(self.model.state_dict()).items())
 
     def copy_moments(self) -> Callable[[Path], None]:
         """Copy this process's part of the optimizer state; returns a function that writes it into a
@@ -199,12 +200,31 @@ class Engine:
         }
 
     def attention_kernel(self) -> str:
-        config = self.config
-        if config.model.architecture != "olmo":
+        """The name of the kernel that `attend` chooses for the sequences of a training step."""
+        model, training, device = self.config.model, self.config.training, self.device
+        if model.architecture != "olmo":
             return "as transformers chooses"
-        dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
-        length, masked = config.training.length, config.data.mask_documents
-        kernel = kernel_in_training(config.model, length, self.device, dtype, masked)
+        dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+        width, dropout = model.effective_head_width, model.attention_dropout
+        num_keys, length = model.effective_n_kv_heads, training.length
+        if self.config.data.mask_documents:
+            plain = not model.alibi and dropout == 0
+            if plain and packs(device, dtype, width):
+                return "flash_attention of packed documents"
+            one = "flash_attention" if plain and device.type == "cpu" else "as of one document"
+            return f"{one}, a document at a time"
+        grouped = num_keys != model.n_heads
+        if matmul_is_faster(device, length, grouped):
+            return "matmul"
+        q, k = (
+            torch.empty(1, heads, length, width, device=device, dtype=dtype, requires_grad=True)
+            for heads in (model.n_heads, num_keys)
+        )
+        bias = None
+        if model.alibi:
+            bias = q.new_empty(1, 1, length, length).expand(1, model.n_heads, -1, -1)
+        chosen = torch._fused_sdp_choice(q, k, k, bias, dropout, bias is None, enable_gqa=grouped)
+        kernel = SDPBackend(chosen).name.lower()
         # An older cuDNN costs a tenth of a step, and is chosen silently.
         version = torch.backends.cudnn.version() if kernel.startswith("cudnn") else None
         return kernel if version is None else f"{kernel} of cuDNN {version}"

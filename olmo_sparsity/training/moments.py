@@ -11,7 +11,7 @@ exactly.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def copy_moments(
         slices[part.parameter] = (part.start, part.length)
         for key, moment in part.moments.items():
             tensors[f"{key}/{part.parameter}"] = moment
-    tensors = to_main_memory(tensors)
+    tensors = to_main_memory(tensors.items())
 
     def write(folder: Path) -> None:
         path = folder / f"moments-{rank:05d}-of-{world_size:05d}.safetensors"
@@ -63,11 +63,11 @@ def copy_moments(
 
 
 @torch.no_grad()
-def to_main_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_main_memory(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Copy tensors, all at once. Copies of a GPU's are pinned: several times as fast, and PyTorch
     keeps the memory for the next checkpoint, at most twice the size."""
     copies, on_gpu = {}, False
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         on_gpu = tensor.device.type == "cuda"
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
         copies[name] = copy.copy_(tensor, non_blocking=True)

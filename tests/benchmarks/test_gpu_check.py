@@ -216,17 +216,21 @@ def test_numbers_that_are_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(model: str, device: Any, dtype: str) -> Any:
         for what, found in right(model, device, dtype):
-            off = dtype == "bf16" and what in ("gradients", "add_one")
+            off = dtype == "bf16" and what in (one_of_many, "add_one")
             yield what, found * (2 if off else 1)
 
-    answers = islice(right("OLMo-2", torch.device("cpu"), "fp32"), 3)
-    assert [what for what, _ in answers] == ["loss", "loss with document masks", "gradients"]
+    one_of_many = "gradient of transformer.blocks.1.q_norm.weight"
+    found = [what for what, _ in islice(right("OLMo-2", torch.device("cpu"), "fp32"), 20)]
+    assert found[:2] == ["loss", "loss with document masks"]
+    weights = (name for name, _ in gpu_check.new_model("OLMo-2").named_parameters())
+    assert found[2:] == [f"gradient of {name}" for name in weights]
     monkeypatch.setattr(gpu_check, "asked_of", wrong)
     monkeypatch.setattr(gpu_check, "MODELS", {"OLMo-2": gpu_check.MODELS["OLMo-2"]})
     *shared, row = gpu_check.compare_numbers()
     assert [other.holds for other in shared] == [True] * 4
     assert not row.holds
-    assert "gradients by 1.0" in row.found
+    assert f"{one_of_many} by 1.0" in row.found
+    assert row.found.count("gradient of") == 1
     assert "add_one by 1.0" in row.found
     assert "drop_one" not in row.found
 

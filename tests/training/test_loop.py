@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.config.run import load_saved_config
+from olmo_sparsity.config.run import load_config, load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, DataError, UserError
@@ -20,15 +22,13 @@ from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training import start
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.estimate import (
-    flops_per_token,
-)
+from olmo_sparsity.training.estimate import flops_per_token
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.run_folder import draw_losses, loss_table, read_metrics
-from tests.conftest import mixed_section
+from tests.conftest import MakeConfig, mixed_section
 
-MakeConfig = Callable[..., RunConfig]
+ROOT = Path(__file__).parents[2]
 
 
 def rows(config: RunConfig) -> list[dict]:
@@ -91,6 +91,22 @@ def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -
         curves.append(losses(config))
     assert curves[0] == curves[1]
     assert curves[0] != curves[2]
+
+
+def test_the_command_of_the_docs_trains_several_seeds_side_by_side(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^seq .*$", (ROOT / "docs/scaling.md").read_text(), re.M)
+    stub = tmp_path / "olmo-sparsity"
+    stub.write_text('#!/bin/sh\necho "$@" >"$(mktemp -p "$(dirname "$0")" words.XXXX)"\n')
+    stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, check=True)
+    configs = []
+    for path in tmp_path.glob("words.*"):
+        train, file, *overrides = path.read_text().split()
+        assert train == "train"
+        configs.append(load_config(ROOT / file, overrides))
+    assert {config.seed for config in configs} == {1, 2, 3}
+    assert len({config.run_folder for config in configs}) == 3
 
 
 @pytest.mark.parametrize(

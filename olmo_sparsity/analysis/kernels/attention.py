@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from olmo_sparsity.errors import is_out_of_memory
+from olmo_sparsity.runtime import say
 
 OWN_ATTENTION = "olmo_sparsity"
 """The name of our attention function in the registry of transformers."""
@@ -40,7 +41,7 @@ def attend(
     (by a third of a training step at 128). Forward only, the fused kernel is always faster, and by
     another third with blocks of queries and a mask instead of `is_causal`.
     """
-    if torch.is_grad_enabled() and _matmul_is_faster(q.device, q.shape[-2], grouped):
+    if torch.is_grad_enabled() and matmul_is_faster(q.device, q.shape[-2], grouped):
         return _attend_by_matmul(q, k, v, bias if bias is not None else _future(q, k), dropout_p)
     if q.device.type == "cpu" and not torch.is_grad_enabled() and is_causal and q.shape[-2] >= 96:
         return _attend_by_blocks(q, k, v, dropout_p, grouped)
@@ -91,9 +92,45 @@ def _attend_with_sum(
         num_keys = bias.shape[-1]
         aligned = F.pad(bias, (0, -num_keys % 16))  # rows of a bias begin at multiples of 16 bytes
         bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
+    if k.shape[2] >= KEYS_FOR_CUDNN and q.dtype.itemsize == 2:
+        found = _attend_by_cudnn(q, k, v, bias, scale)
+        if found is not None:
+            return found
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     mixed, sum_BHL, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
     return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # padded by the kernel
+
+
+KEYS_FOR_CUDNN = 2048
+"""Keys from which cuDNN's attention is worth the tens of milliseconds that it plans each shape."""
+
+_cudnn_works: dict[tuple[torch.device, torch.dtype, int], bool] = {}
+
+
+def _attend_by_cudnn(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return None where another kernel must compute it: if cuDNN refused these sizes or numbers of
+    this kind, or was wrong in the trial before their first use."""
+    kind = q.device, q.dtype, q.shape[-1]
+    try:
+        if kind not in _cudnn_works:
+            _cudnn_works[kind] = True
+            off = far_error(*kind, KEYS_FOR_CUDNN)
+            if _cudnn_works[kind] and not off <= 1:
+                raise RuntimeError(f"its result is off by {off:.1f} times what rounding allows")
+        if not _cudnn_works[kind]:
+            return None
+        kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
+        mixed, sum_BHL1, *_ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
+        return mixed, sum_BHL1.squeeze(-1)
+    except RuntimeError as error:
+        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+            _cudnn_works.pop(kind, None)
+            raise
+        _cudnn_works[kind] = False
+        say(f"far places are attended to without cuDNN: {' '.join(str(error).split())[:200]}")
+        return None
 
 
 def can_share_far(
@@ -122,17 +159,17 @@ def _far_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int
         return False
 
 
-def far_error(device: torch.device, dtype: torch.dtype, head_width: int) -> float:
+def far_error(device: torch.device, dtype: torch.dtype, head_width: int, far: int = 300) -> float:
     """The largest difference between `attend_to_far` and attention to all places, over what
     rounding allows. A kernel that does not take these sizes raises RuntimeError."""
-    queries, far = 40, 300  # several blocks of any kernel
+    queries = 40  # several blocks of any kernel
     generator = torch.Generator().manual_seed(0)
     shape = (2, 1, far + queries, 2, head_width)
     numbers = torch.randn(shape, generator=generator, dtype=torch.float)
     k_1HLK, v_1HLK = numbers.to(dtype).transpose(2, 3)
     bias_BF = torch.zeros(4, far, dtype=torch.float)
     lowest = torch.finfo(torch.float).min
-    bias_BF[1, :160], bias_BF[2, 160:], bias_BF[3] = lowest, lowest, lowest
+    bias_BF[1, : far // 2], bias_BF[2, far // 2 :], bias_BF[3] = lowest, lowest, lowest
     bias_BHLK = torch.cat(
         (
             bias_BF[:, None, None].expand(-1, -1, queries, -1),
@@ -186,7 +223,7 @@ def attend_within(
     if bias is None and dropout_p == 0:
         if q.device.type == "cpu":
             return _attend_by_document(q, k, v, starts_on_host)[0]
-        if _packs(q.device, q.dtype, q.shape[-1]):
+        if packs(q.device, q.dtype, q.shape[-1]):
             from torch.nn.attention.varlen import varlen_attn
 
             length, grouped = q.shape[2], q.shape[1] != k.shape[1]
@@ -202,7 +239,7 @@ def attend_within(
 _PACKING_IS_THERE = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
 
 
-def _packs(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+def packs(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
     """Whether flash attention takes documents of several lengths here."""
     return (
         device.type == "cuda"
@@ -335,13 +372,19 @@ def fast_kernels(device: torch.device, differentiate_bias: bool = False) -> Iter
 
     `differentiate_bias`: of the kernels that a GPU may choose, cuDNN's does not differentiate a
     bias, and the memory-efficient one reads memory that it never wrote if only the bias needs a
-    gradient.
+    gradient. MATH then computes in the dtype of the queries: in fp32 it has no tensor cores.
     """
     if device.type == "cpu":
         yield
         return
+    cuda = torch.backends.cuda
     with _choosing, sdpa_kernel(SDPBackend.MATH if differentiate_bias else _KERNELS):
-        yield
+        before = cuda.fp16_bf16_reduction_math_sdp_allowed()
+        cuda.allow_fp16_bf16_reduction_math_sdp(differentiate_bias or before)
+        try:
+            yield
+        finally:
+            cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 MAX_ACTIVATIONS_B = 2**31
@@ -355,50 +398,8 @@ def keeps_much(
     return num_tokens * kept * num_layers * itemsize > MAX_ACTIVATIONS_B
 
 
-def _matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:
+def matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:
     return device.type == "cpu" and length <= 192 and not grouped
-
-
-class AttentionShape(Protocol):
-    """What `kernel_in_training` reads of a model's config."""
-
-    n_heads: int
-    alibi: bool
-    attention_dropout: float
-
-    @property
-    def effective_n_kv_heads(self) -> int: ...
-    @property
-    def effective_head_width(self) -> int: ...
-
-
-def kernel_in_training(
-    config: AttentionShape, length: int, device: torch.device, dtype: torch.dtype, masked: bool
-) -> str:
-    """The name of the kernel that `attend` chooses for the sequences of a training step."""
-    num_keys = config.effective_n_kv_heads
-    grouped = num_keys != config.n_heads
-    if masked:
-        plain = not config.alibi and config.attention_dropout == 0
-        if plain and _packs(device, dtype, config.effective_head_width):
-            return "flash_attention of packed documents"
-        if plain and device.type == "cpu":
-            return "flash_attention, a document at a time"
-        return "as of one document, a document at a time"
-    if _matmul_is_faster(device, length, grouped):
-        return "matmul"
-    q, k, v = (
-        torch.empty(1, heads, length, config.effective_head_width, device=device, dtype=dtype)
-        for heads in (config.n_heads, num_keys, num_keys)
-    )
-    bias = None
-    if config.alibi:
-        bias = torch.empty(1, 1, length, length, device=device, dtype=dtype)
-        bias = bias.expand(1, config.n_heads, length, length)
-    q.requires_grad_()
-    is_causal, dropout_p = bias is None, config.attention_dropout
-    chosen = torch._fused_sdp_choice(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
-    return SDPBackend(chosen).name.lower()
 
 
 def _attend_by_blocks(

@@ -191,6 +191,14 @@ def test_where_memory_does_not_suffice_batches_are_halved(
         recovered(scorer)
 
 
+@pytest.mark.parametrize(("parameters", "tokens"), [(1e7, 131072), (4e8, 40960), (8e9, 16384)])
+def test_on_a_gpu_batches_of_a_small_model_hold_more_tokens(parameters: float, tokens: int) -> None:
+    scorer = Scorer(tiny("olmo"), torch.device("cuda"))
+    scorer.num_parameters = int(parameters)
+    assert scorer._tokens_at_once() == tokens
+    assert Scorer(tiny("olmo"), CPU).batch_tokens == 4096
+
+
 @pytest.mark.parametrize("given", ["runs/mine", None])
 def test_a_name_is_no_model(given: Any) -> None:
     with pytest.raises(ConfigError, match="Scorer takes the `model` of what load_model"):

@@ -82,7 +82,7 @@ class Softmaxes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scores: list[Tensor] = []
         self.outputs: list[Tensor] = []
-        monkeypatch.setattr(attention, "_matmul_is_faster", lambda *_: False)
+        monkeypatch.setattr(attention, "matmul_is_faster", lambda *_: False)
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", self.attend)
 
     def attend(
