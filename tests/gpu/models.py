@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.gpu_check import MODELS
+
 OURS: dict[str, dict[str, Any]] = {
-    "olmo": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True},
-    "olmo, ALiBi, grouped heads": {"rope": False, "alibi": True, "n_kv_heads": 2},
-    "gpt_neox": {
-        "architecture": "gpt_neox",
-        "rotary_fraction": 0.5,
-        "include_bias": True,
-        "activation_type": "gelu",
-    },
+    "olmo": MODELS["OLMo-2"],
+    "olmo, ALiBi, grouped heads": MODELS["ALiBi, grouped heads"],
+    "gpt_neox": MODELS["GPT-NeoX"],
 }
 
 

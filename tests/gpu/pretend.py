@@ -9,9 +9,6 @@ where there is none.
         ...
     assert not gpus.waits
 
-With `numbers=False` tensors have shapes only, on PyTorch's meta device: memory of models of any
-size is counted, what is copied back to the host is zero, and what is asked is true.
-
 Imported only in a process of its own (process.py).
 """
 
@@ -22,7 +19,7 @@ import math
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +34,17 @@ import torch
 import torch.nn.attention.varlen
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
+
+
+def each(found: Any, function: Callable[[Any], Any]) -> Any:
+    """As PyTorch's tree_map, in a third of the time: arguments of operations hold no other
+    containers."""
+    if isinstance(found, tuple | list):
+        return type(found)([each(x, function) for x in found])
+    if isinstance(found, dict):
+        return {key: each(x, function) for key, x in found.items()}
+    return function(found)
+
 
 KERNELS = {"best": 0, "flash": 1, "memory-efficient": 2, "cudnn": 3}
 aten = torch.ops.aten
@@ -111,9 +118,9 @@ SIZED_BY_NUMBERS = {
 class Machine(TorchDispatchMode):
     """The GPUs of a process and what was asked of them."""
 
-    def __init__(self, num_gpus: int, numbers: bool) -> None:
+    def __init__(self, num_gpus: int) -> None:
         super().__init__()
-        self.num_gpus, self.numbers = num_gpus, numbers
+        self.num_gpus = num_gpus
         self.waits: Counter[str] = Counter()
         """Operation and line of each wait of the host for a GPU."""
 
@@ -123,7 +130,6 @@ class Machine(TorchDispatchMode):
         self.kernels: Counter[str] = Counter()
         """Attention that ran through a fused kernel."""
 
-        self.attention_shapes: set[tuple] = set()
         self.bytes_now: Counter[torch.device] = Counter()
         self.bytes_peak: Counter[torch.device] = Counter()
         self._counted: set[int] = set()
@@ -132,13 +138,17 @@ class Machine(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors: list[Tensor] = []
+        each((args, kwargs), lambda x: tensors.append(x) if isinstance(x, Tensor) else None)
         ours = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
         target = kwargs.get("device") or (ours[0].device if ours else None)
         target = torch.device("cpu" if target is None else target)
         if not ours and target.type != "cuda":
-            kwargs.pop("pin_memory", None)
-            return func(*args, **kwargs)
+            pins = kwargs.pop("pin_memory", None)
+            made = func(*args, **kwargs)
+            if pins:
+                made.is_pinned_here = True
+            return made
         if target.type == "cuda":
             target = torch.device("cuda", target.index or 0)
             assert target.index < self.num_gpus, f"{target} of {self.num_gpus} GPUs"
@@ -149,16 +159,14 @@ class Machine(TorchDispatchMode):
             return self.wrap(torch.conj_physical(args[0].inner), target)
         if func in ANSWERS or func in SIZED_BY_NUMBERS:
             self.waits[f"{func} at {line()}"] += 1
-        if func in ANSWERS and not self.numbers:
-            return ours[0].dtype == torch.bool or func is aten.equal.default
-        inner_args, inner_kwargs = tree_map(self.unwrap, (args, kwargs))
+        inner_args, inner_kwargs = each((args, kwargs), self.unwrap)
         if inner_kwargs.get("device") is not None and target.type == "cuda":
-            inner_kwargs["device"] = torch.device("cpu" if self.numbers else "meta")
+            inner_kwargs["device"] = torch.device("cpu")
         inner_kwargs.pop("pin_memory", None)
         made = self.compute(func, inner_args, inner_kwargs)
         if func in ANSWERS or target.type != "cuda":
             return made
-        wrapped = tree_map(lambda x: self.wrap(x, target), made)
+        wrapped = each(made, lambda x: self.wrap(x, target))
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -166,18 +174,13 @@ class Machine(TorchDispatchMode):
             name, kernel = ATTENTION[func]
             if "backward" not in str(func):
                 self.kernels[name] += 1
-                self.attention_shapes.add((args[0].shape, args[1].shape))
             return kernel(*args, **kwargs)
         if func is aten.histc.default:  # CUDA has it for integers
             return torch.histc(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
         return func(*args, **kwargs)
 
     def unwrap(self, x: Any) -> Any:
-        if isinstance(x, OnGPU):
-            return x.inner
-        if isinstance(x, Tensor) and not self.numbers and x.dim():
-            return x.to("meta")
-        return x
+        return x.inner if isinstance(x, OnGPU) else x
 
     def wrap(self, x: Any, device: torch.device) -> Any:
         if not isinstance(x, Tensor) or isinstance(x, OnGPU):
@@ -204,23 +207,20 @@ class Machine(TorchDispatchMode):
         in_place = func is aten.copy_.default
         source, where = (args[1], args[0].device) if in_place else (args[0], target)
         non_blocking = kwargs.get("non_blocking") or (in_place and any(args[2:]))
-        if isinstance(source, OnGPU) and where.type == "cpu":
+        pinned = non_blocking and any(getattr(x, "is_pinned_here", False) for x in args)
+        if isinstance(source, OnGPU) and where.type == "cpu" and not pinned:
             self.waits[f"copy to the host at {line()}"] += 1
-        if not isinstance(source, OnGPU) and where.type == "cuda":
-            pinned = non_blocking and getattr(source, "is_pinned_here", False)
-            if source.dim() and source.numel() and not pinned:
-                self.uploads[line()] += 1
+        uploads = where.type == "cuda" and not isinstance(source, OnGPU) and not pinned
+        if uploads and source.dim() and source.numel():
+            self.uploads[line()] += 1
         numbers = source.inner if isinstance(source, OnGPU) else source
-        if where.type == "cpu" and numbers.device.type == "meta":
-            numbers = torch.zeros(numbers.shape, dtype=numbers.dtype)
         if in_place:
             inner = args[0].inner if isinstance(args[0], OnGPU) else args[0]
-            inner.copy_(numbers if inner.device.type != "meta" else numbers.to("meta"))
+            inner.copy_(numbers)
             return args[0]
         kwargs = {key: x for key, x in kwargs.items() if key not in ("device", "non_blocking")}
         kwargs.pop("pin_memory", None)
-        on = "cpu" if where.type == "cpu" or self.numbers else "meta"
-        made = aten._to_copy.default(numbers, **kwargs, device=torch.device(on))
+        made = aten._to_copy.default(numbers, **kwargs, device=torch.device("cpu"))
         return self.wrap(made, where) if where.type == "cuda" else made
 
     def check(self, func: Any, args: Any, tensors: list[Tensor], ours: list[OnGPU]) -> None:
@@ -279,9 +279,6 @@ def _forward(
     """Attention and the log-sum-exp of each query; a kernel keeps no scores. `powers_of_two`: the
     kernel multiplies scores by log2(e), so that the lowest numbers become -inf, and a query that
     sees nothing else gets NaN."""
-    if q.device.type == "meta":
-        mixed = q.new_empty(*q.shape[:-1], v.shape[-1])
-        return mixed, q.new_empty(q.shape[:-1], dtype=torch.float)
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = _scores(q, k, bias, causal, scale)
     if powers_of_two:
@@ -301,9 +298,6 @@ def _backward(
     causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:
-    if q.device.type == "meta":
-        of_bias = Tensor() if bias is None else torch.empty_like(bias)
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), of_bias
     shares = q.shape[1] // k.shape[1]
     wide_k, wide_v = (x.repeat_interleave(shares, 1).float() for x in (k, v))
     weights = (_scores(q, wide_k, bias, causal, scale) - log_sum[..., None]).exp()
@@ -349,25 +343,11 @@ def efficient(
     return mixed, log_sum, _number(q), _number(q)
 
 
-def efficient_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mixed: Tensor,
-    log_sum: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    dropout_p: float,
-    mask: list[bool],
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
+def efficient_backward(*given: Any, scale: float | None = None) -> tuple[Tensor, ...]:
+    grad, q, k, v, bias, mixed, log_sum, _, _, _, _, *is_causal = given
     assert log_sum.shape[-1] >= q.shape[2], "the backward pass reads what nothing has written"
     log_sum = log_sum[..., : q.shape[2]]
-    return _backward(grad, q, k, v, bias, mixed, log_sum, is_causal, scale)
+    return _backward(grad, q, k, v, bias, mixed, log_sum, any(is_causal), scale)
 
 
 def flash(
@@ -386,24 +366,8 @@ def flash(
     return mixed, log_sum, None, None, q.shape[2], k.shape[2], one, one, None
 
 
-def flash_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mixed: Tensor,
-    log_sum: Tensor,
-    cum_q: Any,
-    cum_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    seed: Tensor,
-    offset: Tensor,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
+def flash_backward(*given: Any, scale: float | None = None) -> tuple[Tensor, ...]:
+    grad, q, k, v, mixed, log_sum, _, _, _, _, _, is_causal, _, _ = given
     return _backward(grad, q, k, v, None, mixed, log_sum, is_causal, scale)[:3]
 
 
@@ -424,32 +388,14 @@ def cudnn(
     return mixed, log_sum[..., None], None, None, q.shape[2], k.shape[2], one, one, None
 
 
-def cudnn_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mixed: Tensor,
-    log_sum: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    bias: Tensor | None,
-    cum_q: Any,
-    cum_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
+def cudnn_backward(*given: Any, scale: float | None = None) -> tuple[Tensor, ...]:
+    grad, q, k, v, mixed, log_sum, _, _, bias, _, _, _, _, _, is_causal = given
     return _backward(grad, q, k, v, bias, mixed, log_sum[..., 0], is_causal, scale)[:3]
 
 
 def _each_document(x: Tensor, cum: Tensor) -> list[Tensor]:
-    """(N, H, K) → (1, H, n, K) of each; all as one where there are no numbers."""
-    sizes = [len(x)] if cum.device.type == "meta" else cum.diff().tolist()
-    return [part.transpose(0, 1)[None] for part in x.split(sizes)]
+    """(N, H, K) → (1, H, n, K) of each."""
+    return [part.transpose(0, 1)[None] for part in x.split(cum.diff().tolist())]
 
 
 def packed(
@@ -471,9 +417,8 @@ def packed(
     assert is_causal
     assert cum_q.dtype == cum_k.dtype == torch.int32
     assert type(max_q) is type(max_k) is int  # not asked of the GPU
-    if cum_q.device.type != "meta":
-        assert (cum_q[0], cum_q[-1]) == (0, len(q))
-        assert cum_q.diff().max() <= max_q
+    assert (cum_q[0], cum_q[-1]) == (0, len(q))
+    assert cum_q.diff().max() <= max_q
     assert enable_gqa or q.shape[1] == k.shape[1], f"heads of {q.shape}, {k.shape}"
     parts = zip(*(_each_document(x, cum_q) for x in (q, k, v)), strict=True)
     found = [_forward(*part, None, True, scale) for part in parts]
@@ -481,26 +426,12 @@ def packed(
     return mixed, torch.cat([log_sum[0] for _, log_sum in found], 1), _number(q)
 
 
-def packed_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mixed: Tensor,
-    log_sum: Tensor,
-    cum_q: Tensor,
-    cum_k: Tensor,
-    max_q: int,
-    max_k: int,
-    is_causal: bool,
-    seed: Tensor,
-    scale: float | None = None,
-    *_: Any,
-) -> tuple[Tensor, ...]:
+def packed_backward(*given: Any) -> tuple[Tensor, ...]:
+    grad, q, k, v, mixed, log_sum, cum_q, _, _, _, _, _, *others = given
     parts = zip(*(_each_document(x, cum_q) for x in (grad, q, k, v, mixed)), strict=True)
     sums = [part[..., 0] for part in _each_document(log_sum.mT[..., None], cum_q)]
     found = [
-        _backward(g, *own, None, out, log_sum, True, scale)[:3]
+        _backward(g, *own, None, out, log_sum, True, others[0] if others else None)[:3]
         for (g, *own, out), log_sum in zip(parts, sums, strict=True)
     ]
     return tuple(
@@ -581,11 +512,11 @@ def _pin(self: Tensor, *_: Any) -> Tensor:
 
 
 @contextmanager
-def pretend(num_gpus: int = 1, *, numbers: bool = True, kernel: str = "best") -> Iterator[Machine]:
+def pretend(num_gpus: int = 1, *, kernel: str = "best") -> Iterator[Machine]:
     """`kernel`: of attention, where it is switched on: flash, memory-efficient or cudnn."""
     global _machine
     force_kernel = library().force_kernel
-    machine = _machine = Machine(num_gpus, numbers)
+    machine = _machine = Machine(num_gpus)
     move = torch.nn.Module.to
 
     def without_gradients(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from olmo_sparsity.analysis.models import identity, use
 from olmo_sparsity.config.sections import RunConfig
@@ -56,7 +56,7 @@ class Memory(TorchDispatchMode):
                 return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self.answer(args[0])
-        args, kwargs = tree_map(self.without_numbers, (args, kwargs))
+        args, kwargs = pretend.each((args, kwargs), self.without_numbers)
         made = func(*args, **kwargs)
         if func is aten._to_copy.default and where == "cpu" and kwargs.get("device"):
             with unset_fake_temporarily():
@@ -115,7 +115,7 @@ def nothing() -> Any:
 @contextmanager
 def shapes() -> Iterator[Memory]:
     memory = Memory()
-    machine: Any = pretend.Machine(1, False)
+    machine: Any = pretend.Machine(1)
     torch._C._set_only_lift_cpu_tensors(True)
     with ExitStack() as stack:
 
@@ -152,7 +152,7 @@ def import_deepspeed() -> None:
     """It chooses its device, a GPU; and PyTorch's compiler, as the start of an optimizer does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what it imports
-        with mock.patch.multiple(torch.cuda, **pretend._torch_cuda(pretend.Machine(1, False))):
+        with mock.patch.multiple(torch.cuda, **pretend._torch_cuda(pretend.Machine(1))):
             importlib.import_module("deepspeed")
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 

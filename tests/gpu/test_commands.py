@@ -83,6 +83,8 @@ def test_train(settings: list[str], tmp_path: Path, data_folder: Path) -> None:
     of_log = [count for wait, count in gpus.waits.items() if "run_folder.py" in wait]
     assert sum(of_log) <= 2 * 4, "at most the loss and the norm of each step"
     assert not [wait for wait in gpus.waits if "engine.py" in wait and "dictcomp" not in wait]
+    of_saving = [wait for wait in gpus.waits if "moments.py" in wait]
+    assert [wait[:11] for wait in of_saving] == ["synchronize"], "what is copied to is pinned"
 
 
 @on_pretended_gpus
@@ -133,7 +135,7 @@ def test_any_command_may_be_run_by_hand(trained: Path) -> None:
 @on_pretended_gpus
 def test_measure(trained: Path, tmp_path: Path) -> None:
     out, windows = tmp_path / "results", ("--long", 16, "--short", 8, "--stride", 8)
-    few = ("--max-documents", 4, "--min-gap", 0, "--max-targets", 1, "--ks", "1,2")
+    few = ("--max-documents", 3, "--min-gap", 0, "--max-targets", 1, "--ks", 1, "--draws", 1)
     words = ("measure", trained, "--quick", "--out", out, *windows, *few)
     with one_gpu() as gpus:
         run(*words, "--dry-run")

@@ -15,16 +15,9 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-@pytest.mark.parametrize(
-    ("size", "settings"),
-    [
-        ("150m", []),
-        ("150m", ["--training.activation_checkpointing=true"]),
-    ],
-    ids=lambda given: given if isinstance(given, str) else " ".join(given),
-)
+@pytest.mark.parametrize("recomputes", [False, True])
 @on_pretended_gpus
-def test_the_dry_run_knows_the_memory_of_a_step(size: str, settings: list[str]) -> None:
+def test_the_dry_run_knows_the_memory_of_a_step(recomputes: bool) -> None:
     """Without that of CUDA itself, and what compiling saves."""
     import torch
 
@@ -32,11 +25,12 @@ def test_the_dry_run_knows_the_memory_of_a_step(size: str, settings: list[str]) 
     from tests.gpu.scaling import config_of
     from tests.gpu.shapes import training_step
 
-    config = config_of(size, "single", *settings)
+    again = f"--training.activation_checkpointing={str(recomputes).lower()}"
+    config = config_of("150m", "single", "--model.n_layers=3", again)
     found = training_step(config, 1, 2).memory / GIB
     stated = float(estimate(config, torch.device("cuda"))["memory"].split()[0])
     stated -= CUDA_CONTEXT_BYTES / GIB
-    print(f"{size} {settings}: {found:.2f} GiB, stated {stated:.2f}")
+    print(f"computed again: {recomputes}: {found:.2f} GiB, stated {stated:.2f}")
     assert stated == pytest.approx(found, rel=0.05)
 
 
@@ -50,7 +44,7 @@ def test_each_engine_holds_and_sends_what_it_should() -> None:
     from tests.gpu.scaling import config_of
     from tests.gpu.shapes import training_step
 
-    small = ("--model.n_layers=4", "--training.micro_batch_size=1")  # most of it are weights
+    small = ("--model.n_layers=2", "--training.micro_batch_size=1")  # most of it are weights
 
     def step_of(engine: str) -> tuple[float, dict[str, float]]:
         step = training_step(config_of("150m", engine, *small), 8, 2)
@@ -128,17 +122,18 @@ def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu() -> None:
     for num_layers in (1, 2):
         with shapes() as memory:
             model = large_llama(num_layers)
+            (block,) = Windows(num_far + 512, 512, 8).blocks(tokens)
+            scorer, units = Scorer(model), Units.of_runs(np.arange(num_far) * 4 // num_far)
+            # Of one target, as 32 layers keep too much for two at once.
+            asked = question(scorer, block, [7], 2, units, block)
             peaks[num_layers] = {}
             for name in names:
-                (block,) = Windows(num_far + 512, 512, 8).blocks(tokens)
-                scorer, units = Scorer(model), Units.of_runs(np.arange(num_far) * 4 // num_far)
-                asked = question(scorer, block, [0, 7], 2, units, block)
                 memory.peak = memory.now
                 SELECTORS[name](scorer, asked)
                 peaks[num_layers][name] = memory.peak / GIB
-                del scorer, asked
     for name, least in peaks[1].items():
         of_layer = peaks[2][name] - least
         found = least + 31 * of_layer
         print(f"{name}, {num_far:,} far tokens: {found:.1f} GiB, {of_layer:.2f} a layer")
+        assert of_layer > 0.5, "its weights and far states"
         assert found < 80e9 / GIB - 4
