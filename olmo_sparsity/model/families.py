@@ -65,15 +65,26 @@ _SHARED = {
 _GROUPED = _SHARED | {"n_kv_heads": "num_key_value_heads"}
 _RMS = _GROUPED | {"layer_norm_eps": "rms_norm_eps"}
 _PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-_NORM_BEFORE = {
-    "attn_norm": ("input_layernorm",),
-    "ff_norm": ("post_attention_layernorm",),
-}
+_NORM_BEFORE = {"attn_norm": ("input_layernorm",), "ff_norm": ("post_attention_layernorm",)}
 _NORM_AFTER = {
     "attn_norm": ("post_attention_layernorm",),
     "ff_norm": ("post_feedforward_layernorm",),
 }
 _NORM_QK = {"q_norm": ("self_attn.q_norm",), "k_norm": ("self_attn.k_norm",)}
+
+_LLAMA = {
+    "layer_norm_type": "rms",
+    "norm_after": False,
+    "attention_layer_norm": False,
+    "qkv_bias": False,
+    "layer_norm_with_affine": True,
+    "clip_qkv": None,
+}
+_QK_OF_HEADS = {
+    "attention_layer_norm": True,
+    "attention_norm_per_head": True,
+    "attention_layer_norm_with_affine": True,
+}
 
 FAMILIES = {
     "olmo": Family(
@@ -107,46 +118,18 @@ FAMILIES = {
         _NORM_AFTER | _NORM_QK,
     ),
     "llama": Family(
-        "LlamaForCausalLM",
-        {
-            "layer_norm_type": "rms",
-            "norm_after": False,
-            "attention_layer_norm": False,
-            "qkv_bias": False,
-            "layer_norm_with_affine": True,
-            "clip_qkv": None,
-        },
-        _RMS | {"head_width": "head_dim"},
-        _PLAIN,
-        _NORM_BEFORE,
+        "LlamaForCausalLM", _LLAMA, _RMS | {"head_width": "head_dim"}, _PLAIN, _NORM_BEFORE
     ),
     "qwen2": Family(
         "Qwen2ForCausalLM",
-        {
-            "layer_norm_type": "rms",
-            "norm_after": False,
-            "attention_layer_norm": False,
-            "qkv_bias": True,
-            "layer_norm_with_affine": True,
-            "head_width": None,
-            "clip_qkv": None,
-        },
+        _LLAMA | {"qkv_bias": True, "head_width": None},
         _RMS,
         {"hidden_act": "silu", "use_sliding_window": False},
         _NORM_BEFORE,
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
-        {
-            "layer_norm_type": "rms",
-            "norm_after": False,
-            "attention_layer_norm": True,
-            "attention_norm_per_head": True,
-            "attention_layer_norm_with_affine": True,
-            "layer_norm_with_affine": True,
-            "qkv_bias": False,
-            "clip_qkv": None,
-        },
+        _LLAMA | _QK_OF_HEADS,
         _RMS | {"head_width": "head_dim"},
         _PLAIN | {"use_sliding_window": False},
         _NORM_BEFORE | _NORM_QK,

@@ -20,12 +20,12 @@ distinct (token, position ID) pairs.
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from olmo.model import LayerNormBase, SwiGLU
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.analysis.kernels.attention import attend_to_far, can_share_far, causal_bias
@@ -35,6 +35,9 @@ from olmo_sparsity.model.block import PositionedBlock
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias, query_scales, rms_norm
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
 
+if TYPE_CHECKING:
+    from olmo_sparsity.model.olmo import PositionedOLMo
+
 Projected = tuple[Tensor, Tensor, Tensor]
 """q_BLHK, k_BLHK and v_BLHK of one layer, rotated."""
 
@@ -42,22 +45,8 @@ FarLayer = tuple[Tensor, Tensor, Tensor | None, bool]
 """Keys, values and bias_BF of far places in one layer, and whether rows share them uncopied."""
 
 
-class Layered(Protocol):
-    """The interface of `PositionedOLMo`."""
-
-    config: ModelConfig
-    transformer: Any
-
-    @property
-    def blocks(self) -> list[PositionedBlock]: ...
-    @property
-    def embedding(self) -> nn.Embedding: ...
-    def shares_far(self, num_far: int, length: int) -> bool: ...
-    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool: ...
-
-
 def last_hidden(
-    model: Layered,
+    model: PositionedOLMo,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     bias: Tensor | None,
@@ -106,7 +95,7 @@ def _layer(
 
 
 def _first_layer(
-    model: Layered,
+    model: PositionedOLMo,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     bias: Tensor | None,
@@ -123,7 +112,7 @@ def _first_layer(
     return _finish(first, _gather(x_PD, pair_BL), mixed), turns
 
 
-def shares_far(model: Layered, num_far: int, length: int) -> bool:
+def shares_far(model: PositionedOLMo, num_far: int, length: int) -> bool:
     """Whether attention to far places is computed apart from that to the row's own. ALiBi and
     scaled queries depend on both."""
     config, weight = model.config, model.embedding.weight
@@ -138,7 +127,7 @@ def shares_far(model: Layered, num_far: int, length: int) -> bool:
 
 @torch.no_grad()
 def far_states(
-    model: Layered,
+    model: PositionedOLMo,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     at_once: int | None = None,
@@ -179,7 +168,7 @@ def far_states(
     return FarStates(positions_BL, layers, hidden_BFD=torch.cat(hidden, 1))
 
 
-def _embed(model: Layered, tokens: Tensor) -> Tensor:
+def _embed(model: PositionedOLMo, tokens: Tensor) -> Tensor:
     x = model.transformer.wte(tokens)
     return model.transformer.emb_norm(x) if model.config.embedding_layer_norm else x
 

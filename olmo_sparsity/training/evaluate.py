@@ -72,15 +72,8 @@ def _evaluate_part(engine: Engine, heldout: TokenShards, config: RunConfig) -> l
             continue
         loss = float(sum_L[first:last].sum() / num_tokens)
         bits = loss / math.log(2) / heldout.bytes_per_token
-        rows.append(
-            {
-                "from": first,
-                "to": last,
-                "loss": loss,
-                "bits_per_byte": bits,
-                "num_tokens": num_tokens,
-            }
-        )
+        row = {"from": first, "to": last, "loss": loss, "bits_per_byte": bits}
+        rows.append(row | {"num_tokens": num_tokens})
     return rows
 
 

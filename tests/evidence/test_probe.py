@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from olmo_sparsity.evidence.probe import SparsityProbe, probe_documents, probe_s
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import draw_losses, loss_table, read_metrics
 from olmo_sparsity.training.start import resolve
-
-MakeConfig = Callable[..., RunConfig]
+from tests.conftest import MakeConfig
 
 
 def rows(config: RunConfig) -> list[dict]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from olmo.config import LayerNormType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -400,85 +401,38 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
         begin("scaled")
 
 
-EXTENDED: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # config.json, and the vocabulary
-    "extend_olmo_1b": (
-        {
-            "model_type": "olmo",
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "clip_qkv": None,
-            "vocab_size": 50304,
-            "attention_bias": False,
-        },
-        (50280, 50304),
-    ),
-    "extend_llama_3.2_1b": (
-        {
-            "model_type": "llama",
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "head_dim": 64,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rope_theta": 500000.0,
-            "rope_scaling": {
-                "factor": 32.0,
-                "high_freq_factor": 4.0,
-                "low_freq_factor": 1.0,
-                "original_max_position_embeddings": 8192,
-                "rope_type": "llama3",
-            },
-            "rms_norm_eps": 1e-05,
-            "tie_word_embeddings": True,
-            "vocab_size": 128256,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
-        (128256, 128256),
-    ),
-    "extend_qwen3_0.6b": (
-        {
-            "model_type": "qwen3",
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "head_dim": 128,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 40960,
-            "rope_theta": 1000000,
-            "rope_scaling": None,
-            "rms_norm_eps": 1e-06,
-            "tie_word_embeddings": True,
-            "vocab_size": 151936,
-            "attention_bias": False,
-            "use_sliding_window": False,
-            "sliding_window": None,
-            "max_window_layers": 28,
-        },
-        (151669, 151936),
-    ),
+EXTENDED: dict[str, tuple[int, int]] = {  # the vocabulary, and the rows of its embedding
+    "extend_olmo_1b": (50280, 50304),
+    "extend_llama_3.2_1b": (128256, 128256),
+    "extend_qwen3_0.6b": (151669, 151936),
 }
+OF_ALL = {"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False}
+CONFIG_JSON = """
+extend_olmo_1b:
+  {model_type: olmo, hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16,
+  num_attention_heads: 16, num_key_value_heads: 16, max_position_embeddings: 2048,
+  rope_theta: 10000.0, clip_qkv: null, vocab_size: 50304}
+extend_llama_3.2_1b:
+  {model_type: llama, hidden_size: 2048, intermediate_size: 8192, head_dim: 64,
+  num_hidden_layers: 16, num_attention_heads: 32, num_key_value_heads: 8, rms_norm_eps: 1.0e-05,
+  max_position_embeddings: 131072, rope_theta: 500000.0, vocab_size: 128256, mlp_bias: false,
+  rope_scaling: {factor: 32.0, high_freq_factor: 4.0, low_freq_factor: 1.0,
+  original_max_position_embeddings: 8192, rope_type: llama3}}
+extend_qwen3_0.6b:
+  {model_type: qwen3, hidden_size: 1024, intermediate_size: 3072, head_dim: 128,
+  num_hidden_layers: 28, num_attention_heads: 16, num_key_value_heads: 8, rms_norm_eps: 1.0e-06,
+  max_position_embeddings: 40960, rope_theta: 1000000, rope_scaling: null, vocab_size: 151936,
+  use_sliding_window: false, sliding_window: null, max_window_layers: 28}
+"""
 
 
 @pytest.mark.parametrize("name", EXTENDED)
 def test_a_config_that_extends_a_model_is_of_its_shape(tmp_path: Path, name: str) -> None:
-    published, sizes = EXTENDED[name]
+    published = OF_ALL | yaml.safe_load(CONFIG_JSON)[name]
     (tmp_path / "config.json").write_text(json.dumps(published))
     run = load_config(CONFIGS / f"{name}.yaml")
     config = run.model
-    config.vocab_size, config.embedding_size = sizes
+    config.vocab_size, config.embedding_size = EXTENDED[name]
     implied = ModelConfig(**config_of(str(tmp_path)))
     found = _essence(implied)
     assert {name: found.get(name) for name in _essence(config)} == _essence(config)

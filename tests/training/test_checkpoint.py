@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
+from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.folders import LOCK
 from olmo_sparsity.io import verify_manifest
@@ -32,10 +32,15 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
-from tests.conftest import data_section, left_by_a_killed_process, mixed_section, small_run
+from tests.conftest import (
+    MakeConfig,
+    data_section,
+    left_by_a_killed_process,
+    mixed_section,
+    small_run,
+)
 from tests.support import children
 
-MakeConfig = Callable[..., RunConfig]
 NUM_STEPS = 12
 
 

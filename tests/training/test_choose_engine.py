@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.distributed import Processes
+from tests.conftest import MakeConfig
 
-MakeConfig = Callable[..., RunConfig]
 TWO = Processes(rank=0, world_size=2, local_world_size=2)
 ALONE = Processes()
 

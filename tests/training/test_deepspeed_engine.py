@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, import_deepspeed
 from olmo_sparsity.training.distributed import Processes
+from tests.conftest import MakeConfig
 
-MakeConfig = Callable[..., RunConfig]
 TWO = Processes(rank=0, world_size=2, local_world_size=2)
 
 

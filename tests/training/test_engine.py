@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,9 +34,9 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.preflight import (
     check_devices,
 )
+from tests.conftest import MakeConfig
 from tests.support.alike import alike, given
 
-MakeConfig = Callable[..., RunConfig]
 ALONE = Processes()
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.estimate import (
     CUDA_CONTEXT_BYTES,
@@ -20,8 +18,7 @@ from olmo_sparsity.training.estimate import (
     stated_flops,
 )
 from olmo_sparsity.training.start import for_hardware
-
-MakeConfig = Callable[..., RunConfig]
+from tests.conftest import MakeConfig
 
 
 def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -11,15 +10,13 @@ import torch
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels.losses import token_losses
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import evaluate, induction_drop
 from olmo_sparsity.training.start import resolve
-
-MakeConfig = Callable[..., RunConfig]
+from tests.conftest import MakeConfig
 
 
 def test_losses_by_position_are_means_over_those_positions(make_config: MakeConfig) -> None:

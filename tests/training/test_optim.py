@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -16,8 +15,7 @@ from olmo_sparsity.training.estimate import (
     count_parameters,
 )
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
-
-MakeConfig = Callable[..., RunConfig]
+from tests.conftest import MakeConfig
 
 
 def engine_for(config: RunConfig) -> Engine:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.training import preflight
 from olmo_sparsity.training.distributed import Processes
@@ -22,8 +20,8 @@ from olmo_sparsity.training.preflight import (
     check_room,
     check_shared,
 )
+from tests.conftest import MakeConfig
 
-MakeConfig = Callable[..., RunConfig]
 ALONE = Processes()
 
 

@@ -20,8 +20,7 @@ from olmo_sparsity.training.run_folder import (
     open_run_folder,
     read_metrics,
 )
-
-MakeConfig = Callable[..., RunConfig]
+from tests.conftest import MakeConfig
 
 
 def rows(config: RunConfig) -> list[dict]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import types
-from collections.abc import Callable
 
 import pytest
 
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.loop import train
-
-MakeConfig = Callable[..., RunConfig]
+from tests.conftest import MakeConfig
 
 
 def test_sinks_are_asked_for_and_receive_every_row(
