@@ -12,8 +12,8 @@ answer. It is known which source and which sentences hold the words of each stat
 - direct: the reasoning repeats another source than the answer.
 
 Four traces of each. Decoys are sources and reasoning of other traces. For comparison, the same
-answer is attributed with its reasoning in view, which is what one has without reasoning as sources.
-Each trace is one file in FOLDER; the same command resumes.
+answer is then attributed with its reasoning in view, as part of the question, so not as sources.
+Each trace is two files in FOLDER; the same command resumes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from olmo_sparsity import Segment, attribute, load_model
+from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.io import write_atomically
 
@@ -129,37 +130,30 @@ def _trace(kind: str, facts: list[Fact], draw: np.random.Generator) -> Trace:
 def measure(name: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model, every = load_model(name, dtype="bf16"), list(traces())
-    for number in sorted(range(len(every)), key=lambda number: number % EACH):  # all kinds first
-        one = every[number]
-        file = out / f"{number:02d}.json"
+    distinct = sorted({text for t in every for text in (*t.sources.values(), *t.reasoning)})
+    in_turn = sorted(range(len(every)), key=lambda number: number % EACH)  # all kinds first
+    for is_in_view, number in product((False, True), in_turn):
+        one, file = every[number], out / f"{number:02d}{'-in-view' * is_in_view}.json"
         if file.exists():
             continue
-        texts = {text for t in every for text in (*t.sources.values(), *t.reasoning)}
-        others = [
-            text
-            for text in sorted(texts - {*FILLERS})
-            if not any(mark in text for mark in one.marks)
-        ]
+        others = [text for text in distinct if text not in FILLERS]
+        others = [text for text in others if not any(mark in text for mark in one.marks)]
         picked = np.random.default_rng(number).permutation(others)[:DECOYS]
         reasoning = f"<think>\n{' '.join(one.reasoning)}\n</think>\n\n"
-        given: dict[str, Any] = {"answer": one.statements, "prefix": "\n"}
-        given |= {"decoys": [str(text) for text in picked]}
+        question = f"{one.question}\n{reasoning.rstrip()}" if is_in_view else one.question
         found = attribute(
-            model, sources=one.sources, question=one.question, reasoning=reasoning, **given
-        )
-        plain = attribute(
             model,
-            sources=[Segment(*item) for item in one.sources.items()],
-            question=f"{one.question}\n{reasoning.rstrip()}",
-            **given,
+            sources=one.sources,
+            question=question,
+            reasoning=None if is_in_view else reasoning,
+            answer=one.statements,
+            decoys=[str(text) for text in picked],
+            prefix="\n",
         )
         about = {
-            "kind": one.kind,
             "rows": [_row(found, i) for i in range(len(one.statements))],
             "steps": {name: _row(step, 0) for name, step in found.steps.items()},
-            "in_view": [list(row) for row in plain.statements.sources],
             "token_forwards": found.token_forwards,
-            "token_forwards_in_view": plain.token_forwards,
         }
         write_atomically(file, json.dumps(about))
 
@@ -176,17 +170,15 @@ def table(out: Path) -> str:
         counts.setdefault(claim, []).append(holds)
         return holds
 
-    spent = np.zeros(2)
     for number, one in enumerate(traces()):
-        if not (out / f"{number:02d}.json").exists():
-            continue
-        about = json.loads((out / f"{number:02d}.json").read_text())
-        spent += about["token_forwards"], about["token_forwards_in_view"]
-        for i, (row, seen) in enumerate(zip(about["rows"], about["in_view"], strict=True)):
+        files = [out / f"{number:02d}{ending}.json" for ending in ("", "-in-view")]
+        about, seen = (json.loads(f.read_text()) if f.exists() else None for f in files)
+        for i, row in enumerate(seen["rows"] if seen else ()):
+            count(f"reasoning in view, {one.kind}", set(row["named"]) == one.origins[i])
+        for i, row in enumerate(about["rows"] if about else ()):
             named = set(row["named"])
             are_right = [
                 count(f"origins right, {one.kind}", set(row["origins"]) == one.origins[i]),
-                count(f"reasoning in view, {one.kind}", set(seen) == one.origins[i]),
                 *(count("names of statements right", n in one.holders[i]) for n in sorted(named)),
             ]
             holders = {name for name in one.holders[i] if name not in one.sources}
@@ -194,13 +186,12 @@ def table(out: Path) -> str:
                 are_right.append(count("the sentence is named", bool(holders & named)))
             if not all(are_right):
                 lines.append(f"trace {number} ({one.kind}), {one.statements[i]!r} {row['verdict']}")
-        for name, row in about["steps"].items():
+        for name, row in about["steps"].items() if about else ():
             right = one.earlier.get(name, set())
             for source in row["named"]:
                 if not count("names of sentences right", source in right):
                     lines.append(f"trace {number} ({one.kind}), {name} {row['verdict']}")
             count(f"sentence traced, {one.kind}", set(row["origins"]) == right - _inner(right))
-    lines.append(f"token-forwards: {spent[0]:,.0f}; with reasoning in view {spent[1]:,.0f}")
     lines += [f"{claim}: {sum(holds)} of {len(holds)}" for claim, holds in sorted(counts.items())]
     return "\n".join(lines)
 
