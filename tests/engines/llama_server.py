@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -18,6 +19,8 @@ def main(source: str, model: str, port: str, unchanged: str = "") -> None:
     spec = importlib.util.spec_from_file_location("llama_server_example", source)
     assert spec is not None
     assert spec.loader is not None
+    # It imports the functions of vision models, which are not compiled.
+    sys.modules["llama_cpp.mtmd_cpp"] = ModuleType("llama_cpp.mtmd_cpp")
     server: Any = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = server
     spec.loader.exec_module(server)
