@@ -23,7 +23,7 @@ from torch import nn
 
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prompt import (
-    Asked,
+    Prepared,
     Prompt,
     read_text,
     through_template,
@@ -64,15 +64,15 @@ class Explaining:
     options: ModelOptions
 
     def run(self) -> Explanation:
-        with self._asked() as (asked, spans):
-            return _answer(asked, spans, self.foreign)
+        with self._prepared() as (prepared, spans):
+            return _answer(prepared, spans, self.foreign)
 
     def cost(self) -> Cost:
-        with self._asked() as (asked, spans):
-            return count(asked, spans)
+        with self._prepared() as (prepared, spans):
+            return count(prepared, spans)
 
     @contextmanager
-    def _asked(self) -> Iterator[tuple[Asked, Spans]]:
+    def _prepared(self) -> Iterator[tuple[Prepared, Spans]]:
         settings, options, text = self.settings, self.options, self.text
         settings.check()
         rule = find_selector(settings.selector)
@@ -98,8 +98,8 @@ class Explaining:
                     loaded, str(self.prompt), self.target, options.prefix, settings
                 )
             )
-            asked = Asked.of(loaded, read, self.at, settings, options.batch_tokens, judge)
-            yield asked, _targets_with_far_part(asked)
+            prepared = Prepared.of(loaded, read, self.at, settings, options.batch_tokens, judge)
+            yield prepared, _targets_with_far_part(prepared)
 
     def _load_judge(self, model: LoadedModel, texts: list[str]) -> LoadedModel:
         """Load the judge, which must read `texts` as the same tokens."""
@@ -176,14 +176,14 @@ def load(
 # --- targets --------------------------------------------------------------------------------------
 
 
-def _targets_with_far_part(asked: Asked) -> Spans:
-    document, windows, units = asked.document, asked.windows, asked.settings.units
-    if asked.spans is None:
-        losses = context_losses(asked.scorer, document, windows)
+def _targets_with_far_part(prepared: Prepared) -> Spans:
+    document, windows, units = prepared.document, prepared.windows, prepared.settings.units
+    if prepared.spans is None:
+        losses = context_losses(prepared.scorer, document, windows)
         refuse_no_numbers(losses[BOTH].to_numpy(), "targets")
         spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
     else:
-        spans = asked.spans
+        spans = prepared.spans
     longest = dict(sorted(spans))  # keeps the longest of the spans with one first token
     return _with_far_part(document, windows, list(longest.items()), units)
 
@@ -207,18 +207,18 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
 # --- the answer -----------------------------------------------------------------------------------
 
 
-def count(asked: Asked, spans: Spans) -> Cost:
+def count(prepared: Prepared, spans: Spans) -> Cost:
     """Count what the targets cost. A check costs as much for each unrelated text."""
-    scorer = CountingScorer(asked.scorer)
-    settings = replace(asked.settings, selector=counted_selector(asked.settings.selector))
+    scorer = CountingScorer(prepared.scorer)
+    settings = replace(prepared.settings, selector=counted_selector(prepared.settings.selector))
     with in_use(scorer.model):
-        _evaluate(replace(asked, scorer=scorer, judging=None, settings=settings), spans)
-    return Cost(scorer.token_forwards, asked.model.num_parameters)
+        _evaluate(replace(prepared, scorer=scorer, judging=None, settings=settings), spans)
+    return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 
-def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
+def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
     """Evaluate the targets, each from its first token to one past its last."""
-    settings, windows = asked.settings, asked.windows
+    settings, windows = prepared.settings, prepared.windows
     num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
     if evaluates_every and num_far > MANY_UNITS:
@@ -226,24 +226,26 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
             f"{settings.selector} evaluates each of up to {num_far:,} far tokens; add_one_nested "
             "evaluates a few hundred"
         )
-    scorer, before = asked.scorer, asked.scorer.token_forwards
+    scorer, before = prepared.scorer, prepared.scorer.token_forwards
     # Rules that evaluate few units depend on losses, which the count does not have.
-    total = count(asked, spans).token_forwards if evaluates_every else None
+    total = count(prepared, spans).token_forwards if evaluates_every else None
     with Progress("explaining", total, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
-        targets, far, tables = _evaluate(asked, spans)
+        targets, far, tables = _evaluate(prepared, spans)
     scorer.after_batch = lambda: None
     refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
-    return Explanation(asked, targets, far, tables, foreign, token_forwards=scorer.token_forwards)
+    return Explanation(
+        prepared, targets, far, tables, foreign, token_forwards=scorer.token_forwards
+    )
 
 
 def _evaluate(
-    asked: Asked, spans: Spans
+    prepared: Prepared, spans: Spans
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, pd.DataFrame]]:
     """The targets, their distant units, and the tables of `recover`."""
-    settings, windows, document = asked.settings, asked.windows, asked.document
+    settings, windows, document = prepared.settings, prepared.windows, prepared.document
     tables = recover(
-        asked.scorer,
+        prepared.scorer,
         document,
         windows,
         {DOCUMENT: np.array(spans)},
@@ -251,7 +253,7 @@ def _evaluate(
         selectors=settings.selector,
         ks=range(settings.k + 1),
         seed=settings.seed,
-        judge=asked.judging,
+        judge=prepared.judging,
     )
     rows = tables["recovery"]
     rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
@@ -263,7 +265,7 @@ def _evaluate(
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
-    far["nats"] = _falls_alone(asked.evaluating, document, windows, targets, far)
+    far["nats"] = _falls_alone(prepared.evaluating, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
     return targets, far, tables

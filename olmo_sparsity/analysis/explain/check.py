@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.explain.prompt import Asked
+from olmo_sparsity.analysis.explain.prompt import Prepared
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO, recover
@@ -125,10 +125,15 @@ class Check:
         return "\n".join(lines)
 
 
-def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
+def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
     """Evaluate the targets of an explanation. `foreign`: any text that open_documents reads."""
-    model, scorer, document, windows = asked.model, asked.scorer, asked.document, asked.windows
-    settings, chosen_by_gap = asked.settings, asked.spans is None
+    model, scorer, document, windows = (
+        prepared.model,
+        prepared.scorer,
+        prepared.document,
+        prepared.windows,
+    )
+    settings, chosen_by_gap = prepared.settings, prepared.spans is None
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2")
     others = _unrelated(model, foreign, document)
@@ -151,7 +156,7 @@ def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> 
             ks=range(k + 1),
             controls=controls,
             seed=settings.seed,
-            judge=asked.judging,
+            judge=prepared.judging,
             done=progress.update,
         )
     rows = tables["recovery"]
@@ -181,7 +186,7 @@ def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> 
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
         share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
-        induction=repetition_drop(asked.evaluating, _passages(others), PASSAGE),
+        induction=repetition_drop(prepared.evaluating, _passages(others), PASSAGE),
         apart=apart,
         tables=tables,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check, check
-from olmo_sparsity.analysis.explain.prompt import Asked
+from olmo_sparsity.analysis.explain.prompt import Prepared
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
 from olmo_sparsity.analysis.models.load import LoadedModel, using
@@ -34,7 +34,7 @@ _KEPT = ("units", "selector", "k", "far_states", "seed")
 class Explanation:
     """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
 
-    asked: Asked = field(repr=False)
+    prepared: Prepared = field(repr=False)
     targets: pd.DataFrame
     """target, end (tokens), text, loss_short, loss_long, gap."""
 
@@ -52,28 +52,28 @@ class Explanation:
     """Token-forwards of the explanation, without the check."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"asked": self.asked.without_model(), "foreign": None}
+        return vars(self) | {"prepared": self.prepared.without_model(), "foreign": None}
 
     @property
     def model(self) -> LoadedModel:
-        return self.asked.model
+        return self.prepared.model
 
     @property
     def document(self) -> Document:
-        return self.asked.document
+        return self.prepared.document
 
     @property
     def windows(self) -> Windows:
-        return self.asked.windows
+        return self.prepared.windows
 
     @property
     def settings(self) -> AskSettings:
-        return self.asked.settings
+        return self.prepared.settings
 
     @property
     def chosen_by_gap(self) -> bool:
         """Targets were chosen by their outcome instead of named."""
-        return self.asked.spans is None
+        return self.prepared.spans is None
 
     @property
     def results(self) -> Results:
@@ -98,13 +98,13 @@ class Explanation:
 
     @property
     def _about_model(self) -> dict[str, Any]:
-        named, judge = ("name", "num_parameters", "batch_noise"), self.asked.judge
+        named, judge = ("name", "num_parameters", "batch_noise"), self.prepared.judge
         about = {name: getattr(judge or self.model, name) for name in named}
         return about if judge is None else about | {"name": self._judged}
 
     @property
     def _judged(self) -> str:
-        judge = self.asked.judge
+        judge = self.prepared.judge
         return "" if judge is None else f"{judge.name}, by units that {self.model.name} chose"
 
     def top(self, n: int | None = None) -> pd.DataFrame:
@@ -125,14 +125,14 @@ class Explanation:
         `foreign`: these texts (default: those given to `explain`)."""
         if foreign is not None:
             self.foreign = foreign
-        if self.asked.scorer is None:
+        if self.prepared.scorer is None:
             raise ConfigError(
                 "check() needs the model, which a saved explanation does not hold; call "
                 "explain again"
             )
-        with using(self.model, self.asked.judge):
-            self.asked.refuse_changed_models()
-            self.checked = check(self.asked, self.targets, self.foreign, draws)
+        with using(self.model, self.prepared.judge):
+            self.prepared.refuse_changed_models()
+            self.checked = check(self.prepared, self.targets, self.foreign, draws)
         return self.checked
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Explanation:
             "fingerprint": self.model.weights_sha256,
             "num_parameters": self.model.num_parameters,
             "batch_noise": self.model.batch_noise,
-            "judge": self.asked.judge.name if self.asked.judge else None,
+            "judge": self.prepared.judge.name if self.prepared.judge else None,
             "text": "".join(self.document.texts),
             "texts": self.document.texts,
             "token_ids": self.document.tokens.tolist(),
@@ -194,34 +194,39 @@ class Explanation:
 
 def read_explanation(path: str | Path) -> Explanation:
     """What `save` and --json wrote, without its model: to show, as a page or as tables."""
-    told = read_json(Path(path), dict, "write it again (save, --json)")
+    stored = read_json(Path(path), dict, "write it again (save, --json)")
     try:
-        document = Document(np.array(told["token_ids"], dtype=np.int64))
-        document.texts = told["texts"]
+        document = Document(np.array(stored["token_ids"], dtype=np.int64))
+        document.texts = stored["texts"]
         # A file keeps only what is shown of the model.
-        of_model = (told["num_parameters"], None, told.get("fingerprint"), told["batch_noise"])
+        of_model = (
+            stored["num_parameters"],
+            None,
+            stored.get("fingerprint"),
+            stored["batch_noise"],
+        )
         named, judge = (
             name and LoadedModel(None, None, name, *of_model)
-            for name in (told["model"], told.get("judge"))
+            for name in (stored["model"], stored.get("judge"))
         )
-        settings = AskSettings(**{n: told[n] for n in _KEPT})
-        spans: Spans | None = None if told["chosen_by_gap"] else []
-        windows = Windows(**told["windows"] | {"prefix": tuple(told["windows"]["prefix"])})
-        # Without a scorer: see `Asked.without_model`.
-        asked = Asked(named, None, document, windows, settings, spans, judge)  # type: ignore[arg-type]
-        tables = {name: pd.DataFrame(rows) for name, rows in told["tables"].items()}
-        check = told["check"]
+        settings = AskSettings(**{n: stored[n] for n in _KEPT})
+        spans: Spans | None = None if stored["chosen_by_gap"] else []
+        windows = Windows(**stored["windows"] | {"prefix": tuple(stored["windows"]["prefix"])})
+        # Without a scorer: see `Prepared.without_model`.
+        prepared = Prepared(named, None, document, windows, settings, spans, judge)  # type: ignore[arg-type]
+        tables = {name: pd.DataFrame(rows) for name, rows in stored["tables"].items()}
+        check = stored["check"]
         if check is not None:
             given = {name: math.nan if value is None else value for name, value in check.items()}
             given |= {"table": pd.DataFrame(check["table"]), "placebo": check["placebo"]}
             check = Check(**given | {"excess": tuple(check["excess"]), "tables": tables})
         return Explanation(
-            asked,
-            pd.DataFrame(told["targets"]),
-            pd.DataFrame(told["far"]),
+            prepared,
+            pd.DataFrame(stored["targets"]),
+            pd.DataFrame(stored["far"]),
             tables,
             checked=check,
-            token_forwards=told["token_forwards"],
+            token_forwards=stored["token_forwards"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(

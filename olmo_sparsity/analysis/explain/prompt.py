@@ -72,7 +72,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Prepared:
     """A question: a document, its windows, and targets in it."""
 
     model: LoadedModel
@@ -98,7 +98,7 @@ class Asked:
         settings: AskSettings,
         batch_tokens: int | None = None,
         judge: LoadedModel | None = None,
-    ) -> Asked:
+    ) -> Prepared:
         tokens, answer, short = prompt.tokens, prompt.answer, settings.short
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
         if short is None:
@@ -124,7 +124,9 @@ class Asked:
             )
         judging = None if judge is None else scorers[1]
         states = tuple(state_of(scorer.model) for scorer in scorers)
-        return Asked(model, scorers[0], document, windows, settings, spans, judge, judging, states)
+        return Prepared(
+            model, scorers[0], document, windows, settings, spans, judge, judging, states
+        )
 
     def refuse_changed_models(self) -> None:
         for scorer, state in zip((self.scorer, self.evaluating), self.states, strict=True):
@@ -134,7 +136,7 @@ class Asked:
     def evaluating(self) -> Scorer:
         return self.judging or self.scorer
 
-    def without_model(self) -> Asked:
+    def without_model(self) -> Prepared:
         """What a file or another process keeps: enough to show an answer, not to compute it again.
         Its type still promises a model, which none of what shows an answer touches."""
         named, judge = (one and one.without_weights() for one in (self.model, self.judge))

@@ -248,7 +248,7 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         remedy = "check spelling and upper case"
         if re.fullmatch(r"\d+", named):
             remedy = f"for the token of that number, {named}:{int(named) + 1}"
-        raise DataError(f"'{named}' does not occur in the text; {remedy}")
+        raise DataError(f"at: '{named}' does not occur in the text; {remedy}")
     # A token's leading white space is not part of what is named.
     begins = first_characters(document.texts)
     ends = np.cumsum([len(text) for text in document.texts])

@@ -381,7 +381,9 @@ def _first_of(text: str, field: str) -> tuple[_Text, Iterator[_Text]]:
     texts = _of_files(text, field)
     first = next(texts, None)
     if first is None:
-        raise DataError(f"{text} holds no documents")
+        raise DataError(
+            f"{text} holds no documents with a field '{field}'; pass field=NAME (--field)"
+        )
     return first, chain([first], texts)
 
 

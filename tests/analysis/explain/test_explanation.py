@@ -174,7 +174,7 @@ def test_a_judge_with_other_tokens_is_refused(
     judge.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     found = explain(folder, text=TEXT, at="w7 w8", short=SHORT, k=2, judge=str(tmp_path))
-    assert found.asked.judge is not None
+    assert found.prepared.judge is not None
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text().replace('"w3"', '"other"'))
     with pytest.raises(DataError, match="has another tokenizer than"):
@@ -225,7 +225,7 @@ def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> 
     controls = Controls(
         _unrelated(found.model, FOREIGN, found.document), found.windows, num_draws=2
     )
-    losses = context_losses(found.asked.scorer, found.document, found.windows, controls)
+    losses = context_losses(found.prepared.scorer, found.document, found.windows, controls)
     losses = losses.set_index("target").loc[SHORT + 1 :]
 
     def largest(loss_long: pd.Series) -> pd.Series:
