@@ -537,11 +537,11 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.model.build import build_model
     from olmo_sparsity.model.checkpoint_files import save_weights
-    from olmo_sparsity.runtime import device_name
+    from olmo_sparsity.runtime import device_name, peak_memory_gib
     from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.distributed import Processes, connect
-    from olmo_sparsity.training.estimate import flops_per_token, peak_memory_gib, stated_flops
+    from olmo_sparsity.training.estimate import flops_per_token, stated_flops
 
     small = size == "small"
     config = load_config(ROOT / f"configs/{'quick' if small else f'c4_{size}_pose'}.yaml")
@@ -602,8 +602,7 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.model.build import build_model
-    from olmo_sparsity.runtime import choose_device
-    from olmo_sparsity.training.estimate import peak_memory_gib
+    from olmo_sparsity.runtime import choose_device, peak_memory_gib
 
     config = load_config(ROOT / f"configs/{'quick' if small else 'c4_150m_pose'}.yaml")
     sizes = {"vocab_size": 512, "embedding_size": 512}

@@ -41,9 +41,10 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.positions import draw_positions
 from olmo_sparsity.model import rope
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.runtime import peak_memory_gib
 from olmo_sparsity.training import engine as engines
 from olmo_sparsity.training.engine import Engine, measure_matmul_peak
-from olmo_sparsity.training.estimate import flops_per_token, peak_memory_gib, stated_flops
+from olmo_sparsity.training.estimate import flops_per_token, stated_flops
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ON_GPU = torch.cuda.is_available()

@@ -31,8 +31,7 @@ from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.selectors.selector import Question
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.runtime import choose_device
-from olmo_sparsity.training.estimate import peak_memory_gib
+from olmo_sparsity.runtime import choose_device, peak_memory_gib
 
 SHORT, K = 256, 4
 ASKED = tuple(name for name in SELECTORS if name not in ("nearest", "random", "most_frequent"))

@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -167,6 +168,15 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     kind = "bf16" if dtype == torch.bfloat16 else "fp16"
     abilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
     return any(abilities.get(f"{unit}_{kind}") for unit in ("avx512", "amx"))
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory of this process so far: on the GPU, or main memory without one."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in KiB on Linux
 
 
 SMALL = 2 * 10**6

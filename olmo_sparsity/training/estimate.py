@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 from dataclasses import replace
 from typing import cast
 
@@ -48,13 +47,6 @@ def stated_flops(device_name: str) -> float | None:
     words = set(re.split(r"\W+", device_name))
     known = (t for name, t in STATED_TFLOPS.items() if words >= set(name.split()))
     return None if "MIG" in words else next((1e12 * t for t in known), None)
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory of this process so far: on the GPU, or main memory without one."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in KiB on Linux
 
 
 CUDA_CONTEXT_BYTES = 2**29

@@ -27,10 +27,9 @@ from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.model.checkpoint_files import save_weights
 from olmo_sparsity.model.exchange import export
-from olmo_sparsity.runtime import EXIT_STOPPED, Progress
+from olmo_sparsity.runtime import EXIT_STOPPED, Progress, peak_memory_gib
 from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.estimate import peak_memory_gib
 from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drops
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt

@@ -11,7 +11,6 @@ unrelated text seems to help.
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from olmo_sparsity.analysis.inputs.windows import Block
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
@@ -36,7 +34,7 @@ from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.settings import Settings, parse_budget
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
-from olmo_sparsity.runtime import format_duration, read_launch, say
+from olmo_sparsity.runtime import format_duration, peak_memory_gib, read_launch, say
 from olmo_sparsity.streams import stream
 
 TRIED_S, TRIED_FORWARDS = 4.0, 1024
@@ -100,7 +98,7 @@ def _estimate(plan: Plan, shard: tuple[int, int]) -> Cost:
         f"targets         {cost.num_losses:,} with both losses, {chosen}",
         f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
-        f"memory          {_peak_memory(device)} at the peak of a short trial",
+        f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
         f"time            about {format_duration(cost.forwards / trial.speed)} in one process "
         f"({trial.speed:,.0f} token-forwards a second)",
     ]
@@ -371,9 +369,3 @@ def _counting(plan: Plan) -> Plan:
 def _distinct(targets: pd.DataFrame) -> pd.DataFrame:
     """A target may be in several sets."""
     return targets.drop_duplicates(["document", "target", "far_part"])
-
-
-def _peak_memory(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB of {device}"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"

@@ -48,7 +48,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return bytes_of(folder)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     order=st.permutations(range(NUM_DOCUMENTS)),
     kills=st.sets(st.integers(0, NUM_DOCUMENTS - 1)),
