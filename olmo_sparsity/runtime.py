@@ -164,7 +164,7 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
         return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return True
-    # PyTorch's names. Those of ARM are left out: whether it uses them differs between systems.
+    # PyTorch's names. Names of ARM are left out: whether it uses them differs between systems.
     kind = "bf16" if dtype == torch.bfloat16 else "fp16"
     abilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
     return any(abilities.get(f"{unit}_{kind}") for unit in ("avx512", "amx"))

@@ -119,9 +119,7 @@ class TextOptions:
         None,
         "in records of a prompt and a target: the field of the prompt",
     )
-    target_field: str | None = option(
-        None, "the field of the target, the tokens of which are the targets"
-    )
+    target_field: str | None = option(None, "the field of the target: its tokens are the targets")
     split_at: SplitAt = option(
         "whole", "a file of plain text is one document, or each part between blank lines"
     )

@@ -191,8 +191,8 @@ def _corpora(config: RunConfig) -> Rules:
     for number, one in enumerate(data.corpora):
         yield (
             re.fullmatch(r"\w[\w-]*", one.name) is not None and names.count(one.name) == 1,
-            f"data.corpus[{number}].name={one.name} must be letters and digits, and another than "
-            "those of the other corpora: it names a folder, and a loss in the metrics",
+            f"data.corpus[{number}].name={one.name} must be letters and digits, and differ "
+            "from the names of the other corpora: it names a folder, and a loss in the metrics",
         )
         yield (
             one.weight / total >= LEAST_SHARE,

@@ -64,7 +64,7 @@ class PositionedBlock(OLMoSequentialBlock):
         past: KeysAndValues | None = None,
         documents: Documents | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
-        """The block's output, and keys and values of all places; those of `past` come first."""
+        """The block's output, and keys and values of all places; `past` comes first."""
         norm_after = self.config.norm_after
         q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
         if past is not None:

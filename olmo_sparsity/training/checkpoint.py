@@ -66,8 +66,8 @@ class CheckpointWriter:
         write_own: Callable[[Path], None],
         shared: bool = False,
     ) -> None:
-        """`write_once(folder)` writes the files of the first process, `write_own(folder)` those of
-        each process. They must write copies, as training changes the originals meanwhile.
+        """`write_once(folder)` writes the files of the first process, `write_own(folder)` the
+        files of each process. They must write copies, as training changes the originals meanwhile.
 
         `shared`: every process has a part (ZeRO). All parts are on the disk when this returns, so
         that the thread of the first process can list them in the manifest.

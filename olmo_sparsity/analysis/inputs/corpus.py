@@ -299,7 +299,7 @@ def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _list_folder(path: Path, with_records: bool) -> list[Path]:
-    """The files of plain text in it; where there is none but about the data, those of records."""
+    """The files of plain text in it or, if these are only about the data, the files of records."""
     if path.is_file():
         return [path]
     if not path.is_dir():

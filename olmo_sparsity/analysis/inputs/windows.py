@@ -108,7 +108,7 @@ class Windows:
 @dataclass(frozen=True)
 class Block:
     windows: Windows
-    """Those of this block: `long` is a number, and `stride` the number of its targets."""
+    """Windows of this block: `long` is a number, and `stride` the number of its targets."""
 
     start: int
     """Place of the first target in its document."""

@@ -314,8 +314,8 @@ class _Trial:
 
 @dataclass(frozen=True)
 class _Prices:
-    """Token-forwards of the targets of a document: for each of its tokens, whose states are
-    computed, and for each own target and each of the placebo."""
+    """Token-forwards of the targets of a document: for each of its tokens, to
+    compute its states, and for each own target and each of the placebo."""
 
     token: float
     own: float

@@ -47,7 +47,7 @@ COLUMNS = {
 class _Text:
     """One distant text of a block, and the targets evaluated with it."""
 
-    asked: Context
+    ranking: Context
     """State of the model that ranks."""
 
     context: Context
@@ -199,7 +199,7 @@ class _Evaluation:
         block, before = self._block(bounds), self.scorer.token_forwards
         text = self._text(block, self._own(block, part), "own", 0, {part: targets})
         if self.choices is None and any(find_selector(name).needs_aim for name in self.selectors):
-            (aims[part],) = self.scorer.hidden([text.asked.long_row()])
+            (aims[part],) = self.scorer.hidden([text.ranking.long_row()])
         self._cost("all", "shared", before, len(targets))
         self._select(text, aims)
 
@@ -225,9 +225,9 @@ class _Evaluation:
         self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
         block = block.with_far(far.tokens_F)
-        asked = self._context(self.scorer, block, far)
-        context = asked if self.judge is self.scorer else self._context(self.judge, block, far)
-        return _Text(asked, context, far, control, draw, targets)
+        ranking = self._context(self.scorer, block, far)
+        context = ranking if self.judge is self.scorer else self._context(self.judge, block, far)
+        return _Text(ranking, context, far, control, draw, targets)
 
     def _context(self, scorer: Scorer, block: Block, far: FarText) -> Context:
         states = None
@@ -300,7 +300,7 @@ class _Evaluation:
         block, targets = text.context.block, text.targets[DOCUMENT]
         generator = stream(self.seed, "halves", self.document.number, block.start)
         before = self.scorer.token_forwards
-        question = Question(text.asked, units, targets, max(self.ks), generator)
+        question = Question(text.ranking, units, targets, max(self.ks), generator)
         kept_AU = units.halves(self.num_halves, generator)
         fall_TA = falls_of_sets(self.scorer, question, kept_AU)
         self._cost(kind, "halves", before, len(targets))
@@ -327,7 +327,7 @@ class _Evaluation:
         block = text.context.block
         keys = self.document.number, block.start, about["draw"], text.control
         generator = stream(self.seed, "selector", *keys)
-        question = Question(text.asked, units, targets, max(self.ks), generator, aim_WV)
+        question = Question(text.ranking, units, targets, max(self.ks), generator, aim_WV)
         before = self.scorer.token_forwards
         if self.choices is None:
             choice = find_selector(about["selector"])(self.scorer, question)

@@ -84,7 +84,7 @@ def losses_of(
     if differ:
         raise DataError(
             f"the losses of {meta.model.get('name')} on {meta.data.get('source')} are of another "
-            f"{', '.join(differ)}; leave `losses` out, or give those of the same"
+            f"{', '.join(differ)}; omit `losses` (--losses), or pass matching ones"
         )
     by_document = given.losses.groupby("document", sort=False)
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
@@ -157,8 +157,7 @@ def settings_of(results: Results, given: dict[str, Any]) -> Settings:
     meta = results.meta
     if wrong := [name for name in given if name in TAKEN or name in ("long", "short", "stride")]:
         raise ConfigError(
-            f"{', '.join(sorted(wrong))}: with `choices` those of the other measurement; leave it "
-            "out"
+            f"{', '.join(sorted(wrong))}: `choices` takes this from the other measurement; omit it"
         )
     windows = meta.windows
     settings = Settings(

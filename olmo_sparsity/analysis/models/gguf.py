@@ -356,8 +356,8 @@ def _supported_types() -> list[str]:
 
 _SPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "minimax-m2": "minimax_m2"}
 _REFUSED = {"general", "tokenizer", "bloom", "t5", "umt5", "mamba", "lfm2", "gpt_oss"}
-"""Entries that are not architectures, those that load_model always rejects, and gpt-oss, whose
-scaled RoPE transformers does not read from GGUF."""
+"""Entries that are not architectures, those that load_model always rejects, and gpt-oss:
+transformers does not read its scaled RoPE from GGUF."""
 
 
 def _entries_read(architecture: str) -> dict[str, Any] | None:
@@ -495,8 +495,8 @@ def _llama3_scaling(config: Any, factors: torch.Tensor, header: Header) -> dict[
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
     if not torch.allclose(angles / factors, theirs, rtol=1e-4, atol=0):
         raise DataError(
-            f"'{header.path}': the factors of its RoPE ({ROPE_FACTORS}) are not those of Llama 3.1 "
-            "or 3.2; load the model's safetensors instead"
+            f"'{header.path}': the factors of its RoPE ({ROPE_FACTORS}) are not the factors of "
+            "Llama 3.1 or 3.2; load the model's safetensors instead"
         )
     return settings
 

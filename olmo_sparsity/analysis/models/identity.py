@@ -40,7 +40,7 @@ TRUSTED = frozenset({
     "torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao", "olmo",
     "olmo_sparsity", "builtins", "functools", "kernels",
 })  # fmt: skip
-"""Packages whose code counts as part of a model's class; their versions are recorded."""
+"""Packages with code that counts as part of a model's class; their versions are recorded."""
 
 
 @dataclasses.dataclass(eq=False)

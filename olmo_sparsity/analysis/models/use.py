@@ -62,7 +62,7 @@ def in_use(*models: Any) -> Iterator[None]:
 
 
 def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
-    """Of a function whose first argument, `scorer`, has a model."""
+    """Decorate a function that has a model in its first argument, `scorer`."""
 
     @functools.wraps(function)
     def called(*given: P.args, **named: P.kwargs) -> R:

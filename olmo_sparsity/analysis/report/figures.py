@@ -546,7 +546,7 @@ def _curves(rows: pd.DataFrame, styles: Styles) -> list[tuple[pd.DataFrame, dict
 
 def error_lengths(rows: pd.DataFrame, value: str, name: str | None = None) -> np.ndarray:
     """Lengths of error bars, as matplotlib expects them, from the columns `name`_low and
-    `name`_high (default: those of `value`)."""
+    `name`_high (default: bounds of `value`)."""
     low, high = (rows[f"{name or value}_{end}"] for end in ("low", "high"))
     lengths = np.array([rows[value] - low, high - rows[value]], dtype=float)
     return np.maximum(np.nan_to_num(lengths), 0)

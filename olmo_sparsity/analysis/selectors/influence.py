@@ -134,13 +134,13 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     chosen, score_TU = [], np.zeros((len(spans), len(units)))
     for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
         # Of two that are of one pair, the one that does more alone is the first.
-        asked = _of_best_pairs(fall)[: question.k + 1]
+        tried = _of_best_pairs(fall)[: question.k + 1]
         for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
             score_U[list(pair)] = nats / 2
         of_target = replace(question, spans=[span])
-        (alone,) = _falls(scorer, of_target, [[units.places(unit) for unit in asked]])
-        rank = dict(zip(asked, (-alone).tolist(), strict=True))
-        chosen.append(sorted(asked, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
+        (alone,) = _falls(scorer, of_target, [[units.places(unit) for unit in tried]])
+        rank = dict(zip(tried, (-alone).tolist(), strict=True))
+        chosen.append(sorted(tried, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
     return _scored(np.array(chosen), score_TU)
 
 

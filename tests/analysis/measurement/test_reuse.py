@@ -195,7 +195,9 @@ def test_models_of_random_weights_give_each_other_nothing() -> None:
 def test_settings_are_those_of_the_other_measurement(
     documents: Documents, found: dict[int, Results], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="share, units: with `choices` those of the other"):
+    with pytest.raises(
+        ConfigError, match="share, units: `choices` takes this from the other measurement"
+    ):
         evaluated(1, documents, found[0], share=0.2, units="words")
     with pytest.raises(ConfigError, match="the other measurement ranked 2 units"):
         evaluated(1, documents, found[0], ks=(1, 4))

@@ -185,7 +185,7 @@ def test_llama_3_scales_its_angles(tokenizer: Tokenizer, tmp_path: Path) -> None
     write_gguf(path, model, tokenizer, tensors={"rope_freqs.weight": factors})
     assert difference(path, model) < 1e-5
     write_gguf(path, model, tokenizer, tensors={"rope_freqs.weight": factors * 1.01})
-    with pytest.raises(DataError, match=r"are not those of Llama 3.1 or"):
+    with pytest.raises(DataError, match=r"are not the factors of Llama 3.1 or"):
         load_model(path)
 
 
