@@ -103,8 +103,7 @@ def test_the_host_does_not_wait_for_batches(name: str) -> None:
     assert gpus.waits.total() <= of_calls + allowed * len(counted) + 2, gpus.waits
 
 
-@pytest.mark.parametrize("prefix", [(), (1, 2)])
-@pytest.mark.parametrize("name", ["olmo", "LlamaForCausalLM"])
+@pytest.mark.parametrize(("name", "prefix"), [("olmo", ()), ("LlamaForCausalLM", (1, 2))])
 @on_pretended_gpus
 def test_rows_that_see_different_far_places_share_forwards(
     name: str, prefix: tuple[int, ...]

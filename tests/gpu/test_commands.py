@@ -109,19 +109,18 @@ def test_a_run_is_read_in_bf16_unless_fp32_is_asked_for(trained: Path) -> None:
 
 
 @on_pretended_gpus
-def test_explain_and_generate(trained: Path, tmp_path: Path) -> None:
+def test_explain_a_text(trained: Path, tmp_path: Path) -> None:
     windows = ("--long", 16, "--short", 8, "--device", "cuda")
     with one_gpu() as gpus:
         text = "Three birds sat on the old wall. Three birds sat on the old wall."
         (tmp_path / "text").write_text(text)
         run("explain", trained, "--text", tmp_path / "text", "--check", "-k", 1, *windows)
-        run("explain", trained, "--prompt", text, *windows)
     assert gpus.kernels.total() > 0
 
 
 @on_pretended_gpus
 def test_any_command_may_be_run_by_hand(trained: Path) -> None:
-    """And what it did is said."""
+    """A prompt, of which the answer is generated; and what it did is said."""
     from tests.gpu.__main__ import main
 
     said = io.StringIO()
