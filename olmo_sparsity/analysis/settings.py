@@ -82,6 +82,11 @@ def parse_budget(text: str) -> float:
     return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
 
 
+def parse_prefix(text: str) -> str:
+    r"""A shell passes '\n' as two characters."""
+    return text.replace(r"\n", "\n")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """How a model and its text are read."""
@@ -98,8 +103,9 @@ class ModelOptions:
     prefix: str = option(
         "auto",
         "prefix of every window: auto (what the tokenizer puts before a text), bos, none, or a "
-        "text",
+        r"text, in which \n is a line break",
         metavar="WHAT",
+        parse=parse_prefix,
     )
     batch_tokens: int | None = option(
         None, "tokens of a forward; 4096 on CPU, 16384 to 131072 on a GPU", least=1

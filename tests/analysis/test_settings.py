@@ -21,6 +21,7 @@ from olmo_sparsity.analysis.settings import (
     SourceSettings,
     TextOptions,
     build,
+    parse_prefix,
     parse_share,
 )
 from olmo_sparsity.command.arguments import build_parser
@@ -180,3 +181,9 @@ def test_settings_that_mean_nothing_are_refused(
 def test_shares_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="share="):
         parse_share(text)
+
+
+def test_a_line_break_may_be_typed_as_a_prefix() -> None:
+    """A shell passes '\\n' as two characters; a prefix of these would be another measurement."""
+    assert parse_prefix(r"\n") == "\n"
+    assert parse_prefix("auto") == "auto"

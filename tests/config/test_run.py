@@ -123,7 +123,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ),
         (
             {"training": {"length": [{"tokens": 24, "until": 9}, {"tokens": 32}]}},
-            "24 tokens do not divide the longest sequences of 32, of which a step has "
+            "24 tokens do not divide the longest sequences of 32; a step has "
             "training.batch_size=32",
         ),
         ({"training": {"length": [{"tokens": 1, "until": 9}]}}, "training.length[0].tokens=1"),

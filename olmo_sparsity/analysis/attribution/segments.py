@@ -201,7 +201,10 @@ class SourcePrompt:
         pieces = [*self.pieces, Piece([*self.near_ids, *ids[: spans[0][0]]], [])]
         for source, ((first, _), end) in enumerate(zip(spans, ends, strict=True), len(self.names)):
             pieces.append(Piece(ids[first:end], [], source, source))
-        names = [*self.names, *(f"reasoning {i + 1}" for i in range(len(spans)))]
+        of_spans = [f"reasoning {i + 1}" for i in range(len(spans))]
+        if twice := sorted({*self.names} & {*of_spans}):
+            raise ConfigError(f"sources: '{twice[0]}' names a sentence of the reasoning; rename it")
+        names = [*self.names, *of_spans]
         near_ids = ids[ends[-1] :]
         return replace(
             self, names=names, pieces=pieces, near_ids=near_ids, num_reasoning=len(spans)

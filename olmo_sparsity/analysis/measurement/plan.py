@@ -99,7 +99,7 @@ def plan(
     if text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
     elif quick and not opened.have_targets and targets is None and at is None:
-        settings = _sampled(settings)
+        settings = _sampled(settings, loaded.max_positions)
     ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
     if settings.long == "all":
         opened = within_limit(opened, loaded, len(ids))
@@ -197,11 +197,15 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
     )
 
 
-def _sampled(settings: Settings) -> Settings:
+def _sampled(settings: Settings, limit: int | None) -> Settings:
     """Measure the blocks of a first look, where neither blocks nor their number are given."""
     if {"sample", "budget"} & settings.given.keys():
         return settings
-    return replace(settings, **QUICK_BLOCKS | settings.given)
+    found = replace(settings, **QUICK_BLOCKS | settings.given)
+    if limit is None or found.long == "all" or "stride" in settings.given:
+        return found
+    room = limit - found.long - len(found.prefix_ids)  # the last target of a block sees more
+    return replace(found, stride=max(1, min(found.stride, room)))
 
 
 @dataclass

@@ -159,6 +159,11 @@ def settings_of(results: Results, given: dict[str, Any]) -> Settings:
         raise ConfigError(
             f"{', '.join(sorted(wrong))}: `choices` takes this from the other measurement; omit it"
         )
+    if (streams := meta.identity.get("random_streams", 1)) != VERSION:
+        raise DataError(
+            f"choices: {meta.model.get('name')} was measured with version {streams} of the random "
+            f"streams (now {VERSION}), so its unrelated texts were others; measure it again"
+        )
     windows = meta.windows
     settings = Settings(
         long=windows["long"],

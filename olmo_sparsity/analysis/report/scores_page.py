@@ -66,7 +66,8 @@ def _histograms(gained: pd.DataFrame) -> Figure:
         shown = {name: drawing.BLUE} | ({"gain_unrelated": drawing.GREY} if name == "gain" else {})
         low, high = gained[list(shown)].stack().quantile([0.005, 0.995])
         for column, color in shown.items():
-            values, bins = gained[column], np.linspace(low, high, 41)
+            values = gained[column].clip(low, high)  # the bins at the ends hold what is beyond
+            bins = np.linspace(low, max(high, low + 1e-3), 41)
             axes.hist(values, bins, color=color, alpha=0.7, label=column)
         is_gain = "gain" in name
         axes.set_xlabel(name + (", nats a token" if is_gain else ""))

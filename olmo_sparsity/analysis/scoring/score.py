@@ -306,7 +306,7 @@ def score_files(
         }
     )
     names, missing, done = list[str](), list[str](), 0
-    index, of = shard
+    (index, of), wrote = shard, False
     with Progress("scoring", None, "documents") as progress:
         for number, part in enumerate(scoring.parts(texts)):
             name = f"{number:07d}{out.suffix}"
@@ -315,6 +315,7 @@ def score_files(
             if not path.exists() and number % of == index:
                 with writing(path) as partial:
                     _write(scoring.rows(part), partial, out.suffix)
+                wrote = True
             if not path.exists():
                 missing.append(name)
             done += len(part)
@@ -323,7 +324,7 @@ def score_files(
         say(f"shard {index}/{of} is done; {len(missing)} of {len(names)} parts are left to others")
         return None
     with locked(work.path, waits=True):
-        if not out.exists():
+        if wrote or not out.exists():
             _join([work.path / name for name in names], out)
     return out
 

@@ -95,6 +95,11 @@ def test_an_answer_brings_its_reasoning() -> None:
     assert together.to_dict()["answer"].strip() == "w1 w2 w3"
 
 
+def test_a_source_has_no_name_of_the_reasoning() -> None:
+    with pytest.raises(ConfigError, match="'reasoning 1' names a sentence of the reasoning"):
+        found(sources={"reasoning 1": "w1 w2 w3 w4", "b": "w5 w6 w7"})
+
+
 def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
     rows = chained.statements
     assert rows.sources.tolist() == [("reasoning 2",), ("c",)]

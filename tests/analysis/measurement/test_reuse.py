@@ -86,6 +86,16 @@ def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
     assert again.net.isna().all()  # no placebo
 
 
+def test_choices_of_other_random_streams_are_refused(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    """Their unrelated texts were others than those that are drawn now."""
+    meta = found[0].meta
+    old = replace(meta, identity={k: v for k, v in meta.identity.items() if k != "random_streams"})
+    with pytest.raises(DataError, match=r"version 1 of the random streams .*measure it again"):
+        evaluated(1, documents, replace(found[0], meta=old))
+
+
 @pytest.mark.parametrize("control", ["unrelated", "matched", "shuffled"])
 def test_every_control_stands_beside_transfer(documents: Documents, control: str) -> None:
     """The foreign texts are those in which the other model chose, though it had placebo targets."""

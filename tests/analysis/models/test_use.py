@@ -247,7 +247,8 @@ def test_a_model_in_memory_is_read_once_a_call_and_tried_once(
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **named: Any) -> Any:
-            done.append(name)
+            if name == "tried" or given[0] is model:  # and not the one that counts the cost
+                done.append(name)
             return function(*given, **named)
 
         return counted
