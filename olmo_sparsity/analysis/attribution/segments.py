@@ -157,7 +157,7 @@ class SourcePrompt:
 
     prefix_ids: list[int]
     num_reasoning: int = 0
-    """Of the sources, the last ones, which are sentences of the model's reasoning."""
+    """Number of sources at the end that are sentences of the model's reasoning."""
 
     @staticmethod
     def of(

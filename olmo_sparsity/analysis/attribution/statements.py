@@ -289,8 +289,8 @@ class Attribution:
     """What the model was."""
 
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
-    """What each sentence of the reasoning relies on, by its name: of those that the answer relies
-    on, itself or through others."""
+    """By name, the attribution of each sentence of the reasoning that the answer relies on, itself
+    or through other sentences."""
 
     def __getstate__(self) -> dict[str, Any]:
         prompt = replace(self.prompt, model=self.prompt.model.without_weights())
@@ -548,7 +548,7 @@ class Attribution:
         }
 
     def _step(self, name: str) -> dict[str, Any]:
-        """What a sentence of the reasoning relies on, if the answer relies on it."""
+        """Describe what a sentence of the reasoning relies on, if the answer relies on it."""
         if name not in self.steps:
             return {}
         step = self.steps[name]
@@ -605,7 +605,7 @@ class Question:
     candidates: Sequence[str] | None = None
     decoys: Any = None
     reasoning: str | None = None
-    """What precedes the answer; None: what a text has up to `</think>`."""
+    """Text between question and answer. None: the answer up to `</think>`, if it has that."""
 
     @staticmethod
     def of_log(messages: Messages, number: int = -1, **others: Any) -> Question:

@@ -98,9 +98,9 @@ def plan(
         say_how_much_is_seen(opened, settings)
     if text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
-    elif quick and not opened.have_targets and targets is None and at is None:
-        settings = _sampled(settings, loaded.max_positions)
     ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
+    if quick and not (text.planted or opened.have_targets or targets is not None or at is not None):
+        settings = _sampled(settings, loaded.max_positions, len(ids))
     if settings.long == "all":
         opened = within_limit(opened, loaded, len(ids))
     if choices is not None and loaded.tokenizer is not None and ids != settings.prefix_ids:
@@ -197,15 +197,15 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
     )
 
 
-def _sampled(settings: Settings, limit: int | None) -> Settings:
+def _sampled(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
     """Measure the blocks of a first look, where neither blocks nor their number are given."""
     if {"sample", "budget"} & settings.given.keys():
         return settings
     found = replace(settings, **QUICK_BLOCKS | settings.given)
     if limit is None or found.long == "all" or "stride" in settings.given:
         return found
-    room = limit - found.long - len(found.prefix_ids)  # the last target of a block sees more
-    return replace(found, stride=max(1, min(found.stride, room)))
+    room = limit - num_prefix - found.long  # the last target of a block sees stride − 1 more
+    return replace(found, stride=max(1, min(found.stride, room + 1)))
 
 
 @dataclass

@@ -1,11 +1,11 @@
 """Fill a template: one HTML file that loads nothing from the network.
 
-Place in the flow: below report.py and statements_page.py. Never imports torch.
+Place in the flow: below the modules of the pages. Never imports torch.
 
 Everything from a document, tokenizer, model name or meta.json is untrusted. Python writes it
 through `escape`, a script shows it from JSON as `textContent`, and the Content-Security-Policy
-allows only the script and style with the hashes that it names. Both pages share the style of
-page.css.
+allows only the script and style with the hashes that it names. All pages share a head and the
+style of page.css.
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ from olmo_sparsity.analysis.results.view import DIRECTIONS
 from olmo_sparsity.io import refuse_suffix, write_atomically
 
 _FOLDER = Path(__file__).parent
+_HEAD = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{{policy}}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{title}}</title>
+<link rel="icon" href="data:,">
+"""
 _PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 
@@ -41,7 +52,7 @@ def write_html(
         (_FOLDER / name).read_text(encoding="utf-8") if name else ""
         for name in (template, "page.css", script)
     )
-    before, own, after = re.split(r"(?<=<style>)|(?=</style>)", text)
+    before, own, after = re.split(r"(?<=<style>)|(?=</style>)", _HEAD + text)
     style = common + own + style
     policy = f"default-src 'none'; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
     policy += "form-action 'none'" + (f"; script-src {_hash(code)}" if code else "")

@@ -149,7 +149,7 @@ def _panel(found: Attribution, i: int) -> str:
 
 
 def _chain(found: Attribution, row: Any) -> str:
-    """What the sentences of the reasoning rely on that the statement relies on."""
+    """List what each sentence of the reasoning behind a statement relies on."""
     lines = "".join(
         f"<li>{'→ ' * (depth - 1)}{escape(f'{name}, “{step.text}”, {step.verdict}')}</li>"
         for depth, name, step in found.chain(row.sources)

@@ -46,7 +46,18 @@ def test_a_first_look_draws_blocks_from_whole_documents(model: Any, long: Any) -
     half = planned(
         letters, Documents.of(texts), long=long, short=6, ks=(1,), quick=True, sample=0.5
     )
-    assert half.settings.sample == 0.5, "blocks that are asked for come first"
+    assert half.settings.sample == 0.5, "a given share comes first"
+
+
+def test_blocks_of_a_first_look_fit_the_model(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last target of a block sees stride − 1 tokens more than the first."""
+    monkeypatch.setattr(LoadedModel, "max_positions", property(lambda self: 24))
+    texts = [np.random.default_rng(i).integers(0, VOCAB, 200) for i in range(6)]
+    options = {"long": 16, "short": 6, "ks": (1,), "quick": True}
+    fits = planned(of_letters(model), Documents.of(texts), **options)
+    num_prefix = len(fits.settings.prefix_ids)
+    assert fits.settings.windows.num_positions() == 24
+    assert fits.settings.stride == 24 - 16 - num_prefix + 1
 
 
 # --- records of prompt and target -----------------------------------------------------------------
