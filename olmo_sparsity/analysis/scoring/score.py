@@ -158,6 +158,14 @@ class _Scoring:
         if part:
             yield part
 
+    def digest(self, part: Sequence[_Text]) -> str:
+        """Of all that the rows of a part depend on, so that a text may change between two runs."""
+        found = hashlib.sha256(b"".join(digest for digest, _ in self.pool))
+        for one in part:
+            fields = json.dumps([one.number, one.where, one.text, dict(one.row)], default=str)
+            found.update(_digest(fields))
+        return found.hexdigest()[:16]
+
     def _tokens(self, texts: Sequence[_Text]) -> list[np.ndarray]:
         return [np.array(ids, np.int64) for ids in self.model.encode([one.text for one in texts])]
 
@@ -306,16 +314,15 @@ def score_files(
         }
     )
     names, missing, done = list[str](), list[str](), 0
-    (index, of), wrote = shard, False
+    index, of = shard
     with Progress("scoring", None, "documents") as progress:
         for number, part in enumerate(scoring.parts(texts)):
-            name = f"{number:07d}{out.suffix}"
+            name = f"{number:07d}-{scoring.digest(part)}{out.suffix}"
             path = work.path / name
             names.append(name)
             if not path.exists() and number % of == index:
                 with writing(path) as partial:
                     _write(scoring.rows(part), partial, out.suffix)
-                wrote = True
             if not path.exists():
                 missing.append(name)
             done += len(part)
@@ -324,8 +331,7 @@ def score_files(
         say(f"shard {index}/{of} is done; {len(missing)} of {len(names)} parts are left to others")
         return None
     with locked(work.path, waits=True):
-        if wrote or not out.exists():
-            _join([work.path / name for name in names], out)
+        _join([work.path / name for name in names], out)
     return out
 
 

@@ -194,3 +194,29 @@ def test_a_killed_command_resumes_to_the_same_file(
     assert main([*words, "a.parquet"]) == main([*words, "b.parquet"]) == 0
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     assert pq.read_table(tmp_path / "a.parquet").num_rows == 400
+
+
+def test_a_text_that_changed_is_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only the part that holds it."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": make_words(60, seed), "label": "a"} for seed in range(130)]
+    words = ["score", "demo", "--text", "t.jsonl", "--contexts", "40", "--local", "8", "--out"]
+
+    def scored(out: str) -> list[Any]:
+        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        assert main([*words, out]) == 0
+        return pq.read_table(tmp_path / out).to_pylist()
+
+    before, parts = scored("a.parquet"), tmp_path / "a.parquet.parts"
+    assert len(list(parts.glob("0*"))) == 3
+    rows[-1] = {"text": make_words(60, 999), "label": "b"}
+    after = scored("a.parquet")
+    assert after == scored("b.parquet")
+    assert after[:-1] == before[:-1]
+    assert after[-1]["label"] == "b"
+    assert after[-1]["loss_8"] != before[-1]["loss_8"]
+    assert len(list(parts.glob("0*"))) == 4
+    del rows[100:]
+    assert len(scored("a.parquet")) == 100
