@@ -291,7 +291,7 @@
       panel.replaceChildren(...parts, remark(`Not a target: ${why}.`));
       return;
     }
-    const values = { L_short: doc.short[i], L_long: doc.long[i], gap: gapAt(place) };
+    const values = { "local window": doc.short[i], "long window": doc.long[i], gap: gapAt(place) };
     const numbers = Object.entries(values).map(([name, value]) => element("div", {},
       element("dt", { textContent: name }), element("dd", { textContent: number(value) })));
     parts.push(element("dl", { className: "numbers" }, ...numbers));
@@ -334,7 +334,7 @@
     shape(svg, "line", {
       class: "axis", x1: left, x2: width - right, y1: height - bottom + 6, y2: height - bottom + 6,
     });
-    for (const [value, name] of [[doc.short[i], "L_short"], [doc.long[i], "L_long"]]) {
+    for (const [value, name] of [[doc.short[i], "local"], [doc.long[i], "long"]]) {
       shape(svg, "line", {
         class: "level", x1: left, x2: width - right, y1: y(value), y2: y(value),
       });
