@@ -1,6 +1,7 @@
 """Whether verdicts follow an answer through reasoning to the right source, on constructed traces.
 
-    python benchmarks/reasoning.py smollm2 --out FOLDER
+    python benchmarks/reasoning.py smollm2 --out FOLDER [--keep FILE.jsonl]
+    python benchmarks/reasoning.py --out docs/results/reasoning.jsonl
 
 A trace has three sources, each with an invented name and year, three sentences of reasoning, and an
 answer. It is known which source and which sentences hold the words of each statement:
@@ -13,7 +14,8 @@ answer. It is known which source and which sentences hold the words of each stat
 
 Four traces of each. Decoys are sources and reasoning of other traces. For comparison, the same
 answer is then attributed with its reasoning in view, as part of the question, so not as sources.
-Each trace is two files in FOLDER; the same command resumes.
+Each trace is two files in FOLDER; the same command resumes. The second command prints the table of
+stored traces.
 """
 
 from __future__ import annotations
@@ -163,7 +165,15 @@ def _row(found: Attribution, number: int) -> dict[str, Any]:
     return {"named": list(row.sources), "origins": list(row.origins), "verdict": row.verdict}
 
 
-def table(out: Path) -> str:
+def read(out: Path) -> dict[str, Any]:
+    """Every trace by the name of its file."""
+    if out.is_dir():
+        return {file.stem: json.loads(file.read_text()) for file in sorted(out.glob("*.json"))}
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    return {row.pop("file"): row for row in rows}
+
+
+def table(found: dict[str, Any]) -> str:
     lines, counts = list[str](), dict[str, list[bool]]()
 
     def count(claim: str, holds: bool) -> bool:
@@ -171,8 +181,7 @@ def table(out: Path) -> str:
         return holds
 
     for number, one in enumerate(traces()):
-        files = [out / f"{number:02d}{ending}.json" for ending in ("", "-in-view")]
-        about, seen = (json.loads(f.read_text()) if f.exists() else None for f in files)
+        about, seen = (found.get(f"{number:02d}{ending}") for ending in ("", "-in-view"))
         for i, row in enumerate(seen["rows"] if seen else ()):
             count(f"reasoning in view, {one.kind}", set(row["named"]) == one.origins[i])
         for i, row in enumerate(about["rows"] if about else ()):
@@ -193,6 +202,8 @@ def table(out: Path) -> str:
                     lines.append(f"trace {number} ({one.kind}), {name} {row['verdict']}")
             count(f"sentence traced, {one.kind}", set(row["origins"]) == right - _inner(right))
     lines += [f"{claim}: {sum(holds)} of {len(holds)}" for claim, holds in sorted(counts.items())]
+    cost = [row["token_forwards"] for name, row in found.items() if "-" not in name]
+    lines.append(f"token-forwards a trace: {np.mean(cost):,.0f} on average, {max(cost):,} at most")
     return "\n".join(lines)
 
 
@@ -204,9 +215,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("model", nargs="?", help="without one, the table of FOLDER alone")
+    parser.add_argument("model", nargs="?", help="without one, the table of stored traces alone")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--keep", type=Path, help="write all traces into one file")
     given = parser.parse_args()
     if given.model is not None:
         measure(given.model, given.out)
-    print(table(given.out))
+    traced = read(given.out)
+    if given.keep is not None:
+        lines = [json.dumps({"file": name, **row}) for name, row in traced.items()]
+        write_atomically(given.keep, "\n".join(lines) + "\n")
+    print(table(traced))
