@@ -90,14 +90,15 @@ def test_the_estimate_is_near_what_is_spent(
 ) -> None:
     """The trial ends with the documents, and not by a clock."""
     monkeypatch.setattr(module, "TRIED_S", 1e6)
-    texts = documents(*[80] * 6, 10, seed=1)
+    texts = documents(*[48] * 4, 10, seed=1)
     settings = replace(settings, **changed)
     plan, tried = (Plan.of(loaded(model), texts, settings) for _ in range(2))
     text = str(estimate(tried))
-    options = asdict(settings) | {"prefix": "none"}
-    del options["prefix_ids"]
-    again = str(estimate_cost(measure, loaded(model), texts, **options))
-    assert again.splitlines()[1:5] == text.splitlines()[1:5]
+    if settings.sample:
+        options = asdict(settings) | {"prefix": "none"}
+        del options["prefix_ids"]
+        again = str(estimate_cost(measure, loaded(model), texts, **options))
+        assert again.splitlines()[1:5] == text.splitlines()[1:5]
     assert text.startswith("induction: loss ")
     assert "1 too short" in text
     found = run(plan, tmp_path)
@@ -113,7 +114,7 @@ def test_the_estimate_is_near_what_is_spent(
 def test_a_budget_chooses_the_sample_once_for_all_processes(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = documents(*[200] * 8, seed=2)
+    texts = documents(*[100] * 5, seed=2)
     # A machine of known speed.
     really = module._Trial.of
     monkeypatch.setattr(module._Trial, "of", lambda plan: replace(really(plan), speed=1000.0))
@@ -129,6 +130,6 @@ def test_a_budget_chooses_the_sample_once_for_all_processes(
     assert within_budget(plan, tmp_path / "b", (0, 2)).settings == two.settings
     results = run(plan, tmp_path / "a")
     assert results.meta.windows["sample"] == first.settings.sample
-    assert len(results.losses) < 0.4 * 8 * 188
+    assert len(results.losses) < 0.4 * 5 * 88
     spent = plan.scorer.token_forwards
     assert spent < 1.4 * whole / 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +31,10 @@ from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.io import write_manifest
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.loop import train
 from tests.support.explanations import FOREIGN, make_model, make_tokenizer
 from tests.support.measurements import FEW, SETTINGS, SHAPE, VOCAB, loaded, measured_into
 
@@ -528,24 +526,22 @@ def test_the_check_asks_for_a_share_of_the_loss(
 
 
 def test_a_trained_run_is_measured_on_its_own_held_out_text(
-    make_config: Callable[..., RunConfig], tmp_path: Path
+    trained: Path,
 ) -> None:
-    config = make_config()
-    train(config)
-    trained = load_model(config.run_folder, device="cpu")
-    text = open_documents(None, trained, limit=8)
+    model = load_model(trained, device="cpu")
+    text = open_documents(None, model, limit=8)
     assert len(text) == 8
     windows = Windows(24, 8, 32)
     choices: dict[str, Any] = {"ks": (1, 2), "selectors": "add_one", "min_gap": 0.0}
-    choices |= {"max_targets": 8, "sets": ("gap",)}
-    results = measure(trained, text, windows, units=["tokens", "words"], **choices)
+    choices |= {"max_targets": 4, "sets": ("gap",), "draws": 1, "halves": 0}
+    results = measure(model, text, windows, units=["tokens", "words"], **choices)
     one = results.tokens[results.tokens.document == results.tokens.document.iloc[0]]
     document = text[int(one.document.iloc[0])]
-    assert "".join(one.text) == trained.tokenizer.decode(document.tokens.tolist())
+    assert "".join(one.text) == model.tokenizer.decode(document.tokens.tolist())
     words = results.influence.query("units == 'words' and control == 'own'")
     assert (words.far_end - words.far_first).max() > 1
     with pytest.raises(ConfigError, match="68 positions are more than"):
-        measure(trained, text, Windows(65, 8, 4), **choices)
+        measure(model, text, Windows(65, 8, 4), **choices)
     for given in ({"targets": results}, {"share": 0.3}):
         with pytest.raises(ConfigError, match=r"pass one of them|leave .*out"):
-            measure(trained, text, windows, at="the", ks=(1,), **given)
+            measure(model, text, windows, at="the", ks=(1,), **given)

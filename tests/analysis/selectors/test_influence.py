@@ -19,6 +19,7 @@ from tests.support.brute import (
     CPU,
     KINDS,
     OF_KINDS,
+    ONE_FAMILY,
     OURS,
     READINGS,
     VOCAB,
@@ -176,6 +177,7 @@ def test_partners_are_those_that_a_unit_opens_the_gates_for(
     assert set(choice.unit_TK[0, :2].tolist()) == set(max(falls, key=falls.__getitem__))
 
 
+@ONE_FAMILY
 def test_pairs_of_a_target_are_the_same_whatever_else_is_asked(model: Any) -> None:
     """Few units are left to be opened again, of some targets fewer than of others."""
     windows = Windows(16, 6, 6)
