@@ -207,17 +207,9 @@ def test_python_of_a_page_runs(
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     if name == "docs/tutorial.md":
-        smaller = [
-            "--long=24",
-            "--short=8",
-            "--stride=8",
-            "--ks=1,2",
-            "--max-documents=8",
-            "--min-gap=0",
-            "--max-targets=2",
-            "--sets=gap",
-        ]
-        assert main(["measure", run, "--quick", "--out", "results/tutorial", *smaller]) == 0
+        smaller = "--long=24 --short=8 --stride=8 --ks=1,2 --max-documents=8 --min-gap=0 "
+        smaller += "--max-targets=2 --sets=gap --halves=0"
+        assert main(["measure", run, "--quick", "--out", "results/tutorial", *smaller.split()]) == 0
     names: dict[str, Any] = {}
     for code in python_in(name):
         for long, short in (SMALLER | {"runs/figure2_code": run, "my_model": run}).items():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -24,7 +24,7 @@ from olmo_sparsity.jobs import Run, expand, format_states, read_experiments
 from olmo_sparsity.runtime import EXIT_STOPPED
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.run_folder import read_metrics
-from tests.conftest import running, until
+from tests.conftest import until
 
 ROOT = Path(__file__).parents[1]
 MakeGrid = Callable[..., str]
@@ -184,12 +184,22 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     words = ["sweep", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
     words += ["--logging.interval_steps=1"]
     first, second = expand(path, words[2:])
-    with running([sys.executable, "-m", "olmo_sparsity", *words]) as sweep:
-        metrics = first.folder / "metrics.jsonl"
-        until(lambda: len(list(read_metrics(metrics))) >= 3, lambda: sweep.poll() is None)
-        assert first.state().name == "running"
-        sweep.send_signal(signal.SIGTERM)
-        assert sweep.wait() == EXIT_STOPPED
+    start = subprocess.Popen
+
+    def start_and_stop(command: Any, **options: Any) -> subprocess.Popen:
+        with contextlib.ExitStack() as stack:
+            child = start(command, **options)
+            stack.callback(child.kill)
+            metrics = first.folder / "metrics.jsonl"
+            until(lambda: len(list(read_metrics(metrics))) >= 3, lambda: child.poll() is None)
+            assert first.state().name == "running"
+            signal.raise_signal(signal.SIGTERM)
+            stack.pop_all()
+        return child
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start_and_stop)
+        assert main(words) == EXIT_STOPPED
     assert first.state().name == "waiting"
     assert 0 < first.state().step < 200
     assert second.state().step == 0
