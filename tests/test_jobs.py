@@ -54,7 +54,7 @@ def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) ->
             },
             "optimizer.learning_rate": [1e-3],  # not a choice: it names nothing
             "seed": [1, 2],
-        },
+        }
     )
     runs = expand(path, ["--training.num_steps=9"])
     assert [run.name for run in runs] == [

@@ -14,14 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.evidence import (
-    choosing_the_planted,
-    collect,
-    compare,
-    cut,
-    exchange,
-    losses_of,
-)
+from benchmarks.evidence import choosing_the_planted, collect, compare, cut, exchange, losses_of
 from olmo_sparsity import measure, read_results
 from olmo_sparsity.analysis.models.load import DEMO
 from olmo_sparsity.data.shards import TokenShards

@@ -110,10 +110,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_mistakes_in_other_commands(
-    words: list[str],
-    expected: str,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], expected: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     assert expected in complaint(capsys, *words)

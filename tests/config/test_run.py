@@ -26,10 +26,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"training": {"lenght": 3}}, "did you mean 'training.length'"),
         ({"training": {"warmup_steps": 3}}, "did you mean 'optimizer.warmup_steps'"),
         ({"training": {"length": "long"}}, "training.length must be a whole number, not 'long'"),
-        (
-            {"training": {"precision": "fp8"}},
-            "must be one of auto, fp32, bf16, not 'fp8'",
-        ),
+        ({"training": {"precision": "fp8"}}, "must be one of auto, fp32, bf16, not 'fp8'"),
         ({"positions": {"num_chunks": 3}}, "positions.scheme=contiguous does not use it"),
         ({"positions": {"scheme": "pose"}}, "needs positions.target_length"),
         (
@@ -162,14 +159,8 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"data": {"corpus": [{"name": "a"}], "train_files": ["a"], "heldout_files": ["b"]}},
             "data.train_files takes the place of data.corpus",
         ),
-        (
-            {"run_folder": 2024},
-            "run_folder must be a string, but 2024 is a number",
-        ),
-        (
-            {"data": {"corpus": {"path": 1e3}}},
-            "data.corpus.path must be a string, but 1000",
-        ),
+        ({"run_folder": 2024}, "run_folder must be a string, but 2024 is a number"),
+        ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path must be a string, but 1000"),
         ({"optimizer": 5}, "optimizer must be a mapping, not 5"),
         ({"training": {"num_steps": 0}}, "must be at least 1"),
         ({"model": {"residual_dropout": 1.5}}, "model.residual_dropout=1.5 must be at most 0.999"),

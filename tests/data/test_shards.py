@@ -17,9 +17,7 @@ from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import TokenizerConfig
 from olmo_sparsity.data import shards
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.data.tokenizer import (
-    train_tokenizer,
-)
+from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.io import sha256_of
@@ -163,7 +161,7 @@ def raw(tmp_path: Path) -> DataConfig:
 def test_official_files_are_documents_too(raw: DataConfig) -> None:
     opened = open_shards(raw, "train")
     assert [opened.document(index).tolist() for index in range(len(opened))] == [
-        *([5, 6, 7], [8], [9, 10], [11, 12]),
+        *([5, 6, 7], [8], [9, 10], [11, 12])
     ]
     assert (opened.num_tokens, opened.vocab_size, opened.eos_id) == (11, 301, 300)
     assert open_shards(raw, "heldout").document(0).tolist() == [13]

@@ -31,10 +31,7 @@ from olmo_sparsity.config.text import TokenizerConfig
 from olmo_sparsity.data import tokenizer, tokens
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.data.tokenizer import (
-    load_tokenizer,
-    train_tokenizer,
-)
+from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.folders import LOCK, locked

@@ -94,25 +94,13 @@ SUPPORTED = [
     Family(
         "Llama 4 (text)",
         "Llama4ForCausalLM",
-        {
-            **HEADS,
-            "num_local_experts": 2,
-            "intermediate_size_mlp": 48,
-            "attention_chunk_size": 16,
-        },
+        {**HEADS, "num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 16},
     ),
     Family("Mistral", "MistralForCausalLM", {"sliding_window": 16}),
     Family("Ministral", "MinistralForCausalLM", {**HEADS, **SLIDING}),
     Family("Mixtral", "MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": None}),
     Family("Qwen 2, 2.5", "Qwen2ForCausalLM"),
-    Family(
-        "Qwen 2 MoE",
-        "Qwen2MoeForCausalLM",
-        {
-            **EXPERTS,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
+    Family("Qwen 2 MoE", "Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 16}),
     Family("Qwen 3", "Qwen3ForCausalLM", HEADS),
     Family("Qwen 3 MoE", "Qwen3MoeForCausalLM", {**HEADS, **EXPERTS}),
     Family("Gemma", "GemmaForCausalLM", HEADS),
@@ -121,22 +109,9 @@ SUPPORTED = [
     Family(
         "Gemma 3n (text)",
         "Gemma3nForCausalLM",
-        {
-            **HEADS,
-            **SHARED,
-            "laurel_rank": 4,
-            "activation_sparsity_pattern": None,
-        },
+        {**HEADS, **SHARED, "laurel_rank": 4, "activation_sparsity_pattern": None},
     ),
-    Family(
-        "Gemma 4 (text)",
-        "Gemma4ForCausalLM",
-        {
-            **HEADS,
-            **SHARED,
-            "global_head_dim": 16,
-        },
-    ),
+    Family("Gemma 4 (text)", "Gemma4ForCausalLM", {**HEADS, **SHARED, "global_head_dim": 16}),
     Family(
         "Gemma 3 (with images)",
         "Gemma3ForConditionalGeneration",
@@ -151,10 +126,7 @@ SUPPORTED = [
     Family(
         "Phi 3, 4 (LongRoPE)",
         "Phi3ForCausalLM",
-        {
-            "rope_parameters": LONGROPE,
-            "original_max_position_embeddings": 16,
-        },
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16},
     ),
     Family("OLMo", "OlmoForCausalLM"),
     Family("OLMo 2", "Olmo2ForCausalLM"),
@@ -165,12 +137,7 @@ SUPPORTED = [
     Family(
         "gpt-oss",
         "GptOssForCausalLM",
-        {
-            **HEADS,
-            **SLIDING,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-        },
+        {**HEADS, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     Family("Cohere Command R", "CohereForCausalLM"),
     Family("Cohere Command R7B, A", "Cohere2ForCausalLM", {**HEADS, **SLIDING}),
@@ -208,11 +175,7 @@ REFUSED = [
         "BLOOM",
         "BloomForCausalLM",
         {"n_layer": 2, "n_head": 4},
-        sizes={
-            "vocab_size": 61,
-            "hidden_size": 32,
-            **TOKEN_IDS,
-        },
+        sizes={"vocab_size": 61, "hidden_size": 32, **TOKEN_IDS},
     ),
     Family(
         "MPT",
@@ -232,41 +195,24 @@ REFUSED = [
         "RWKV",
         "RwkvForCausalLM",
         {"attention_hidden_size": 32},
-        sizes={
-            "vocab_size": 61,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            **TOKEN_IDS,
-        },
+        sizes={"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, **TOKEN_IDS},
     ),
     Family(
         "RecurrentGemma",
         "RecurrentGemmaForCausalLM",
-        {
-            **HEADS,
-            "lru_width": 32,
-            "attention_window_size": 16,
-        },
+        {**HEADS, "lru_width": 32, "attention_window_size": 16},
     ),
     Family(
         "Qwen 3 Next",
         "Qwen3NextForCausalLM",
-        {
-            **HEADS,
-            **EXPERTS,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
+        {**HEADS, **EXPERTS, "layer_types": ["linear_attention", "full_attention"]},
     ),
     Family("LFM 2", "Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
     Family("BERT (not a decoder)", "BertLMHeadModel"),
     Family(
         "T5",
         "T5ForConditionalGeneration",
-        sizes={
-            "vocab_size": 61,
-            **ENCODER_DECODER,
-            "decoder_start_token_id": 0,
-        },
+        sizes={"vocab_size": 61, **ENCODER_DECODER, "decoder_start_token_id": 0},
     ),
 ]
 

@@ -11,10 +11,7 @@ from olmo_sparsity import explain
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.results.results import Results
 from tests.support.explanations import FOREIGN, SHORT, TEXT, make_model, make_tokenizer
-from tests.support.fake_results import (
-    META,
-    one_document,
-)
+from tests.support.fake_results import META, one_document
 
 HOSTILE = (
     *("</script><script>canary=1</script>", "<!--<script>", "<img src=x onerror=canary=1>"),

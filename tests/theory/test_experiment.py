@@ -12,11 +12,7 @@ from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.folders import locked
 from olmo_sparsity.theory import figure
 from olmo_sparsity.theory.experiment import run
-from olmo_sparsity.theory.results import (
-    markdown_tables,
-    read_results,
-    summarise,
-)
+from olmo_sparsity.theory.results import markdown_tables, read_results, summarise
 from olmo_sparsity.theory.settings import load_theory_config
 from tests.support.theory import TINY
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from olmo_sparsity.theory import planted as P
 from olmo_sparsity.theory.learning import learn
-from olmo_sparsity.theory.risks import (
-    transfer_risk,
-)
+from olmo_sparsity.theory.risks import transfer_risk
 from olmo_sparsity.theory.settings import LearningConfig
-from olmo_sparsity.theory.sparse_attention import (
-    KeyShape,
-)
+from olmo_sparsity.theory.sparse_attention import KeyShape
 from tests.support.theory import parity
 
 

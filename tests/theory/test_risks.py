@@ -11,12 +11,7 @@ import torch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.theory import planted as P
 from olmo_sparsity.theory.learning import training_lengths
-from olmo_sparsity.theory.risks import (
-    can_transfer,
-    sampled_risk,
-    transfer_risk,
-    transfer_risk_of,
-)
+from olmo_sparsity.theory.risks import can_transfer, sampled_risk, transfer_risk, transfer_risk_of
 from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention, build_layout
 from tests.support.theory import enumerated_risk, explicit_law, parity, random_model
 

@@ -11,12 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olmo_sparsity.theory.sparse_attention import (
-    PAD,
-    KeyShape,
-    SparseAttention,
-    build_layout,
-)
+from olmo_sparsity.theory.sparse_attention import PAD, KeyShape, SparseAttention, build_layout
 from tests.support.theory import random_model
 
 

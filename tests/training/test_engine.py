@@ -31,9 +31,7 @@ from olmo_sparsity.training.engine import (
     own_gpu,
 )
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.preflight import (
-    check_devices,
-)
+from olmo_sparsity.training.preflight import check_devices
 from tests.conftest import MakeConfig
 from tests.support.alike import alike, given
 

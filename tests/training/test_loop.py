@@ -111,10 +111,7 @@ def test_the_command_of_the_docs_trains_several_seeds_side_by_side(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"training__activation_checkpointing": True},
-        {"training__precision": "bf16"},
-    ],
+    [{"training__activation_checkpointing": True}, {"training__precision": "bf16"}],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )
 def test_every_variant_trains(make_config: MakeConfig, changes: dict) -> None:

@@ -11,9 +11,7 @@ from torch import nn
 from olmo_sparsity.config.sections import OptimizerConfig, RunConfig
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.estimate import (
-    count_parameters,
-)
+from olmo_sparsity.training.estimate import count_parameters
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from tests.conftest import MakeConfig
 

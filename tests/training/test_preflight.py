@@ -15,11 +15,7 @@ from olmo_sparsity.errors import UserError
 from olmo_sparsity.training import preflight
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.preflight import (
-    attempt,
-    check_room,
-    check_shared,
-)
+from olmo_sparsity.training.preflight import attempt, check_room, check_shared
 from tests.conftest import MakeConfig
 
 ALONE = Processes()

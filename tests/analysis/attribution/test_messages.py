@@ -54,7 +54,7 @@ def test_both_formats_give_the_same_sources() -> None:
     sources, answer, _ = read_messages(OPENAI)
     assert answer == "It opened in 1921. It is old."
     assert [turn["role"] for turn in sources] == [
-        *("system", "user", "assistant", "user", "assistant", "tool"),
+        *("system", "user", "assistant", "user", "assistant", "tool")
     ]
     assert sources[0]["content"] == [
         Segment("system: Role", "# Role\nYou help."),

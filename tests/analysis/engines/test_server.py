@@ -131,9 +131,7 @@ def test_numbers_that_belong_to_the_neighbour_are_refused(servers: list[FakeServ
         opened(servers[0])
 
 
-def test_a_server_without_log_probabilities_of_prompts_is_named(
-    servers: list[FakeServer],
-) -> None:
+def test_a_server_without_log_probabilities_of_prompts_is_named(servers: list[FakeServer]) -> None:
     servers.append(FakeServer(TOKENIZER, "llamacpp"))
     with pytest.raises(DataError, match="of generated tokens only"):
         opened(servers[0])

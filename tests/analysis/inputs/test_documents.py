@@ -378,11 +378,7 @@ def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: 
         plant_dependencies(prepared, named("elses", None), Windows(30, 10))
 
 
-CORNERS = [
-    "Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301",
-    "a    b\n\n\t\tx",
-    "",
-]
+CORNERS = ["Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301", "a    b\n\n\t\tx", ""]
 
 
 def word_piece_tokenizer() -> Tokenizer:

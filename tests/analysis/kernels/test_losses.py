@@ -19,11 +19,7 @@ LOSS_CASES: dict[str, dict[str, Any]] = {
     "untied": {"weight_tying": False},
     "untied with bias": {"weight_tying": False, "include_bias": True},
     "scaled": {"scale_logits": True},
-    "scaled, untied with bias": {
-        "scale_logits": True,
-        "weight_tying": False,
-        "include_bias": True,
-    },
+    "scaled, untied with bias": {"scale_logits": True, "weight_tying": False, "include_bias": True},
     "GPT-NeoX": {"architecture": "gpt_neox"},
     "GPT-NeoX, untied": {"architecture": "gpt_neox", "weight_tying": False},
 }

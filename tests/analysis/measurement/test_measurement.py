@@ -525,9 +525,7 @@ def test_the_check_asks_for_a_share_of_the_loss(
     assert found["has_induction"] == copies
 
 
-def test_a_trained_run_is_measured_on_its_own_held_out_text(
-    trained: Path,
-) -> None:
+def test_a_trained_run_is_measured_on_its_own_held_out_text(trained: Path) -> None:
     model = load_model(trained, device="cpu")
     text = open_documents(None, model, limit=8)
     assert len(text) == 8

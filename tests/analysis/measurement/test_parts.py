@@ -56,11 +56,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     part_size=st.integers(1, 4),
 )
 def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
-    expected: dict[str, bytes],
-    order: list[int],
-    kills: set[int],
-    twice: set[int],
-    part_size: int,
+    expected: dict[str, bytes], order: list[int], kills: set[int], twice: set[int], part_size: int
 ) -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)

@@ -161,10 +161,7 @@ def test_both_directions_are_averaged(documents: Documents, found: dict[int, Res
 
 
 def test_both_directions_on_the_command_line(
-    documents: Documents,
-    found: dict[int, Results],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
+    documents: Documents, found: dict[int, Results], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     one = evaluated(1, documents, found[0], out=tmp_path / "b_of_a")
     other = evaluated(0, documents, found[1], out=tmp_path / "a_of_b")

@@ -14,12 +14,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from olmo_sparsity.analysis.report.figures import (
-    _drawing,
-    _headline,
-    draw_figure2,
-    figure2_svg,
-)
+from olmo_sparsity.analysis.report.figures import _drawing, _headline, draw_figure2, figure2_svg
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.errors import ConfigError
 from tests.support.fake_results import META, SELECTORS, THRESHOLD, UNITS

@@ -23,14 +23,7 @@ from olmo_sparsity.analysis.report.report import write_explanation, write_report
 from olmo_sparsity.analysis.results.results import SETS, Results
 from olmo_sparsity.analysis.results.view import interval
 from tests.support.explanations import SHORT, TEXT
-from tests.support.fake_results import (
-    DOCUMENTS,
-    KS,
-    META,
-    UNITS,
-    WIDTHS,
-    fake_words,
-)
+from tests.support.fake_results import DOCUMENTS, KS, META, UNITS, WIDTHS, fake_words
 from tests.support.hostile import (
     HOSTILE,
     hostile_explanation,

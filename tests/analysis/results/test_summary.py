@@ -144,10 +144,7 @@ def of_words(texts: list[str]) -> Results:
     known = keys.assign(units="tokens", selector="add_one", draw=0, k=1, num_tokens=1, kl_set=0.5)
     known = known.assign(loss_without=2.0)
     found.recovery = pd.concat(
-        [
-            known.assign(control="own", loss_set=left),
-            known.assign(control="foreign", loss_set=3.0),
-        ]
+        [known.assign(control="own", loss_set=left), known.assign(control="foreign", loss_set=3.0)]
     )
     found.tokens = pd.concat(
         pd.DataFrame({"place": range(len(texts)), "text": texts}).assign(document=document)
