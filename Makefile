@@ -51,15 +51,15 @@ test-base: .venv-base/installed
 	$(CURDIR)/$(BASE)/python -P -m pytest -q -W error --timeout 600 test_base.py && rm -rf $$folder
 
 # llama.cpp in this process and behind a server of llama-cpp-python, with SmolLM2. pip compiles it once, without its
-# vision models, into an environment that is kept.
+# vision models and without AMX, which crashes (docs/engines.md), into an environment that is kept.
 ENGINES := .venv-engines/bin
 LLAMA := llama-cpp-python==0.3.36
 
 .venv-engines/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-engines
-	CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(ENGINES)/pip install --quiet --disable-pip-version-check \
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF $$CMAKE_ARGS" $(ENGINES)/pip install --quiet --disable-pip-version-check \
 		-c constraints.txt torch pytest pytest-timeout $(LLAMA) fastapi uvicorn openai websockets safetensors jinja2 -e ".[gguf]"
-	$(ENGINES)/pip download --quiet --no-deps --no-binary :all: --dest .venv-engines $(LLAMA)
+	$(ENGINES)/pip download --quiet --no-deps --no-binary llama-cpp-python --dest .venv-engines $(LLAMA)
 	tar -xzf .venv-engines/llama_cpp_python-*.tar.gz -C .venv-engines
 	touch $@
 

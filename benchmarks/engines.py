@@ -8,7 +8,8 @@
 The last one compares the log-probabilities of 2,000 tokens, 1,000 of each of two texts.
 Questions are those of questions.py with two of their sources: the right ones, and those that BM25
 finds nearest. The first model is what others are compared with. Each question and model is one file
-in FOLDER; the same command resumes. Seconds are CPU time of this process, so none for a server.
+in FOLDER; the same command resumes. Seconds are CPU time of this process, for servers wall time:
+`http://127.0.0.1:8000 http://127.0.0.1:8000,http://127.0.0.1:8001` compares one server with two.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> N
             file = out / f"{number:04d}-{names.index(name)}.json"
             if file.exists():
                 continue
-            began = time.process_time()
+            clock = time.monotonic if name.startswith("http") else time.process_time
+            began = clock()
             found = attribute(
                 model,
                 sources={str(i): asked.sources[i] for i in kept},
@@ -69,7 +71,7 @@ def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> N
                 "p": row.p,
                 "lost": cells.lost.tolist(),
                 "token_forwards": found.token_forwards,
-                "cpu_s": None if name.startswith("http") else time.process_time() - began,
+                "seconds": clock() - began,
             }
             write_atomically(file, json.dumps(about))
 
@@ -103,11 +105,11 @@ def table(folder: Path) -> str:
         of = rows.loc[name].loc[sorted(common)]
         same = (of.verdict == reference.verdict) & (of.sources == reference.sources)
         lost, its = (np.concatenate(one.lost.to_list()) for one in (of, reference))
-        speed = of.token_forwards.sum() / of.cpu_s.sum() if of.cpu_s.notna().all() else np.nan
+        speed = of.token_forwards.sum() / of.seconds.sum()
         lines.append(
             f"{name}: verdicts equal {same.sum()}/{len(same)}; nats lost without a source differ "
             f"by {np.abs(lost - its).mean():.3f} (mean), {np.abs(lost - its).max():.2f} (most); "
-            f"{of.token_forwards.sum():,} token-forwards, {speed:.0f} a CPU second"
+            f"{of.token_forwards.sum():,} token-forwards, {speed:.0f} a second"
         )
         for number in same[~same].index:
             a, b = of.loc[number], reference.loc[number]

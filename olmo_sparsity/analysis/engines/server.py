@@ -467,6 +467,7 @@ class _Round:
             for server, first, end in zip(servers, ends, ends[1:], strict=False)
         }
         self.at_once, self.found = at_once, found
+        self.in_flight = dict.fromkeys(servers, 0)
         self.gone, self.failure = dict[Server, str](), list[BaseException]()
         self._lock = threading.Lock()
 
@@ -503,11 +504,20 @@ class _Round:
                 self.gone[server] = str(error)
             except BaseException as error:
                 self.failure.append(error)
+            with self._lock:
+                self.in_flight[server] -= 1
 
     def _take(self, server: Server) -> tuple | None:
-        """The next of its own share, or the last of the largest other."""
+        """The next of its own share, or the last of another that has more than its server can begin
+        now."""
         with self._lock:
-            if own := self.shares[server]:
-                return own.popleft()
-            largest = max(self.shares.values(), key=len)
-            return largest.pop() if largest else None
+            largest = max(self.shares, key=lambda other: len(self.shares[other]))
+            owner = server if self.shares[server] else largest
+            share = self.shares[owner]
+            if not share or (owner is not server and len(share) <= self._num_idle(owner)):
+                return None
+            self.in_flight[server] += 1
+            return share.popleft() if owner is server else share.pop()
+
+    def _num_idle(self, server: Server) -> int:
+        return 0 if server in self.gone else self.at_once - self.in_flight[server]

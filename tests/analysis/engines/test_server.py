@@ -158,6 +158,18 @@ def test_two_servers_share_the_prompts_and_one_is_enough(servers: list[FakeServe
         server.start()
 
 
+@pytest.mark.parametrize("num", [2, 6, 16])
+def test_no_server_takes_what_another_can_begin_at_once(
+    servers: list[FakeServer], num: int
+) -> None:
+    servers += [FakeServer(TOKENIZER, "vllm"), FakeServer(TOKENIZER, "vllm")]
+    engine, asked = opened(*servers, at_once=8, timeout_s=5.0), prompts(4, num=num)
+    whole = {(*p.prefix.tolist(), *p.continuation.tolist()) for p in asked}
+    engine.score(asked)
+    sent = [sum(tuple(ids) in whole for ids in server.prompts) for server in servers]
+    assert sorted(sent) == [len(whole) // 2, len(whole) - len(whole) // 2]
+
+
 def test_servers_of_different_models_are_refused(servers: list[FakeServer]) -> None:
     servers += [FakeServer(TOKENIZER), FakeServer(TOKENIZER, seed=1)]
     with pytest.raises(DataError, match="serves another model than"):
