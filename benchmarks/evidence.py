@@ -1,7 +1,7 @@
 """Steps of configs/experiments/evidence.yaml that are not commands of the package:
 
 python benchmarks/evidence.py cut FOLDER OUT.jsonl
-python benchmarks/evidence.py begin TEXT OUT.jsonl [--characters N] [--only-long]
+python benchmarks/evidence.py begin TEXT OUT.jsonl [--characters N] [--only-long] [--skip N]
 python benchmarks/evidence.py exchange TOKENIZER OUT.jsonl TEXT…
 python benchmarks/evidence.py drop RUN OUT.csv
 python benchmarks/evidence.py losses TEXT OUT.csv MODEL…
@@ -58,12 +58,14 @@ def read_texts(paths: list[Path]) -> list[str]:
     return [record.text for record in records if isinstance(record, Document)]
 
 
-def begin(text: Path, out: Path, num_characters: int, only_long: bool = False) -> int:
+def begin(
+    text: Path, out: Path, num_characters: int, only_long: bool = False, skip: int = 0
+) -> int:
     """Write the beginning of each document of a text, so that all count about equally.
 
-    `only_long` leaves out shorter documents."""
+    `only_long` leaves out shorter documents, `skip` the first of the others."""
     least = num_characters if only_long else 0
-    texts = [text for text in read_texts([text]) if len(text) >= least]
+    texts = [text for text in read_texts([text]) if len(text) >= least][skip:]
     rows = (json.dumps({"text": text[:num_characters]}) + "\n" for text in texts)
     out.write_text("".join(rows), encoding="utf-8")
     return len(texts)
@@ -321,6 +323,7 @@ def main() -> None:
     beginning = step("begin", "text", "out")
     beginning.add_argument("--characters", type=int, default=6000)
     beginning.add_argument("--only-long", action="store_true", help="leave out shorter documents")
+    beginning.add_argument("--skip", type=int, default=0, help="leave out as many documents")
     exchanged = step("exchange", "tokenizer", "out", "texts")
     exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
     exchanged.add_argument("--seed", type=int, default=0)
@@ -340,7 +343,9 @@ def main() -> None:
         print(f"{cut(Path(asked.folder), out, asked.characters)} documents")
     elif asked.step == "begin":
         out.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{begin(Path(asked.text), out, asked.characters, asked.only_long)} documents")
+        print(
+            f"{begin(Path(asked.text), out, asked.characters, asked.only_long, asked.skip)} documents"
+        )
     elif asked.step == "exchange":
         texts = [Path(text) for text in asked.texts]
         write_exchanged(asked.tokenizer, out, texts, asked.length, asked.seed)
