@@ -343,9 +343,8 @@ def main() -> None:
         print(f"{cut(Path(asked.folder), out, asked.characters)} documents")
     elif asked.step == "begin":
         out.parent.mkdir(parents=True, exist_ok=True)
-        print(
-            f"{begin(Path(asked.text), out, asked.characters, asked.only_long, asked.skip)} documents"
-        )
+        num = begin(Path(asked.text), out, asked.characters, asked.only_long, asked.skip)
+        print(f"{num} documents")
     elif asked.step == "exchange":
         texts = [Path(text) for text in asked.texts]
         write_exchanged(asked.tokenizer, out, texts, asked.length, asked.seed)
