@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -184,22 +184,22 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     words = ["sweep", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
     words += ["--logging.interval_steps=1"]
     first, second = expand(path, words[2:])
-    start = subprocess.Popen
+    seen: list[str] = []
 
-    def start_and_stop(command: Any, **options: Any) -> subprocess.Popen:
-        with contextlib.ExitStack() as stack:
-            child = start(command, **options)
-            stack.callback(child.kill)
-            metrics = first.folder / "metrics.jsonl"
-            until(lambda: len(list(read_metrics(metrics))) >= 3, lambda: child.poll() is None)
-            assert first.state().name == "running"
-            signal.raise_signal(signal.SIGTERM)
-            stack.pop_all()
-        return child
+    def stop() -> None:
+        metrics = first.folder / "metrics.jsonl"
+        until(lambda: len(list(read_metrics(metrics))) >= 3)
+        seen.append(first.state().name)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", start_and_stop)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if it comes when the run has ended
+    try:
+        (stopping := threading.Thread(target=stop)).start()
         assert main(words) == EXIT_STOPPED
+        stopping.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ["running"]
     assert first.state().name == "waiting"
     assert 0 < first.state().step < 200
     assert second.state().step == 0
