@@ -133,9 +133,10 @@ positive-control: install
 	$(BIN)/olmo-sparsity figure results/control_contextual results/control_isolated \
 		--labels "with their context,shown alone" --out results/positive_control.png
 
-# Every stored summary, computed again from the stored rows; `make test` checks a sample.
+# Every stored summary, computed again from the stored rows, and what pages print; `make test` checks a sample.
 results-check: install
-	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q tests/docs/test_stored.py
+	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q tests/docs/test_stored.py \
+		tests/test_docs.py
 
 # The other parts: configs/experiments/evidence.yaml.
 evidence: install
