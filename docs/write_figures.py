@@ -76,11 +76,18 @@ def forest() -> Figure:
     figure = Figure((WIDTH, 0.9 + 0.165 * num_rows), layout="constrained")
     columns = figure.subplots(1, 3, sharey=True)
     at, labels = 0.0, {}
+    windows, titles_of_groups = windows_of(next(iter(groups[0]["of"]))), set()
+    figure.suptitle(
+        f"Windows of {windows} tokens where no others are named; 95% over documents", fontsize=8
+    )
     for group in groups:
-        labels[at], at = group["title"], at - 1
+        of_group = windows_of(next(iter(group["of"])))
+        title = group["title"] if of_group == windows else f"{group['title']}, {of_group}"
+        titles_of_groups.add(title)
+        labels[at], at = title, at - 1
         for name, called in group["of"].items():
-            labels[at] = called
             rows = read_summary(name, group.get("set", "gap"), group.get("units", "tokens"))
+            labels[at] = f"{called}, n = {rows.loc['add_one', 1].num_targets:.0f}"
             for k, (color, up) in OF_K.items():
                 if ("add_one", k) in rows.index:
                     draw_row(columns, rows.loc["add_one", k], at + up, color)
@@ -95,11 +102,11 @@ def forest() -> Figure:
         for edge in edges:
             axes.axvline(edge, color=GREY, linewidth=0.6, linestyle="-" if edge == 0 else ":")
     columns[0].set_yticks(list(labels), list(labels.values()))
-    titles_of_groups = {group["title"] for group in groups}
     for text in columns[0].get_yticklabels():
         if text.get_text() in titles_of_groups:
             text.set_fontweight("bold")
     marks = [("o", BLUE, "k = 1"), ("o", ORANGE, "k = 4"), ("|", GREY, "unrelated text, k = 1")]
+    marks.append((":", GREY, "whole gap; net excess 0.2"))
     if any(line.get_marker() == "s" for line in columns[1].lines):
         marks.append(("s", GREY, "excess (no placebo)"))
     shapes = [
@@ -122,9 +129,31 @@ def draw_row(columns: list[Axes], row: Any, at: float, color: str) -> None:
     interval_of(removal, row, "removal", at, color, "o")
 
 
-def legend_above(figure: Figure, axes: Axes) -> None:
+def windows_of(name: str) -> str:
+    """The long and the local window of a measurement, in tokens."""
+    windows = read_meta(name.split(" + ")[0])["windows"]
+    return f"{windows['long']} / {windows['short']}"
+
+
+def between(numbers: Collection[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def mark_length(axes: Axes, trained: int) -> None:
+    axes.axvline(trained, color=GREY, linewidth=0.6, linestyle=":")
+    axes.text(trained, axes.get_ylim()[1], " training length", fontsize=8, va="top")
+
+
+def legend_above(figure: Figure, axes: Axes, title: str | None = None, ncols: int = 2) -> None:
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, frameon=False
+        *axes.get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=ncols,
+        frameon=False,
+        title=title,
+        title_fontsize=9,
+        alignment="left",
     )
 
 
@@ -152,6 +181,7 @@ def copying() -> Figure:
     axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1M", "2M", "5M", "10M", "20M", "50M", "100M"])
     axes.minorticks_off()
     axes.set(xlabel="tokens trained", ylabel="induction check, nats", ylim=(0, None))
+    axes.set_title("Loss reduction on a repeated passage of 128 tokens")
     legend_above(figure, axes)
     return figure
 
@@ -160,13 +190,16 @@ def appears() -> Figure:
     """Net excess of the probe against the induction check, at every evaluation."""
     figure = Figure((WIDTH, 3.1), layout="constrained")
     axes = figure.subplots()
+    nums: set[int] = set()
     for group, color in colored(SHOWN["figures"]["appears"]):
         rows = [row for name in group["of"] for row in read_evaluations(name)]
         nets = [row["sparsity"]["tokens"]["net"] for row in rows]
+        nums |= {int(row["sparsity"]["tokens"]["num_targets"]) for row in rows}
         checks = [row["induction_drop"] for row in rows]
         axes.plot(checks, nets, "o", color=color, markersize=3.5, alpha=0.8, label=group["title"])
     axes.axhline(0, color=GREY, linewidth=0.6)
     axes.set(xlabel="induction check, nats", ylabel="net excess of one token")
+    axes.set_title(f"Code, 0.95M parameters; n = {between(nums)} targets a dot")
     legend_above(figure, axes)
     return figure
 
@@ -176,19 +209,24 @@ def distance() -> Figure:
     shown = SHOWN["figures"]["distance"]
     figure = Figure((WIDTH, 3.1), layout="constrained")
     axes = figure.subplots()
+    nums: set[int] = set()
     for number, (name, called) in enumerate(shown["of"].items()):
+        nums.add(int(read_summary(name).loc["add_one", 1].num_targets))
         rows = by_distance(name, shown["edges"]).query("targets >= 5")
         color = RED if "RoPE" in called else (BLUE, SKY, GREEN)[number % 3]
         at = np.sqrt(rows["from"] * rows["to"]) * 1.06 ** (number - 1.5)
         errors = [rows.nats - rows.nats_low, rows.nats_high - rows.nats]
         axes.errorbar(at, rows.nats, errors, fmt="o-", color=color, markersize=4, label=called)
     axes.axhline(0, color=GREY, linewidth=0.6)
-    axes.axvline(shown["trained"], color=GREY, linewidth=0.6, linestyle=":")
-    axes.text(shown["trained"], axes.get_ylim()[1], " training length", fontsize=8, va="top")
+    mark_length(axes, shown["trained"])
     axes.set_xscale("log")
     axes.set_xticks(shown["edges"], map(str, shown["edges"]))
     axes.minorticks_off()
-    axes.set(xlabel="tokens back", ylabel="nats beyond unrelated text")
+    axes.set(xlabel="distance of the token, in tokens", ylabel="nats beyond unrelated text")
+    axes.set_title(
+        f"Code, 0.95M parameters, windows {windows_of(name)} tokens,\n"
+        f"n = {between(nums)} targets; 95% over documents"
+    )
     legend_above(figure, axes)
     return figure
 
@@ -205,11 +243,11 @@ def schemes() -> Figure:
             draw_schemes(axes, losses, how)
             axes.set(title=f"{text}: {title}")
         row[0].set_ylabel("loss, nats a token")
+    mark_length(panels[0, 0], shown["trained"])
     for axes in panels[-1]:
         axes.set_xlabel("position")
-    figure.legend(
-        *panels[0, 1].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False
-    )
+    num = len(shown["seeds"][prefix])
+    legend_above(figure, panels[0, 1], f"Mean of {num} seeds; band: lowest to highest", 3)
     return figure
 
 
@@ -244,9 +282,11 @@ def course() -> Figure:
             axes.plot(rows.millions, rows[column], "o-", color=color, markersize=3, label=called)
         band(axes, rows.millions, rows.excess_nats_low, rows.excess_nats_high, BLUE)
         axes.axhline(0, color=GREY, linewidth=0.6)
-        axes.set(title=of["title"], xlabel="tokens trained, millions")
-    panels[0].set_ylabel("nats")
-    legend_above(figure, panels[0])
+        num = between({int(num) for num in rows.num_targets})
+        axes.set(title=f"{of['title']}, n = {num}", xlabel="tokens trained, millions")
+        windows = windows_of(f"{of['of']}_{of['steps']:06}")
+    panels[0].set_ylabel("loss reduction, nats")
+    legend_above(figure, panels[0], f"Windows of {windows} tokens; band: 95% over documents")
     return figure
 
 
@@ -279,9 +319,11 @@ def length() -> Figure:
     figure = Figure((WIDTH, 4.2), layout="constrained")
     panels = figure.subplots(2, 2, sharey=True).flat
     shapes: dict[str, Any] = {}
+    nums: set[int] = set()
     for axes, shown in zip(panels, SHOWN["figures"]["length"], strict=True):
         for scheme, by_length in curves(shown["result"], shown.get("k")):
             label, color = OF_SCHEME[scheme]
+            nums |= {len(seeds) for seeds in by_length.values()}
             times = [number / shown["trained"] for number in by_length]
             (shapes[label],) = axes.plot(
                 times,
@@ -302,6 +344,7 @@ def length() -> Figure:
             axes.set_xlabel("length / training length")
         if axes.get_subplotspec().is_first_col():
             axes.set_ylabel("exact match")
+    figure.suptitle(f"Mean of {between(nums)} seeds; band: lowest to highest", fontsize=8)
     order = [label for label, _ in OF_SCHEME.values() if label in shapes]
     figure.legend(
         [shapes[label] for label in order],
@@ -333,10 +376,12 @@ def parity() -> Figure:
                 markersize=4,
                 label=None if column else called,
             )
-    axes.axhline(0.9, color=GREY, linewidth=0.6, linestyle=":")
-    axes.axhline(0.5, color=GREY, linewidth=0.6)
+    for at, called in ((0.9, "threshold"), (0.5, "chance")):
+        axes.axhline(at, color=GREY, linewidth=0.6, linestyle=":")
+        axes.text(-0.4, at, called, fontsize=8, va="bottom")
     axes.set_xticks(range(len(shown["ks"])), [f"k = {k}" for k in shown["ks"]])
     axes.set(ylabel=f"exact match, {shown['length']} tokens", ylim=(0.35, 1))
+    axes.set_title("Trained on 20 to 50 tokens; a dot for each seed")
     legend_above(figure, axes)
     return figure
 
@@ -346,10 +391,12 @@ def calibration() -> Figure:
     shown = SHOWN["figures"]["calibration"]
     figure = Figure((WIDTH, 2.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
+    nums: set[int] = set()
     for axes, far in zip(panels, ("isolated", "contextual"), strict=True):
         for m, color in colored(shown["pieces"]):
             for seed in shown["seeds"]:
                 rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
+                nums |= {int(num) for num in rows.num_targets}
                 axes.plot(
                     rows.index,
                     rows.recovery,
@@ -359,11 +406,14 @@ def calibration() -> Figure:
                     label=f"m = {m}" if seed == shown["seeds"][0] else None,
                 )
             axes.axvline(m, color=color, linewidth=0.6, linestyle=":")
-        axes.axhline(ENOUGH, color=GREY, linewidth=0.6, linestyle=":")
-        axes.set(xlabel="k", title=FAR_STATES[far])
+        axes.axhline(ENOUGH, color=GREY, linewidth=0.6, linestyle="--", label=f"{ENOUGH}: enough")
+        axes.plot([], [], ":", color=GREY, linewidth=0.6, label="k = m")
+        axes.set(xlabel="k, number of tokens", title=FAR_STATES[far])
         axes.set_xticks(shown["pieces"])
+    name = f"calibration_{m}_seed{seed}_{far}"
+    windows = f"windows of {windows_of(name)} tokens, n = {between(nums)}"
     panels[0].set_ylabel("recovery")
-    panels[0].legend(frameon=False)
+    legend_above(figure, panels[0], f"m pieces planted; {windows}", 3)
     return figure
 
 
@@ -388,20 +438,23 @@ def code() -> Figure:
     return headline("figure2_code", "0.95M parameters, Python sources")
 
 
-def of_sizes(name: str) -> Figure:
+def of_sizes(name: str, title: str) -> Figure:
     """Models taught to copy: excess against size and against the induction check."""
     table = other_table(name).assign(units="tokens", net=np.nan)
-    return ladder_figure(table, "add_one", 1, "tokens")
+    figure = ladder_figure(table, "add_one", 1, "tokens")
+    nums = between(table[table.selector == "add_one"].num_targets)
+    figure.suptitle(f"{title}\nn = {nums} targets a model, three seeds", fontsize=8)
+    return figure
 
 
 def ladder() -> Figure:
     """Within the training length's windows."""
-    return of_sizes("ladder_contextual")
+    return of_sizes("ladder_contextual", "Taught to copy on 128 tokens, windows 96 / 32 tokens")
 
 
 def beyond() -> Figure:
     """At twice the training length."""
-    return of_sizes("beyond_contextual")
+    return of_sizes("beyond_contextual", "1.2M parameters, windows 224 / 32 tokens")
 
 
 DRAWN: dict[str, Callable[[], Figure]] = {

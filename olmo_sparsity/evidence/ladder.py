@@ -175,12 +175,12 @@ def ladder_figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Fig
     if rows.num_parameters.nunique() == 1:
         figure = Figure(figsize=(3.4, 2.9), layout="constrained")
         axes, ncols = figure.subplots(), 2
-        title = f"{name}, k = {k}, with 95% over documents"
+        title = f"{name}, k = {k}, 95% intervals"
     else:
         figure = Figure(figsize=(5.5, 4.8), layout="constrained")
         *by_size, axes = figure.subplots(2, 2).flat
         _draw_by_size(by_size, rows, control, k, beyond)
-        ncols, title = 3, "(d) Against induction, 95%"
+        ncols, title = 3, "(d) Against (a), 95% intervals"
     _draw_against_drop(axes, rows, control, name, beyond)
     axes.set_title(title, loc="left", fontweight="bold")
     handles = axes.get_legend_handles_labels()
@@ -195,7 +195,7 @@ def _draw_by_size(
     counts = sorted(rows.num_parameters.unique())
     for axes, title, label in (
         (drops, "(a) Induction check", _DROP),
-        (recoveries, "(b) Recovery (open: control)", "recovery"),
+        (recoveries, f"(b) k = {k}; open: unrelated text", "recovery"),
         (excesses, f"(c) Beyond the controls, k = {k}", f"{BEYOND[beyond]} recovery"),
     ):
         axes.set_title(title, loc="left", fontweight="bold")

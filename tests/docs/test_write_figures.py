@@ -53,4 +53,5 @@ def test_one_more_measurement_is_one_more_row(monkeypatch: pytest.MonkeyPatch) -
     figure = forest()
     assert marks(figure) == before + 2  # k = 1 and k = 4
     assert [line for line in figure.axes[1].lines if line.get_marker() == "s"]
-    assert "A and B" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert [label for label in labels if label.startswith("A and B, n = ")]
