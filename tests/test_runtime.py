@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_launcher")
         ({}, Launch()),
         ({"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}, Launch(3, 4, 1, 2)),
         ({"RANK": 1, "WORLD_SIZE": 2}, Launch(1, 2, 0, 1)),
+        ({"RANK": 2, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_SIZE": 2}, Launch(2, 4, 0, 2)),
         ({"SLURM_PROCID": 0, "SLURM_NTASKS": 8}, Launch()),  # the batch shell is none of the eight
         (
             {

@@ -87,7 +87,7 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
             _refuse_while_running(inner)
         turn.users.append(model)
         try:
-            with torch.inference_mode(False), evaluating(model):
+            with torch.inference_mode(False), _gradients_kept(inner), evaluating(model):
                 if is_first:
                     _recognize(inner)
                 _fit(model, inner)
@@ -100,6 +100,19 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
                     )
         finally:
             turn.users.remove(model)
+
+
+@contextmanager
+def _gradients_kept(inner: nn.Module) -> Iterator[None]:
+    """Which weights need a gradient is afterwards as before, also if an interrupt hits what froze
+    them while it restores them."""
+    needing = [weight for weight in inner.parameters() if weight.requires_grad]
+    try:
+        yield
+    finally:
+        for weight in needing:
+            if not weight.requires_grad:
+                weight.requires_grad_()
 
 
 def state_of(model: Any) -> State | None:

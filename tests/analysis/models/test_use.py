@@ -439,6 +439,9 @@ def about(model: Any) -> dict[str, Any]:
     """Everything that a call must leave as it was."""
     modules = dict(model.named_modules())
     cuda = torch.backends.cuda
+    for thread in threading.enumerate():
+        if thread.name.startswith("ThreadPoolExecutor"):  # transformers' loading does not wait for
+            thread.join(timeout=10)  # them to end
     return {
         "weights": {n: (w.data_ptr(), w._version, w.clone()) for n, w in model.named_parameters()},
         "buffers": {n: b.clone() for n, b in model.named_buffers()},
@@ -527,6 +530,26 @@ def test_after_any_call_everything_is_as_before(
         after = about(model)
         assert not [name for name in before if not same(before[name], after[name])], step
     assert OWN_ATTENTION in ALL_ATTENTION_FUNCTIONS
+
+
+def test_an_interrupt_while_gradients_are_restored_leaves_none_out(model: Any) -> None:
+    class AtTheFirst(TorchFunctionMode):
+        is_due = True
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            is_restored = func is torch.Tensor.requires_grad_ and len(args) == 1
+            if self.is_due and is_restored and any(args[0] is w for w in model.parameters()):
+                self.is_due = False
+                raise KeyboardInterrupt
+            return func(*args, **kwargs or {})
+
+    model.lm_head.weight.requires_grad_(False)
+    before = [weight.requires_grad for weight in model.parameters()]
+    with pytest.raises(KeyboardInterrupt), AtTheFirst():
+        asked(model, selector="add_one_screened")
+    assert [weight.requires_grad for weight in model.parameters()] == before
 
 
 @pytest.mark.parametrize("name", ["GPT-NeoX, Pythia", "Falcon (RoPE)", "GPT-J"])
