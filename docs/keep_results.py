@@ -74,7 +74,7 @@ def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], di
             tokens = pd.read_parquet(found / "tokens.parquet")
             table = table.assign(part=parts_of_targets(table, tokens))
         if "selector" in table:
-            table = table[table.selector.isin(["add_one", "add_one_screened"])]
+            table = table[table.selector.str.startswith("add_one")]
         if name == "influence":
             table = table[(table.control == "own") & (table["rank"] <= 4)]
         tables[name] = table.reset_index(drop=True)

@@ -201,13 +201,15 @@ def worth(name: str, of: dict[str, str]) -> str:
 
 def beside(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
     """The first of two measurements minus the second, on the documents of both: targets of large
-    gap, whatever the units. Each document is resampled for both at once."""
+    gap, whatever the units and the form of `add_one`. Each document is resampled for both at once."""
     lines = []
     for called, names in of.items():
         num_documents = min(read_meta(name)["counts"]["documents_measured"] for name in names)
         first, second = (
-            rows[(rows.selector == rule_of(name)) & (rows.document < num_documents)]
-            for name, rows in ((name, stored_rows(name).assign(units="all")) for name in names)
+            rows[(rows.selector == rule_of(name)) & (rows.document < num_documents)].assign(
+                units="all", selector="add_one"
+            )
+            for name, rows in ((name, stored_rows(name)) for name in names)
         )
         nets = net_differences(first, second).set_index(["target_set", "k"])
         for k in ks:
