@@ -5,7 +5,7 @@
 
 The model of configs/quick.yaml in fp32, one thread. Forward and backward pass of all layers with
 documents apart, against the same with a dense mask given to the model; they take turns, and the
-ratio is the median over the turns, by CPU time. The long step runs in a process of its own, whose
+ratio is the median over the turns, by CPU time. The long step runs in a process of its own; its
 peak memory is read.
 """
 

@@ -1,4 +1,4 @@
-"""Generate questions whose answers rest on known sources: one, two, either of two, or none.
+"""Generate questions with answers that rely on known sources: one, two, either of two, or none.
 
     python benchmarks/laboratory.py data/sources      # text to train on, for configs/sources.yaml
     olmo-sparsity prepare configs/sources.yaml && olmo-sparsity train configs/sources.yaml
@@ -6,8 +6,9 @@
 A fact is `verb name thing`. A source holds facts, a question asks for some, and each statement of
 the answer gives one of them, or two from two sources. Sources share verbs and things; the name
 tells a fact from the others. A verb has a synonym, so that a source may say a fact in another word
-than the answer. Facts about a few names are always the same and stand in no source: the model knows
-them by heart. A fifth of all facts is held out of the training text, and tests ask for these alone.
+than the answer. Facts about a few names are always the same and no source contains them: the model
+knows them by heart. A fifth of all facts is held out of the training text, and tests ask for these
+alone.
 """
 
 from __future__ import annotations

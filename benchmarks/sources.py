@@ -117,7 +117,7 @@ def asked(
 
 
 def beside_others(one: Exercise, number: int, drawn: list[Exercise]) -> Exercise:
-    """The exercise with the sources of another, which are no decoys."""
+    """The exercise with the sources of another, which are not its decoys."""
     others = drawn[MOST_DECOYS:]
     for other in others[number % len(others) :] + others:
         said = names_in(" ".join(other.sources.values()))

@@ -2,7 +2,7 @@
 
 FOUND is a measurement, a task result or a training run, each a folder, or a table (.csv) or record
 (.json) of a benchmark. NAME is what the pages call it; by default the name of FOUND. A result of
-the same name is replaced; the entries of a record are added to those that are stored.
+the same name is replaced; the entries of a record are added to the stored ones.
 
 Of a measurement: summary, mean losses, kinds of dependency and provenance; and the rows of its
 targets, from which the summary can be computed again (--no-rows leaves them out). Of a task: its
@@ -154,7 +154,7 @@ def keep_rows(path: Path, column: str, tables: dict[str, pa.Table]) -> None:
 
 
 def keep_lines(file: str, key: str, rows: dict[str, list[dict[str, Any]]]) -> None:
-    """`rows`: the lines of each name; they replace those that are stored."""
+    """`rows`: the lines of each name; they replace the stored ones."""
     path = RESULTS / file
     lines = stored.read_lines(path)
     lines = [line for line in lines if line[key] not in rows]

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: pages that stand elsewhere in the repository, and links between all of them.
+"""A hook of mkdocs: pages from elsewhere in the repository, and links between all of them.
 
 A page is kept once, where GitHub shows it; the site has README.md as its home page. Links are
 written for the repository, and are resolved there. The commands of gallery.md are run.

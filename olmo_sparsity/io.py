@@ -81,7 +81,7 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}\.tmp$")
 
 
 def is_partial(path: Path) -> bool:
-    """Whether a process is writing it, or was killed while writing."""
+    """Return whether a process is writing it, or was killed while writing."""
     return _PARTIAL.search(path.name) is not None
 
 
@@ -108,7 +108,7 @@ def _remove(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """By the clock of the disk, as machines may differ. 0 if the file is gone."""
+    """Return the age by the clock of the disk, as machines may differ. 0 if the file is gone."""
     try:
         now = _stat_of_new(path).st_mtime
     except OSError:  # read-only
@@ -190,7 +190,7 @@ def sha256_of(path: Path) -> str:
 
 
 def stays_inside(name: object) -> bool:
-    """Whether a name in a manifest is inside its folder. (Links are allowed: the hub's cache
+    """Return whether a name in a manifest is inside its folder. (Links are allowed: the hub's cache
     consists of them, and whoever creates one can read its target.)"""
     if not isinstance(name, str) or not name or "\0" in name:
         return False

@@ -88,7 +88,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def text(self) -> str:
-        """Its command, for display."""
+        """The command, for display."""
 
     @abstractmethod
     def saved(self) -> int:

@@ -229,7 +229,7 @@ def versions() -> dict[str, str | None]:
 
 
 def versions_of_numbers() -> dict[str, str | None]:
-    """Those that numbers may depend on."""
+    """Return the versions of packages that numbers may depend on."""
     return {name: _version(name) for name in ("olmo-sparsity", "torch", "transformers")}
 
 

@@ -71,7 +71,7 @@ def _lists(schema: type) -> dict[str, str]:
 
 
 def applies(section: Any, item: Field) -> bool:
-    """Whether a field has an effect next to its siblings."""
+    """Return whether a field has an effect next to its siblings."""
     sibling, *values = item.metadata.get("only_if", ("",))
     return "refused" not in item.metadata and (not sibling or getattr(section, sibling) in values)
 
@@ -203,7 +203,7 @@ def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def _sections(kind: Any) -> Iterator[type]:
-    """The section that a key holds, or those in its list or mapping."""
+    """The section that a key holds, or the sections in its list or mapping."""
     if is_dataclass(kind):
         yield kind  # type: ignore[misc] # also accepts instances, which a type hint never is
     for inner in get_args(kind):
@@ -385,7 +385,7 @@ def _parse_yaml(text: str, at_depth: int = 0) -> Any:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """By name: figure2.yaml, tasks/needle_quick.yaml."""
+    """Return shipped configs by name: figure2.yaml, tasks/needle_quick.yaml."""
     return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
 
 

@@ -206,7 +206,7 @@ class CheckpointConfig:
     """After the last step also export the model for transformers, to `huggingface/` of the run."""
 
     def stays(self, step: int) -> bool:
-        """Whether the checkpoint of this step stays forever."""
+        """Return whether the checkpoint of this step stays forever."""
         interval = self.keep_every_steps
         return (
             (interval is not None and step % interval == 0)

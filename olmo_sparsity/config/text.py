@@ -174,4 +174,4 @@ class PositionsConfig:
 SCALING_FIELDS = ["scaling"] + [
     item.name for item in fields(PositionsConfig) if "scaling" in item.metadata.get("only_if", ())
 ]
-"""Those that change the model, not the IDs that are drawn."""
+"""The fields that change the model, not the IDs that are drawn."""

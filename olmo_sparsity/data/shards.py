@@ -132,7 +132,7 @@ def _remedy(folder: Path) -> str:
 
 
 def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] = ()) -> None:
-    """Check the sizes of all files, and the SHA-256 of those in `hashed`."""
+    """Check the sizes of all files, and the SHA-256 of files in `hashed`."""
     size = np.dtype(manifest.dtype).itemsize
     names = [name for file in hashed for name in file.names]
     listed = {name: of for file in manifest.files for name, of in file.contents(size).items()}

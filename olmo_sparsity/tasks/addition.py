@@ -57,7 +57,7 @@ class Addition(Task):
         return total_BR[:, ::-1] if self.digits_reversed else total_BR
 
     def solve(self, samples: Samples) -> np.ndarray:
-        """With Python's integers, unlike the sampler."""
+        """Solve with Python's integers, unlike the sampler."""
         rows = []
         for prompt in samples.prompt_BP.tolist():
             num_digits = len(prompt) // 2 - 1

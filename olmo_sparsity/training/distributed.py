@@ -151,7 +151,7 @@ def _meet(launch: Launch) -> None:
 
 
 def _backend() -> str:
-    """Tensors on a GPU go through NCCL, those on the CPU through gloo."""
+    """Tensors on a GPU go through NCCL, tensors on the CPU through gloo."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 

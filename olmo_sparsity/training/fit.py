@@ -1,6 +1,6 @@
 """Train a small model on one device, without checkpoints.
 
-Place in the flow: the training loop of tasks and of theory's bridge; loop.py is that of runs.
+Place in the flow: the training loop of tasks and of theory's bridge; loop.py is the loop of runs.
 """
 
 from __future__ import annotations

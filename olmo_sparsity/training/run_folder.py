@@ -111,7 +111,7 @@ def refuse_other_branch(path: Path, config: RunConfig) -> None:
 
 
 def _settings(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> list[dict[str, Any]]:
-    """Those that count, of the file and now."""
+    """Return the settings that count, from the file and from now."""
     return [
         {key: value for key, value in flatten(settings).items() if counts(key)}
         for settings in (load_saved_config(path), config)

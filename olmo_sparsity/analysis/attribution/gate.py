@@ -1,4 +1,4 @@
-"""Compare verdicts with what a questions file expects, and with those of an earlier run.
+"""Compare verdicts with what a questions file expects, and with an earlier run.
 
 Place in the flow: tables of measure_questions → **cases that pass or fail** → a table, JUnit XML
 and JSON.
@@ -155,7 +155,7 @@ def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
 
 
 def refuse_without_expectations(questions: str | Path, baseline: str | Path | None) -> None:
-    """Called before anything is computed."""
+    """Raise if no question has a field `expect`, before anything is computed."""
     if not any(read_expectations(questions)) and baseline is None:
         raise ConfigError(
             f"{questions}: no question has the field `expect`; add it, or pass --baseline"

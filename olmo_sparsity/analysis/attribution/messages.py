@@ -26,7 +26,7 @@ HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
 _NAME_LENGTH = 32
 
 _OF_THE_API = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "refusal"}
-"""Keys that no template writes, and those that are read by themselves."""
+"""Keys that no template writes, and keys that are read by themselves."""
 
 Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
@@ -94,7 +94,7 @@ def blocks(text: str) -> list[str]:
 
 
 def _turns(messages: Messages) -> list[dict[str, Any]]:
-    """Messages as chat templates take them, with `texts` in place of `content`."""
+    """Return messages as chat templates take them, with `texts` in place of `content`."""
     found: list[dict[str, Any]] = []
     if isinstance(messages, Mapping):
         if system := messages.get("system"):
@@ -149,7 +149,7 @@ def _texts(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
-    """With arguments as an object, which templates write as JSON."""
+    """Return the call with its arguments as an object, which templates write as JSON."""
     try:
         function = dict(call["function"])
         if isinstance(function.get("arguments"), str):
@@ -167,6 +167,6 @@ def _joined(turn: Mapping[str, Any]) -> str:
 
 
 def _title(text: str) -> str:
-    """The beginning of a text, to name it by."""
+    """Return the beginning of a text, as its name."""
     line = " ".join(text.strip().splitlines()[0].strip("#<> ").split()) or text.strip()[:8]
     return line if len(line) <= _NAME_LENGTH else line[: _NAME_LENGTH - 1].rstrip() + "…"

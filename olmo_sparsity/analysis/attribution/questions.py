@@ -111,7 +111,7 @@ def count_questions(
 
 
 def describe(statements: pd.DataFrame) -> str:
-    """Shares of verdicts, for a terminal."""
+    """Return the shares of verdicts as text for a terminal."""
     spelt = {
         "one": "one source",
         "either": "either of several",
@@ -149,7 +149,7 @@ def read_questions(path: str | Path) -> list[Question]:
 
 
 def _as_answer(answer: Any, where: str) -> str | list[str] | Answer | None:
-    """From JSON; a number is the text that the file has."""
+    """Return an answer from JSON; a number is the text that the file has."""
     texts = answer if isinstance(answer, list) else [answer]
     if answer is None or all(isinstance(text, str) for text in texts):
         return answer
@@ -163,8 +163,8 @@ def _as_answer(answer: Any, where: str) -> str | list[str] | Answer | None:
 
 
 def _as_sources(sources: Any) -> Any:
-    """Of JSON: {"name": …, "text": …} is a Segment, also within messages; a list of texts alone has
-    no names of its own."""
+    """Return sources from JSON: {"name": …, "text": …} is a Segment, also within messages; a list
+    of texts alone has no names of its own."""
     if isinstance(sources, list):
         if all(isinstance(item, str) for item in sources):
             return {f"source {i}": text for i, text in enumerate(sources, start=1)}
@@ -177,7 +177,7 @@ def _as_sources(sources: Any) -> Any:
 
 
 def _texts(sources: Any) -> list[str]:
-    """Those with a name, which are decoys of other questions."""
+    """Return the texts of named sources, which are decoys of other questions."""
     if isinstance(sources, Mapping) and not {"role", "content"} <= set(sources):
         return list(sources.values())
     parts = sources.get("content") if isinstance(sources, Mapping) else sources
@@ -198,7 +198,7 @@ def _with_decoys(parsed: Sequence[Question], decoys: Any) -> list[Question]:
 
 
 def _fingerprint_questions(path: str | Path) -> str:
-    """Of what is measured: what a gate expects may change later."""
+    """Return a hash of what is measured; what a gate expects may change later."""
     kept = []
     for _, line in numbered_lines(path):
         record = parse_json(line)
@@ -207,14 +207,14 @@ def _fingerprint_questions(path: str | Path) -> str:
 
 
 def numbered_lines(path: str | Path) -> list[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1."""
+    """Return lines that are not blank, with their numbers from 1."""
     # Not splitlines: a text in JSON may hold U+2028.
     lines = read_text(str(path)).encode().split(b"\n")
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _fingerprint(decoys: Any, model: LoadedModel) -> str | None:
-    """Of their text, which may change under its name."""
+    """Return a hash of the text, which may change while its name stays."""
     if decoys is None:
         return None
     given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys

@@ -51,7 +51,7 @@ Turn = tuple[str, list[Segment], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of which these spans of characters, (first, end), are the statements. The rest of
+    """An answer with the spans of characters, (first, end), of its statements. The rest of
     it stays in view."""
 
     text: str
@@ -141,7 +141,7 @@ class Layout:
         return int(self.units.end.max())
 
     def shown(self, *sources: int) -> np.ndarray:
-        """Far places in view if only these sources are shown."""
+        """Return the far places in view if only these sources are shown."""
         return np.union1d(self.in_view, self.units.places(*sources))
 
 
@@ -212,7 +212,7 @@ class SourcePrompt:
 
     @cached_property
     def wholes(self) -> list[list[Piece]]:
-        """The parts of each source, in order."""
+        """Return the parts of each source, in order."""
         found = dict[int | None, list[Piece]]()
         for piece in self.pieces:
             if piece.source is not None:
@@ -221,7 +221,7 @@ class SourcePrompt:
 
     @cached_property
     def whole_ids(self) -> list[np.ndarray]:
-        """Tokens of each source, also where its parts are judged."""
+        """Return the tokens of each source, also where its parts are judged."""
         return [
             np.array([token for piece in parts for token in piece.text_ids])
             for parts in self.wholes
@@ -229,7 +229,7 @@ class SourcePrompt:
 
     @property
     def part_ids(self) -> list[list[int]]:
-        """Tokens of what is judged, by number."""
+        """Return the tokens of a unit that is judged, by its number."""
         pieces = {piece.source: piece.text_ids for piece in self.pieces}
         return [pieces[source] for source in range(len(self.names))]
 
@@ -238,7 +238,7 @@ class SourcePrompt:
         return max(map(len, self.whole_ids))
 
     def _arranged(self, order: Sequence[int]) -> list[Piece]:
-        """The sources in this order at the places of sources."""
+        """Return the prompt with the sources in this order."""
         by_source = {piece.source: piece for piece in self.pieces if piece.source is not None}
         moved = iter([by_source[source] for source in order])
         return [piece if piece.source is None else next(moved) for piece in self.pieces]
@@ -312,7 +312,7 @@ class SourcePrompt:
         return found
 
     def _generate(self, reasoning: list[int], max_new_tokens: int, quiet: bool) -> list[int]:
-        """The model's own answer, each sentence shown when the next one begins."""
+        """Return the model's own answer; show each sentence when the next one begins."""
         pieces = [token for p in self.pieces for token in (*p.text_ids, *p.after_ids)]
         before, num_shown = [*self.prefix_ids, *pieces, *self.near_ids, *reasoning], 0
         with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
@@ -501,7 +501,8 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
 
 
 def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
-    """By length: passages of sources and of what stays in view, and all of a shorter source."""
+    """Return, by length, passages of sources and of what stays in view, and all of a shorter
+    source."""
     found = dict[int, set[bytes]]()
     in_view = [piece.text_ids for piece in prompt.pieces if piece.source is None]
     long = [np.array(ids) for ids in in_view if len(ids) >= SAME_TEXT]
@@ -514,7 +515,7 @@ def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
 def draw_decoys(
     prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
 ) -> list[np.ndarray]:
-    """decoys_DL of each source, all different: texts joined in random order, of which the middle is
+    """Return decoys_DL of each source, all different: texts joined in random order. Their middle is
     left out to make them as long as the source. So a decoy begins and ends as texts do; an end
     within a sentence would change how the question behind it is read. A part of a source has the
     same part of its source's decoy."""

@@ -102,7 +102,7 @@ class Trials:
         ]
 
     def evaluate(self, requests: Iterable[Request]) -> None:
-        """Evaluate those that were not evaluated before."""
+        """Evaluate trials that were not evaluated before."""
         new = [key for key in requests if np.isnan(self.found[0][key[0]][(0, *key[1:])])]
         for layout, found in zip(self.layouts if new else (), self.found, strict=bool(new)):
             far_PF = [self.far(layout, *key) for key in new]
@@ -135,7 +135,7 @@ def first_round(num_sources: int) -> list[Request]:
 
 
 def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Request]:
-    """What the first `num` decoys of these sources need."""
+    """Return what the first `num` decoys of these sources need."""
     draws, gives = range(num), list(gives)
     return [
         *(("without", source, draw) for source in lost for draw in draws),
@@ -308,8 +308,8 @@ class Attribution:
         return [i for i, name in enumerate(self.names[num_sources:]) if name in names]
 
     def origins(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Return the sources among these names, and those that the sentences of the reasoning among
-        them rely on, itself or through others."""
+        """Return the sources among these names, and the sources that the sentences of the reasoning
+        among them rely on, itself or through others."""
         found = {name for name in named if name not in self.steps}
         for name in set(named) & set(self.steps):
             found.update(self.steps[name].statements.origins[0])
@@ -329,12 +329,12 @@ class Attribution:
 
     @property
     def texts(self) -> list[str]:
-        """Of the statements."""
+        """The text of each statement."""
         return [text for text, number in self.pieces if number is not None]
 
     @property
     def error_rate(self) -> str:
-        """What the verdicts hold to."""
+        """The error rate of the verdicts, in words, with its condition."""
         noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
         kind = (
             "if the decoys are of the kind that the sources are"
@@ -383,9 +383,9 @@ class Attribution:
     def statements(self) -> pd.DataFrame:
         """text; nats that all sources give, against decoys in place of all; spread: by how much its
         loss varies with the text in one place; p: how likely chance would make one of its sources
-        stand out as much; kind (one, either, both, none); sources; verdict; orders: in how many of
-        these the verdict is the same; origins: `sources`, with what a sentence of the reasoning
-        relies on in its place."""
+        have as large an effect; kind (one, either, both, none); sources; verdict; orders: in how
+        many of these the verdict is the same; origins: `sources`, with what a sentence of the
+        reasoning relies on in its place."""
         losses, (evidence, verdicts) = Losses.mean(self.losses), self._judged
         p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
         in_orders = [judge(part, self.settings.rate)[1] for part in self.losses]
@@ -580,8 +580,8 @@ class Attribution:
         return "\n".join([*lines, "", self.error_rate])
 
     def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[tuple[int, str, Any]]:
-        """Yield sentences of the reasoning among these names, each followed by those that it relies
-        on: depth, name, row of `statements`."""
+        """Yield sentences of the reasoning among these names, each followed by the sentences that
+        it relies on: depth, name, row of `statements`."""
         for name in named:
             if name in self.steps:
                 (row,) = self.steps[name].statements.itertuples()
@@ -670,7 +670,8 @@ class Attributing:
         return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys, state)
 
     def _engines(self) -> tuple[Scorer | None, LogprobModel]:
-        """What scores parts of prompts, if anything can, and what scores whole ones."""
+        """Return the engine that scores parts of prompts, or None, and the one for whole
+        prompts."""
         settings, batch_tokens = self.settings, self.options.batch_tokens
         if self.model.engine is None:
             scorer = Scorer(
@@ -688,7 +689,7 @@ class Attributing:
         return None, self.model.engine
 
     def cost(self) -> Cost:
-        """With reasoning, as if the answer relied on each of its sentences."""
+        """Return the cost; with reasoning, as if the answer relied on each of its sentences."""
         prompt, given = self._prompt, self.question
         # As long as it may become.
         answer = Answer("?", [(0, 1)]) if given.answer is None else given.answer
@@ -734,12 +735,12 @@ class Attributing:
 
 
 def _ends_in_messages(sources: Sources) -> bool:
-    """The last of which is the question."""
+    """Return whether the sources are messages, so that the last one is the question."""
     return isinstance(sources, list) and len(sources) > 0 and isinstance(sources[-1], Mapping)
 
 
 def _orders(prompt: SourcePrompt, settings: SourceSettings) -> list[list[int]]:
-    """Their own order, then others, all different."""
+    """Return the own order of the sources, then others, all different."""
     num_sources = len(prompt.names)
     if settings.orders > 1 and prompt.num_reasoning:
         raise ConfigError(

@@ -57,7 +57,7 @@ Verdict = tuple[str, list[int]]
 
 
 def looks(draws: int) -> list[int]:
-    """After how many decoys it is judged whether more are needed: 2, 4, 8, …, all."""
+    """Return after how many decoys `weigh` looks whether more are needed: 2, 4, 8, …, all."""
     found = [2]
     while found[-1] < draws:
         found.append(min(2 * found[-1], draws))
@@ -66,7 +66,7 @@ def looks(draws: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Losses:
-    """Of each statement, with these texts in view; in nats."""
+    """Losses of each statement with these texts in view, in nats."""
 
     none_T: np.ndarray
     """Without any source."""
@@ -111,7 +111,7 @@ class Losses:
         return np.minimum(self.without_TSD, self.most_T[:, None, None]) - self.all_T[:, None, None]
 
     def first(self, num: int) -> Losses:
-        """With the first decoys only."""
+        """Return the losses with the first decoys only."""
         parts = {
             n: of if n.endswith(("_T", "_TS")) else of[..., :num] for n, of in vars(self).items()
         }
@@ -174,14 +174,15 @@ def chances(losses: Losses) -> tuple[np.ndarray, np.ndarray]:
 
 
 def are_discoveries(p: np.ndarray, rate: float) -> np.ndarray:
-    """Benjamini–Hochberg: at most this share of those found is expected to be chance."""
+    """Select by Benjamini–Hochberg: at most this share of the selected is expected to be chance."""
     ordered = np.sort(p.ravel())
     kept = ordered[ordered <= rate * np.arange(1, p.size + 1) / p.size]
     return p <= (kept[-1] if len(kept) else -1.0)
 
 
 def are_named(p_2TS: np.ndarray, rate: float) -> np.ndarray:
-    """The rate is of sources, each of which is tested twice: by what it gives and what is lost."""
+    """Return the sources that pass one of two tests, by what they give and what is lost without
+    them, at this error rate."""
     return are_discoveries((2 * p_2TS.min(0)).clip(max=1.0), rate)
 
 
@@ -203,9 +204,9 @@ def weigh(losses: Losses, rate: float) -> Evidence:
 
 
 def sources_to_look_at(losses: Losses, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """Sources of which more decoys may change a verdict: in all other places (gives), and in
-    theirs (lost). What a source gives matters only if what is lost without one does not decide:
-    where no source, or more than one, costs a good part of the nats."""
+    """Return the sources for which more decoys may change a verdict: in all other places (gives),
+    and in theirs (lost). What a source gives matters only if what is lost without one does not
+    decide: where no source, or more than one, costs a good part of the nats."""
     evidence, gap_T1 = weigh(losses, rate), losses.gap_T[:, None]
     gives_TS, lost_TS = mean_of_tried(losses.gives_TSD), mean_of_tried(losses.lost_TSD)
     may_need_TS = lost_TS >= SCREENED * gap_T1
@@ -235,7 +236,7 @@ def judge(losses: Losses, rate: float) -> tuple[Evidence, list[Verdict]]:
 
 
 def in_words(kind: str, cells: pd.DataFrame, nats: float) -> str:
-    """`cells`: of the matrix, those of the statement and the named sources."""
+    """Return the verdict in words. `cells`: the matrix at the statement and the named sources."""
     names = list(cells.index)
     if kind == "one":
         (cell,) = cells.itertuples()

@@ -52,7 +52,7 @@ class LlamaCpp:
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
     def _open(self, num_places: int) -> Any:
-        """A context with room for so many tokens."""
+        """Open a context with room for so many tokens."""
         import llama_cpp
 
         if num_places > self._num_places:
@@ -108,7 +108,7 @@ class LlamaCpp:
         return np.minimum(own_W.astype(float) - highest_W - total_W, 0.0)
 
     def _logits(self, tokens: list[int], first: int) -> np.ndarray:
-        """logits_WV behind the tokens from number `first` on."""
+        """Return logits_WV after the tokens from number `first` on."""
         import llama_cpp
 
         pairs = zip(self._cached, tokens, strict=False)

@@ -35,8 +35,8 @@ def load_engine(
     dtype: str = "auto",
     device_map: str | None = None,
 ) -> LoadedModel:
-    """`name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a server's URL, or
-    several with commas between them."""
+    """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
+    server's URL, or several with commas between them."""
     for option, value, default in (("dtype", dtype, "auto"), ("device_map", device_map, None)):
         if value != default:
             raise ConfigError(f"{option}={value}: '{name}' is loaded elsewhere; leave {option} out")

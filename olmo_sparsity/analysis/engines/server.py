@@ -235,7 +235,7 @@ class Server:
         return self._score(ids, first)[0]
 
     def _score(self, ids: list[int], first: int) -> tuple[np.ndarray, Scored]:
-        """… and the token that is generated behind them."""
+        """Return log p of the tokens from number `first` on, and the token generated after them."""
         body = self.dialect.body(ids, first)
         reply = self.request(
             self.dialect.path, {"model": self.model} | body if self.model else body
@@ -311,7 +311,7 @@ class Server:
         self._check_places(ids)
 
     def recognize(self) -> None:
-        """Compare the server's numbers with those that it returned at first."""
+        """Compare the server's numbers with its first ones."""
         with self._recognizing:
             if not self.is_known:
                 assert self.probe is not None
@@ -331,7 +331,7 @@ class Server:
             )
 
     def _check_places(self, ids: list[int]) -> None:
-        """Refuse numbers that belong to the token before or behind."""
+        """Reject numbers that belong to the token before or after."""
         tried = 0
         for num in (len(ids) // 4, len(ids) // 2, len(ids)):
             _, (token, log_p) = self._score(ids[:num], 1)

@@ -1,4 +1,4 @@
-"""What `explain` answers: targets with their far units, shown, checked, kept in a file.
+"""The result of `explain`: targets with their far units, shown, checked, kept in a file.
 
 Place in the flow: evaluated targets (ask.py) → **explanation** → page. It keeps no model in a file.
 """
@@ -193,7 +193,7 @@ class Explanation:
 
 
 def read_explanation(path: str | Path) -> Explanation:
-    """What `save` and --json wrote, without its model: to show, as a page or as tables."""
+    """Load what `save` and --json wrote, without its model: to show, as a page or as tables."""
     stored = read_json(Path(path), dict, "write it again (save, --json)")
     try:
         document = Document(np.array(stored["token_ids"], dtype=np.int64))

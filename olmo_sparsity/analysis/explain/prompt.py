@@ -137,8 +137,8 @@ class Prepared:
         return self.judging or self.scorer
 
     def without_model(self) -> Prepared:
-        """What a file or another process keeps: enough to show an answer, not to compute it again.
-        Its type still promises a model, which none of what shows an answer touches."""
+        """Return what a file or another process keeps: enough to show an answer, not to recompute
+        it. Its type still promises a model, which none of what shows an answer touches."""
         named, judge = (one and one.without_weights() for one in (self.model, self.judge))
         return replace(self, model=named, scorer=None, judge=judge, judging=None, states=())  # type: ignore[arg-type]
 

@@ -184,7 +184,7 @@ class FarText:
 
     @property
     def is_run(self) -> bool:
-        """Whether its tokens are consecutive in their document."""
+        """Return whether its tokens are consecutive in their document."""
         return bool((np.diff(self.places_F) == 1).all())
 
     @property

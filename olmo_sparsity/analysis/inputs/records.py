@@ -275,7 +275,8 @@ def is_records(path: Path) -> bool:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is plain text, by its suffix, or else by having no zero bytes at its start."""
+    """Return whether a file is plain text, by its suffix, or else by having no zero bytes at its
+    start."""
     for suffix, reader in _READERS.items():
         if path.name.endswith(suffix):
             return reader is None

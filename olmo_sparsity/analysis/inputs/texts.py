@@ -346,7 +346,7 @@ def _open_prepared(text: Any) -> PreparedText | None:
 
 
 def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
-    """Whether the two share text: a file, or the data set."""
+    """Return whether the two share text: a file, or the data set."""
     if one.path and other.path:
         try:
             files = [{path.resolve() for path in list_inputs(config)} for config in (one, other)]

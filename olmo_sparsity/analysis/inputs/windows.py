@@ -67,7 +67,7 @@ class Windows:
         longest = self.most if self.long == "all" else self.long
         if longest is not None and self.short >= longest:
             raise ConfigError(
-                f"short={self.short} must be below long={longest}: the far tokens are those in "
+                f"short={self.short} must be below long={longest}: far tokens are tokens in "
                 "the long window and not in the short one"
             )
 

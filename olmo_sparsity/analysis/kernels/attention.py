@@ -240,7 +240,7 @@ _PACKING_IS_THERE = torch.torch_version.TorchVersion(torch.__version__) >= "2.12
 
 
 def packs(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
-    """Whether flash attention takes documents of several lengths here."""
+    """Return whether flash attention takes documents of several lengths here."""
     return (
         device.type == "cuda"
         and _PACKING_IS_THERE

@@ -350,7 +350,7 @@ class _Prices:
         return _Prices(float(token), float(own), float(placebo))
 
     def total(self, plan: Plan, expected: dict[int, dict[str, float]]) -> float:
-        """Of all targets that are expected in each document."""
+        """The cost of all targets that are expected in each document."""
         spent = 0.0
         for number, of_parts in expected.items():
             own, placebo = (of_parts.get(part, 0.0) for part in PARTS)

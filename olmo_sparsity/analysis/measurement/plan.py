@@ -421,7 +421,7 @@ def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
 
 
 def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> Documents:
-    """With long="all", a document ends where the model's positions do."""
+    """End a document where the model's positions do, with long="all"."""
     if model.max_positions is None:
         return documents
     most = model.max_positions - num_prefix

@@ -2,7 +2,7 @@
 
 Place in the flow: losses → **targets** → recovery. Never imports torch.
 
-Thresholds are fitted on the documents with an even index and used on those with an odd one. So the
+Thresholds are fitted on documents with an even index and used on documents with an odd one. So the
 threshold does not depend on the reported targets, but their choice does: targets with a large gap
 are chosen by their own outcome. The placebo measures that effect. Its targets are chosen by the
 same rules from the gaps with an unrelated text in place of the distant context.
@@ -43,7 +43,7 @@ class Thresholds:
 
 
 def fit_thresholds(losses: pd.DataFrame, share: float, min_gap: float) -> Thresholds:
-    """From the losses of the threshold half."""
+    """Fit thresholds to the losses of the threshold half."""
     if share == 1.0:
         return Thresholds(None, None)
     gap = float(np.quantile((losses.loss_short - losses.loss_long).to_numpy(), 1 - share))

@@ -158,7 +158,7 @@ def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool,
 
 
 def _cause(family: str, wrapped: Wrapped, original: nn.Module, error: Exception) -> str:
-    """Whether it is this model that cannot be used, or a setting of this moment."""
+    """Return whether it is this model that cannot be used, or a setting of this moment."""
     moment = _moment(wrapped.device)
     try:
         original(input_ids=torch.arange(8, device=wrapped.device)[None])

@@ -2,8 +2,8 @@
 
 Place in the flow: *.gguf → **folder in the cache** → `load_model`.
 
-transformers converts the weights: they equal those that its own `gguf_file=` gives. What it would
-read silently wrong is completed here (RoPE that Llama 3 scales), or rejected. Its reader builds
+transformers converts the weights as its own `gguf_file=` does. What it would read silently wrong
+is completed here (RoPE that Llama 3 scales), or rejected. Its reader builds
 several arrays for each token and merge, several times; here the tokenizer is read once, and
 transformers gets a copy of the file without it.
 """
@@ -356,7 +356,7 @@ def _supported_types() -> list[str]:
 
 _SPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "minimax-m2": "minimax_m2"}
 _REFUSED = {"general", "tokenizer", "bloom", "t5", "umt5", "mamba", "lfm2", "gpt_oss"}
-"""Entries that are not architectures, those that load_model always rejects, and gpt-oss:
+"""Entries that are not architectures, architectures that load_model always rejects, and gpt-oss:
 transformers does not read its scaled RoPE from GGUF."""
 
 

@@ -49,7 +49,7 @@ class _Trial:
 
     state: State | None
     device: torch.device
-    """`batch_noise` is that of its kernels."""
+    """`batch_noise` depends on its kernels."""
 
     logit_map: LogitMap = LogitMap()
     can_share_far: bool = False
@@ -360,7 +360,7 @@ def _recomputing(body: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _no_hook_stays(body: nn.Module) -> Iterator[None]:
-    """If attention weights are requested, transformers installs hooks for good."""
+    """Remove the hooks that transformers installs for good if attention weights are requested."""
     flag, modules = "_output_capturing_hooks_installed", list(body.modules())
     before = [(set(module._forward_hooks), flag in vars(module)) for module in modules]
     try:

@@ -5,7 +5,7 @@ Place in the flow: beneath `in_use` and `LoadedModel.fingerprint`.
 A model in memory is trained on, edited, hooked and patched. `read_state` reads, in about the time
 in which its weights can be read once:
 
-- parameters and buffers, those that no state dict holds included (RoPE frequencies);
+- parameters and buffers, including buffers that no state dict holds (RoPE frequencies);
 - plain attributes of all modules (norm epsilons, scales, active adapters) and the configuration;
 - code that is not the libraries' own: hooks, replaced forwards, another attention function. Of a
   hook this is its code with the values that it closes over, so it has no identity beyond that.
@@ -45,7 +45,7 @@ TRUSTED = frozenset({
 
 @dataclasses.dataclass(eq=False)
 class State:
-    """What a model was at one moment. It holds no weights."""
+    """The identity of a model at one moment. It holds no weights."""
 
     structure: dict[str, str]
     """Attributes and configuration of each module, and foreign code."""
@@ -63,7 +63,7 @@ class State:
     """Of all bytes; computed on demand by `fingerprint_weights`."""
 
     def differences(self, other: State) -> str:
-        """What differs, for a message; empty if the two are one model."""
+        """Return what differs, for a message; empty if the two are one model."""
         found = []
         changed = _changed(self.tensors, other.tensors)
         if changed:
@@ -379,7 +379,7 @@ def _bytes(part: Any) -> Any:
 
 
 def _checksum(tensor: Tensor) -> bytes:
-    """Of a small tensor its SHA-256; of a large one that of sums over its blocks."""
+    """Return the SHA-256 of a small tensor, or of sums over the blocks of a large one."""
     digest = hashlib.sha256()
     for part in _plain_parts(tensor):
         if not isinstance(part, Tensor) or part.layout is not torch.strided:

@@ -32,7 +32,7 @@ _HUB_S = 5
 
 
 def find_smollm2() -> Path:
-    """Its Hugging Face folder, downloaded if no cache holds it."""
+    """Return its Hugging Face folder; download it if no cache holds it."""
     file = cache_folder() / FILE
     if file.is_file():
         return convert_gguf([file])
@@ -54,7 +54,7 @@ def find_smollm2() -> Path:
 
 
 def find_smollm2_gguf() -> Path:
-    """Its Q4_1 GGUF file, downloaded if the cache does not hold it."""
+    """Return its Q4_1 GGUF file; download it if the cache does not hold it."""
     file = cache_folder() / FILE
     if not file.is_file():
         try:

@@ -116,7 +116,8 @@ def _gradients_kept(inner: nn.Module) -> Iterator[None]:
 
 
 def state_of(model: Any) -> State | None:
-    """What the model was when it was last used; None if it is not a model of torch."""
+    """Return the identity of the model when it was last used; None if it is not a model of
+    torch."""
     if not isinstance(model, nn.Module):
         return None
     inner = _inner(model)

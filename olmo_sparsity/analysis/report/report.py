@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
-    """`max_documents`: the most documents on the page; those with chosen targets come first."""
+    """`max_documents`: the most documents on the page; documents with targets come first."""
     tables = ("influence", "recovery", "targets")
     shown = replace(results, **{name: _of_documents(getattr(results, name)) for name in tables})
     documents, reported = _choose_documents(shown, max_documents), results.reported

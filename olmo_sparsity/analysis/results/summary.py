@@ -94,8 +94,9 @@ def describe(results: Results) -> str:
 
 
 def has_net(rows: pd.DataFrame) -> bool:
-    """Whether net excess means something. The placebo of targets that were not selected by their
-    outcome shows no effect of selection, and their net excess would be below 0 by construction."""
+    """Return whether net excess means something. The placebo of targets that were not selected by
+    their outcome shows no effect of selection, and their net excess would be below 0 by
+    construction."""
     return bool(rows.net.notna().any()) and set(rows.target_set) <= set(BY_OUTCOME)
 
 

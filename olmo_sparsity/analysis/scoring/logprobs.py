@@ -59,10 +59,10 @@ class _Node:
     indices: list[int]
     depth: int
     is_known: bool
-    """Another text begins with these tokens, too, of which there are states."""
+    """Another text begins with these tokens, too, and their states are kept."""
 
     leaves: list[int]
-    """Those whose other tokens are computed for each of them."""
+    """Texts whose other tokens are computed separately."""
 
     children: list[_Node]
 

@@ -57,7 +57,7 @@ class Choice:
     """Their scores by the selector."""
 
     score_TU: np.ndarray
-    """The scores of all units; 0 for those that the selector did not evaluate."""
+    """The scores of all units; 0 for units that the selector did not evaluate."""
 
 
 def any_model(model: LanguageModel) -> None:
