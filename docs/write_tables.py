@@ -201,7 +201,7 @@ def worth(name: str, of: dict[str, str]) -> str:
 
 def beside(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
     """The first of two measurements minus the second, on the documents of both: targets of large
-    gap, whatever the units and the form of `add_one`. Each document is resampled for both at once."""
+    gap, whatever the units and the form of `add_one`. Documents are resampled for both at once."""
     lines = []
     for called, names in of.items():
         num_documents = min(read_meta(name)["counts"]["documents_measured"] for name in names)

@@ -56,7 +56,7 @@ def _refuse_different(results: list[Results]) -> None:
     names = [result.meta.model["name"] for result in results]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{twice} is there twice; name each model's measurement once")
+        raise DataError(f"duplicate measurement: {twice}; name each model once")
     for result, name in zip(results, names, strict=True):
         if result.missing:
             raise DataError(f"{name}: {result.missing}; finish the measurement first")

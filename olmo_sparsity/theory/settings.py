@@ -158,4 +158,4 @@ def _rules(config: TheoryConfig) -> Rules:
                 )
             places = case.attention_places or case.num_places
             known.append(replace(case, train_length=longest, attention_places=places))
-            yield known[-1] not in known[:-1], f"{where}[{index}] is there twice; remove one"
+            yield known[-1] not in known[:-1], f"{where}[{index}] is a duplicate; remove one"

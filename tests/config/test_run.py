@@ -104,7 +104,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"training": {"max_grad_norm": -1.0}}, "training.max_grad_norm=-1.0"),
         (
             {"engine": {"name": "zero3"}, "training": {"compile": True}},
-            "training.compile=true does not go with engine.name=zero3",
+            "training.compile=true cannot be combined with engine.name=zero3",
         ),
         (
             {"training": {"length": [{"tokens": 16}, {"tokens": 32}]}},

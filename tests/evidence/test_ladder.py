@@ -81,7 +81,7 @@ def test_models_that_were_measured_otherwise_are_refused(
     names = "pose300000_seed1 and runs/pose1000000_seed1 were not measured alike"
     with pytest.raises(DataError, match=f"{names}: {message}"):
         ladder_table(models)
-    with pytest.raises(DataError, match="pose300000_seed1 is there twice"):
+    with pytest.raises(DataError, match=r"duplicate measurement: .*pose300000_seed1;"):
         ladder_table(models[:1] * 2)
     left = models[0].meta.counts | {"documents_left": 3}
     partial = replace(models[0], meta=replace(models[0].meta, counts=left))

@@ -43,7 +43,7 @@ def config_path(tmp_path: Path) -> Path:
         (
             "cases=[{setting: local, num_places: 1},"
             "{setting: local, num_places: 1, train_length: 8, attention_places: 1}]",
-            r"cases\[1\] is there twice",
+            r"cases\[1\] is a duplicate",
         ),
         ("cases=[]", "cases is empty"),
         ("cases=[{setting: local, num_places: 7}]", r"num_places=7.*L/2=4"),

@@ -76,7 +76,7 @@ class Answer:
         for first, end in spans:
             if not last <= first < end <= len(self.text) or not self.text[first:end].strip():
                 raise ConfigError(
-                    f"answer: the span ({first}, {end}) is empty, overlaps another, or ends behind "
+                    f"answer: the span ({first}, {end}) is empty, overlaps another, or ends after "
                     f"the {len(self.text)} characters; give (first, end) of each statement"
                 )
             last = end

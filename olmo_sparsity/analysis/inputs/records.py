@@ -177,7 +177,7 @@ def encoding_of(raw: bytes) -> str:
     if raw.startswith(marks) or many > max(2, len(raw[:200]) // 4, 8 * few):
         return "UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
     if b"\0" in raw:
-        return "zero bytes, so no text"
+        return "zero bytes, so it is not a text file"
     return "not UTF-8, perhaps Latin-1; convert it with iconv -f LATIN1 -t UTF-8"
 
 
@@ -238,7 +238,7 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
     text = "" if text is None else text
     if not isinstance(text, str):
         return BadRecord(
-            f"no {field} field", where, found=f"it is of type {type(text).__name__}, no text"
+            f"no {field} field", where, found=f"it is of type {type(text).__name__}, not a text"
         )
     if not text or text.isspace():
         return LeftOut("empty document", where)

@@ -94,7 +94,7 @@ def recover(
     judge: Scorer | None = None,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """The tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
+    """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
 
     `targets`: places in the document, or a mapping from kind of distant context to places (default:
     every target with a full long window, in the document's own context). Two columns are spans,

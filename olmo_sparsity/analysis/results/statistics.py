@@ -60,7 +60,7 @@ def half_of(document: int) -> str:
 def summarize(
     losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0
 ) -> pd.DataFrame:
-    """One row for each target set, kind of units, selector and k."""
+    """Return one row for each target set, kind of units, selector and k."""
     rows = pair(losses, targets, recovery)
     # Texts without marks have no gap: recovery is in units of the gap with them.
     without = rows.target_set == "planted_removed"

@@ -435,7 +435,7 @@ def context_losses(
     controls: Controls | None = None,
     blocks: Sequence[Block] | None = None,
 ) -> pd.DataFrame:
-    """L_long and L_short of the targets of `blocks` (default: of every target that has a full long
+    """Return L_long and L_short of targets of `blocks` (default: every target that has a full long
     window); no rows for a document without one.
 
     L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also

@@ -33,7 +33,7 @@ from olmo_sparsity.analysis.selectors.selector import SELECTORS, Choice, Questio
 
 @with_model_in_use
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
-    """I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
+    """Return I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
 
     One forward of [far unit + short window + block] serves all W targets.
     """

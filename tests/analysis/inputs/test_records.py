@@ -172,7 +172,7 @@ def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) ->
         ("hole.md", "blank-lines", "line 1 has more than 536,870,912 bytes"),
         ("hole.jsonl", "whole", "line 1 has more than 536,870,912 bytes"),
         ("hole.json", "whole", "line 1 has more than 536,870,912 bytes"),
-        ("hole.csv", "whole", "hole.csv: zero bytes, so no text"),
+        ("hole.csv", "whole", "hole.csv: zero bytes, so it is not a text file"),
         ("hole.json.zst", "whole", "damaged after line 0 (ZSTD"),
         ("hole.parquet", "whole", "damaged after row 0 (Parquet magic bytes"),
     ],

@@ -351,7 +351,7 @@ def test_bad_records_are_counted_and_said(
     assert len(open_documents("a.jsonl", model)) == 300
     said = capsys.readouterr().err
     assert "left out 1 x malformed line (first: a.jsonl:301, Expecting property name" in said
-    assert "1 x no text field (first: a.jsonl:302, it is of type int, no text)" in said
+    assert "1 x no text field (first: a.jsonl:302, it is of type int, not a text)" in said
     table = pd.DataFrame(good).to_csv().encode()
     packed("a.csv", table + b"1,2,3\n300,caf\xe9\n")
     assert names(open_documents("a.csv", model))[-1] == "a.csv:300"
@@ -375,13 +375,13 @@ SAID: dict[str, tuple[bytes, str]] = {
     "utf16.csv": ("id,text\n1,one".encode("utf-16"), "utf16.csv: UTF-16; convert it with iconv"),
     "latin1.txt": ("Übung".encode("latin-1"), "perhaps Latin-1; convert it with iconv -f LATIN1"),
     "latin1.jsonl": (b'{"text": "\xdcbung"}', "perhaps Latin-1; convert it with iconv"),
-    "zeros.txt": (b"\0\0\0\0\xff", "zero bytes, so no text"),
+    "zeros.txt": (b"\0\0\0\0\xff", "zero bytes, so it is not a text file"),
     "arrays.jsonl": (b'"a"\n["one", "two"]\n', "JSON of type str: write one object a line"),
     "array.c4.json": (b"{}\n[1]\n", r"no text field \(first: array\.c4\.json:1\)"),
     "comment.jsonl": (b"// one a line\n" + JSON, "a comment, which JSON has not: delete it"),
     "python.jsonl": (b"{'text': 'one'}\n", "single quotes, as Python writes: write it with json"),
     "twice.jsonl": (b'{"text": "one", "text": "two"}\n', "duplicate key 'text'"),
-    "number.jsonl": (b'{"text": 3}\n', "it is of type int, no text"),
+    "number.jsonl": (b'{"text": 3}\n', "it is of type int, not a text"),
     "one.parquet": (b"", "holds no documents: left out 1 x empty document"),
 }
 
