@@ -96,8 +96,8 @@ def _schedule(config: RunConfig) -> Rules:
     )
     yield (
         engine.name != "zero3" or not training.compile,
-        "training.compile=true cannot be combined with engine.name=zero3, which swaps weights in and "
-        "out inside the compiled function; set training.compile=false or take zero2",
+        "training.compile=true cannot be combined with engine.name=zero3, which swaps weights in "
+        "and out inside the compiled function; set training.compile=false or take zero2",
     )
 
 
