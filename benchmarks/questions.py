@@ -431,6 +431,11 @@ def read_rows(path: Path) -> pd.DataFrame:
     return pd.DataFrame([json.loads(line) for line in path.read_text().splitlines()])
 
 
+def keep_rows(path: Path, rows: pd.DataFrame) -> None:
+    lines = [json.dumps(row) for row in rows.to_dict("records")]
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?")
@@ -449,8 +454,7 @@ def main() -> None:
     if options.table:
         rows = read_rows(options.table)
         if options.keep:
-            lines = [json.dumps(row) for row in rows.to_dict("records")]
-            write_atomically(options.keep, "\n".join(lines) + "\n")
+            keep_rows(options.keep, rows)
         print(same_verdicts(rows, read_rows(options.same)) if options.same else tables(rows))
         return
     torch.set_num_threads(1)

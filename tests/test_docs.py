@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import reasoning
+from benchmarks import engines, reasoning
 from benchmarks.questions import read_rows, tables
 from docs.stored import evaluations, measurements, other_table, others, tasks
 from docs.write_figures import DRAWN
@@ -299,6 +299,11 @@ def test_the_results_on_real_questions_are_those_of_the_stored_run() -> None:
     short = (ROOT / "docs/sources.md").read_text()
     for share in re.findall(r"\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", short):
         assert share in printed
+
+
+def test_the_results_of_engines_are_those_of_the_stored_run() -> None:
+    printed = engines.table(read_rows(ROOT / "docs/results/engines.jsonl"))
+    assert f"```text\n{printed}\n```" in (ROOT / "docs/engines.md").read_text()
 
 
 def test_the_results_through_reasoning_are_those_of_the_stored_traces() -> None:
