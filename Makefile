@@ -58,7 +58,8 @@ LLAMA := llama-cpp-python==0.3.36
 .venv-engines/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-engines
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF $$CMAKE_ARGS" $(ENGINES)/pip install --quiet --disable-pip-version-check \
-		-c constraints.txt torch pytest pytest-timeout $(LLAMA) fastapi uvicorn openai websockets safetensors jinja2 -e ".[gguf]"
+		--no-cache-dir --no-binary llama-cpp-python -c constraints.txt $(LLAMA)
+	$(ENGINES)/pip install --quiet --disable-pip-version-check -c constraints.txt torch pytest pytest-timeout fastapi uvicorn openai websockets safetensors jinja2 -e ".[gguf]"
 	$(ENGINES)/pip download --quiet --no-deps --no-binary llama-cpp-python --dest .venv-engines $(LLAMA)
 	tar -xzf .venv-engines/llama_cpp_python-*.tar.gz -C .venv-engines
 	touch $@

@@ -222,6 +222,8 @@ if __name__ == "__main__":
     if given.model is not None:
         measure(given.model, given.out)
     traced = read(given.out)
+    if not traced or (given.keep is not None and len(traced) < 2 * EACH * len(KINDS)):
+        parser.error(f"{given.out} has {len(traced)} of {2 * EACH * len(KINDS)} traces")
     if given.keep is not None:
         lines = [json.dumps({"file": name, **row}) for name, row in traced.items()]
         write_atomically(given.keep, "\n".join(lines) + "\n")

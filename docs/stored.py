@@ -245,6 +245,7 @@ def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
 
     def own(table: str) -> pd.DataFrame:
         rows = read_table(table, name)
+        rows = rows[rows.selector == rule_of(name)]
         return rows[(rows.far_part == "document") & (rows.units == "tokens")]
 
     first = own("influence").query("rank == 1").set_index(key)

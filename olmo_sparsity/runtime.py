@@ -59,7 +59,7 @@ def read_launch() -> Launch:
         # Launchers that leave these two out start one process per machine. DeepSpeed's sets
         # LOCAL_SIZE.
         local_rank = _number("LOCAL_RANK", 0)
-        local_size = _number("LOCAL_SIZE", local_rank + 1)
+        local_size = max(_number("LOCAL_SIZE", 1), local_rank + 1)
         launch = Launch(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE", local_size))
     elif "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ:  # inside srun, not sbatch
         # 2(x3),1: two tasks on each of three nodes, one on the fourth.

@@ -511,13 +511,13 @@ class _Round:
         """The next of its own share, or the last of another that has more than its server can begin
         now."""
         with self._lock:
-            largest = max(self.shares, key=lambda other: len(self.shares[other]))
-            owner = server if self.shares[server] else largest
+            owner = server if self.shares[server] else max(self.shares, key=self._num_spare)
             share = self.shares[owner]
-            if not share or (owner is not server and len(share) <= self._num_idle(owner)):
+            if not share or (owner is not server and self._num_spare(owner) <= 0):
                 return None
             self.in_flight[server] += 1
             return share.popleft() if owner is server else share.pop()
 
-    def _num_idle(self, server: Server) -> int:
-        return 0 if server in self.gone else self.at_once - self.in_flight[server]
+    def _num_spare(self, server: Server) -> int:
+        idle = 0 if server in self.gone else self.at_once - self.in_flight[server]
+        return len(self.shares[server]) - idle
