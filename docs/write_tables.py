@@ -167,13 +167,23 @@ def headline(of: dict[str, str], ks: tuple[int, ...]) -> str:
                 str(k),
             ]
             line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
+            line += [placebo_recovery(name, units, k)]
             line += [shown(row, column) for column in ("excess", "net", "net_equal")]
             line += [shown(row, "removal", ".2f"), f"{row.gap:.2f}"]
             lines.append([*line, f"{row.num_targets:.0f}", f"{row.num_documents:.0f}"])
     names = (
-        "text | windows | units | k | recovery | unrelated | excess | **net** | net at equal gaps"
+        "text | windows | units | k | recovery | unrelated | at placebo targets | excess | **net**"
+        " | net at equal gaps"
     )
     return table(f"{names} | removal | gap, nats | targets | documents", lines, left=4)
+
+
+def placebo_recovery(name: str, units: str, k: int) -> str:
+    """Recovery by an unrelated text's best units at targets selected by its own gap."""
+    rows = stored_rows(name)
+    rows = rows[(rows.target_set == "gap") & (rows.far_part == "placebo") & (rows.k == k)]
+    rows = rows[(rows.units == units) & (rows.selector == rule_of(name))]
+    return f"{rows.own.sum() / rows.gap.sum():.2f}" if len(rows) else "–"
 
 
 def worth(name: str, of: dict[str, str]) -> str:
