@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from functools import cache
 from itertools import pairwise, product
 from typing import Any
 
@@ -209,24 +210,29 @@ def worth(name: str, of: dict[str, str]) -> str:
     return table(f"{names} | gain of at most 0.1 nats, % | tokens | documents", lines)
 
 
-def beside(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
-    """The first of two measurements minus the second, on the documents of both: targets of large
-    gap, whatever the units and the form of `add_one`. Documents are resampled for both at once."""
+def beside(of: dict[str, tuple[str, str]], ks: tuple[int, ...] = (1,)) -> str:
     lines = []
-    for called, names in of.items():
-        num_documents = min(read_meta(name)["counts"]["documents_measured"] for name in names)
-        first, second = (
-            rows[(rows.selector == rule_of(name)) & (rows.document < num_documents)].assign(
-                units="all", selector="add_one"
-            )
-            for name, rows in ((name, stored_rows(name)) for name in names)
-        )
-        nets = net_differences(first, second).set_index(["target_set", "k"])
-        for k in ks:
-            line = [called, str(k), shown(recovery_difference(first, second, k), "recovery")]
-            line += [shown(nets.loc["gap", k], name) for name in ("net", "net_equal")]
-            lines.append(line)
+    for (called, names), k in product(of.items(), ks):
+        row = difference(*names, k)
+        columns = ("recovery", "net", "net_equal")
+        lines.append([called, str(k), *(shown(row, column) for column in columns)])
     return table("difference | k | recovery | net | net at equal gaps", lines, left=2)
+
+
+@cache
+def difference(name: str, other: str, k: int) -> dict[str, float]:
+    """Return a measurement minus another on the documents of both: targets of large gap, whatever
+    the units and the form of `add_one`. Documents are resampled for both at once."""
+    names = (name, other)
+    num_documents = min(read_meta(name)["counts"]["documents_measured"] for name in names)
+    first, second = (
+        rows[(rows.selector == rule_of(name)) & (rows.document < num_documents)].assign(
+            units="all", selector="add_one"
+        )
+        for name, rows in ((name, stored_rows(name)) for name in names)
+    )
+    nets = net_differences(first, second).set_index(["target_set", "k"])
+    return {**nets.loc["gap", k], **recovery_difference(first, second, k)}
 
 
 def recovery_difference(first: pd.DataFrame, second: pd.DataFrame, k: int) -> dict[str, float]:

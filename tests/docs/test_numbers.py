@@ -5,22 +5,37 @@ A comment binds the numbers before it in its line, back to the comment before:
     0.93, net 0.55 <!-- prose_wikipedia_contextual_seed1 gap add_one 1: recovery net -->
     0.99 and 0.97 <!-- source_rivals rival=AT2: one either -->
 
-names a measurement, target set, selector and k, then columns of its summary (`long`, `short`: its
-windows); or a stored table of a benchmark, one of its rows, then columns. `first + second` is the
-mean of two directions of transfer.
+names a measurement, its units (the first that it has, unless given), target set, selector and k,
+then columns of its summary (`net[]`: net, net_low, net_high; `long`, `short`: its windows); or a
+stored table and values that its row has, then columns; or a task result and values, then lengths:
+exact match, the mean over seeds (`200[]`: with the lowest and highest end of their intervals).
+`first + second` is the mean of two directions of transfer, `first − second k` a difference of two
+measurements.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
+import pandas as pd
 import pytest
 
-from docs.stored import ROOT, measurements, other_table, read_meta, read_summary
+from docs import write_tables
+from docs.stored import (
+    ROOT,
+    measurements,
+    other_table,
+    read_meta,
+    read_summary,
+    task_rows,
+    tasks,
+)
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-BOUND = re.compile(r"<!-- ((?:(?! -->).)*?): ([\w, −-]+) -->")
+BOUND = re.compile(r"<!-- ((?:(?! -->).)*?): ([\w, −\[\]-]+) -->")
+ENDS = {False: [""], True: ["", "_low", "_high"]}
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d[\d,]*(?:\.\d+)?")
 
 
@@ -30,16 +45,31 @@ def shown_numbers(text: str) -> list[str]:
 
 
 def stored_numbers(row: str, columns: list[str]) -> Iterator[float]:
-    if "=" in row:
-        name, _, (key, value) = *row.partition(" ")[:2], row.partition(" ")[2].split("=", 1)
-        table = other_table(name)
-        (found,) = (r for _, r in table.iterrows() if str(r[key]) == value)
-        yield from (float(found[column]) for column in columns)
-        return
-    name, target_set, selector, k = row.rsplit(" ", 3)
-    found = read_summary(name, target_set).loc[selector, int(k)]
-    windows = read_meta(name)["windows"]
-    yield from (float(windows[c] if c in windows else found[c]) for c in columns)
+    found: Any
+    name, *values = re.split(r" (?=\w+=)", row)
+    if difference := re.fullmatch(r"(\S+) − (\S+) (\d+)", row):
+        found = write_tables.difference(difference[1], difference[2], int(difference[3]))
+    elif values:
+        rows = pd.DataFrame(task_rows(name)) if name in tasks() else other_table(name)
+        rows = rows.rename_axis("index").reset_index()
+        for key, value in (text.split("=", 1) for text in values):
+            rows = rows[rows[key].astype(str) == value]
+        if name in tasks():
+            assert not rows.duplicated(["length", "seed"]).any(), row
+            lengths = rows.groupby(rows.length.astype(str))
+            found = dict(lengths.exact_match.mean())
+            found |= dict(lengths.low.min().add_suffix("_low"))
+            found |= dict(lengths.high.max().add_suffix("_high"))
+        else:
+            (found,) = rows.to_dict("records")
+    else:
+        *names, target_set, selector, k = row.split()
+        meta = read_meta(names[0])
+        units = meta.get("units", ["tokens"])
+        chosen = names.pop() if names[-1] in units else units[0]
+        found = read_summary(" ".join(names), target_set, chosen).loc[selector, int(k)]
+        found = {**found, **meta["windows"]}
+    yield from (float(found[column]) for column in columns)
 
 
 def bound() -> Iterator[tuple[str, str, list[str], str]]:
@@ -49,6 +79,7 @@ def bound() -> Iterator[tuple[str, str, list[str], str]]:
             for match in BOUND.finditer(line):
                 before, end = line[end : match.start()], match.end()
                 columns = re.split(", " if "," in match[2] else " ", match[2])
+                columns = [c.replace("[]", end) for c in columns for end in ENDS[c.endswith("[]")]]
                 yield page.name, match[1], columns, before
 
 
@@ -68,4 +99,5 @@ def test_a_page_of_results_names_its_rows() -> None:
     assert pages.count("README.md") >= 3
     assert pages.count("results.md") >= 5
     assert pages.count("results_prose.md") >= 5
+    assert pages.count("results_models.md") >= 20
     assert {row.split()[0] for _, row, *_ in bound() if "=" not in row} <= set(measurements())
