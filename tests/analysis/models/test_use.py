@@ -439,9 +439,10 @@ def about(model: Any) -> dict[str, Any]:
     """Everything that a call must leave as it was."""
     modules = dict(model.named_modules())
     cuda = torch.backends.cuda
-    for thread in threading.enumerate():
-        if thread.name.startswith("ThreadPoolExecutor"):  # transformers' loading does not wait for
-            thread.join(timeout=10)  # them to end
+    for thread in threading.enumerate():  # transformers' loading does not wait for its threads
+        if thread.name.startswith("ThreadPoolExecutor") and thread not in waited_for:
+            waited_for.add(thread)  # once: some stay
+            thread.join(timeout=2)
     return {
         "weights": {n: (w.data_ptr(), w._version, w.clone()) for n, w in model.named_parameters()},
         "buffers": {n: b.clone() for n, b in model.named_buffers()},
@@ -465,6 +466,9 @@ def about(model: Any) -> dict[str, Any]:
         "logging": (logging.getLogger().level, their_logging.get_verbosity(),
                     their_logging.is_progress_bar_enabled()),
     }  # fmt: skip
+
+
+waited_for: set[threading.Thread] = set()
 
 
 def same(one: Any, other: Any) -> bool:
