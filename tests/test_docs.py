@@ -302,8 +302,9 @@ def test_the_results_on_real_questions_are_those_of_the_stored_run() -> None:
 
 
 def test_the_results_of_engines_are_those_of_the_stored_run() -> None:
-    printed = engines.table(read_rows(ROOT / "docs/results/engines.jsonl"))
-    assert f"```text\n{printed}\n```" in (ROOT / "docs/engines.md").read_text()
+    for name in ("engines", "servers"):
+        printed = engines.table(read_rows(ROOT / f"docs/results/{name}.jsonl"))
+        assert f"```text\n{printed}\n```" in (ROOT / "docs/engines.md").read_text()
 
 
 def test_the_results_through_reasoning_are_those_of_the_stored_traces() -> None:

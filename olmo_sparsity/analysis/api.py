@@ -153,7 +153,7 @@ def attribute(
         candidates: Names of the sources to choose from; the others stay in view. Default: all.
         decoys: Unrelated texts that replace sources, about ten from the same collection as the
             sources, in any form that `open_documents` reads.
-        draws: Largest number of decoys of each source; fewer are evaluated where these decide.
+        draws: Largest number of decoys of each source; fewer are evaluated if they decide.
         units: What is judged: sources, or paragraphs, sentences, words, … of each.
         orders: Number of orders of the sources, all but the first shuffled.
         rate: Of the sources that verdicts name, the share that is expected to be named by chance.
@@ -237,7 +237,7 @@ def measure(
         selectors: The rules that rank units. Default: add_one_screened and random with long="all",
             else add_one, divergence, random and nearest.
         ks: Numbers of units.
-        share: The share of tokens, with the largest gaps, that are targets: all, or like
+        share: The share of tokens that become targets, by largest gap: all, or for example
             top10%.
         min_gap: Nats; tokens with a smaller gap are not targets.
         sets: Target sets: gap, kl, recurs, new, bigram, names, every.

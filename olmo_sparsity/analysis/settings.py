@@ -83,7 +83,7 @@ def parse_budget(text: str) -> float:
 
 
 def parse_prefix(text: str) -> str:
-    r"""A shell passes '\n' as two characters."""
+    r"""Read \n as a line break: a shell passes '\n' as two characters."""
     return text.replace(r"\n", "\n")
 
 

@@ -248,7 +248,7 @@ def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
 
 
 def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings; settings that did not exist then have their defaults."""
+    """Return stored settings, with defaults for settings that did not exist then."""
     return cast(dict[str, Any], merge(fixed_settings(ExperimentSettings()), stored))
 
 

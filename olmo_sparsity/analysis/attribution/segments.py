@@ -229,7 +229,7 @@ class SourcePrompt:
 
     @property
     def part_ids(self) -> list[list[int]]:
-        """Return the tokens of a unit that is judged, by its number."""
+        """Return the tokens of each judged unit, by its number."""
         pieces = {piece.source: piece.text_ids for piece in self.pieces}
         return [pieces[source] for source in range(len(self.names))]
 

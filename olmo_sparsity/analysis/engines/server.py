@@ -508,8 +508,8 @@ class _Round:
                 self.in_flight[server] -= 1
 
     def _take(self, server: Server) -> tuple | None:
-        """The next of its own share, or the last of another that has more than its server can begin
-        now."""
+        """Return the next of the server's own share, or the last of another share that is larger
+        than its server can begin now."""
         with self._lock:
             owner = server if self.shares[server] else max(self.shares, key=self._num_spare)
             share = self.shares[owner]

@@ -104,8 +104,8 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _gradients_kept(inner: nn.Module) -> Iterator[None]:
-    """Which weights need a gradient is afterwards as before, also if an interrupt hits what froze
-    them while it restores them."""
+    """Restore which weights need a gradient, also if an interrupt hits the code that froze them
+    while it restores them."""
     needing = [weight for weight in inner.parameters() if weight.requires_grad]
     try:
         yield

@@ -159,7 +159,8 @@ class _Scoring:
             yield part
 
     def digest(self, part: Sequence[_Text]) -> str:
-        """Of all that the rows of a part depend on, so that a text may change between two runs."""
+        """Return a hash of all that the rows of a part depend on: a text may change between two
+        runs."""
         found = hashlib.sha256(b"".join(digest for digest, _ in self.pool))
         for one in part:
             fields = json.dumps([one.number, one.where, one.text, dict(one.row)], default=str)
