@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,11 +16,27 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.evidence import choosing_the_planted, collect, compare, cut, exchange, losses_of
+from benchmarks.pieces import pieces
 from olmo_sparsity import measure, read_results
+from olmo_sparsity.analysis.inputs.sentences import sentence_starts
 from olmo_sparsity.analysis.models.load import DEMO
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from tests.support.fake_results import write_fake_results
+
+
+def test_pieces_are_as_long_as_sentences_and_begin_elsewhere() -> None:
+    generator = random.Random(0)
+    text = " ".join(
+        " ".join("word" for _ in range(generator.randint(3, 30))).capitalize() + "."
+        for _ in range(100)
+    )
+    begins, sentences = pieces(text), sentence_starts(text)
+    assert len(begins) == len(sentences) == 100
+    assert all(place == 0 or text[place - 1] == " " for place in begins)
+    assert len({*begins} & {*sentences}) < 20
+    lengths, own = (sorted(np.diff([*places, len(text)])) for places in (begins, sentences))
+    assert np.abs(np.subtract(lengths, own)).max() <= len("Words. ")
 
 
 def test_beginnings_of_all_that_are_long_enough(
