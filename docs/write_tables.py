@@ -224,7 +224,7 @@ def difference(name: str, other: str, k: int) -> dict[str, float]:
     """Return a measurement minus another on the documents of both: targets of large gap, whatever
     the units and the form of `add_one`. Documents are resampled for both at once."""
     names = (name, other)
-    num_documents = min(read_meta(name)["counts"]["documents_measured"] for name in names)
+    num_documents = min(num_documents_read(name) for name in names)
     first, second = (
         rows[(rows.selector == rule_of(name)) & (rows.document < num_documents)].assign(
             units="all", selector="add_one"
@@ -233,6 +233,15 @@ def difference(name: str, other: str, k: int) -> dict[str, float]:
     )
     nets = net_differences(first, second).set_index(["target_set", "k"])
     return {**nets.loc["gap", k], **recovery_difference(first, second, k)}
+
+
+def num_documents_read(name: str) -> int:
+    """Return how many documents a measurement read, with those too short to be measured: a
+    document keeps its place among them."""
+    counts = read_meta(name)["counts"]
+    if counts["documents_left"]:
+        raise ValueError(f"{name} is partial: which documents it measured is not stored")
+    return int(counts["documents_measured"] + counts["documents_too_short"])
 
 
 def recovery_difference(first: pd.DataFrame, second: pd.DataFrame, k: int) -> dict[str, float]:
