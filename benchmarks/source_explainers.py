@@ -322,6 +322,24 @@ def inseq(method: str, model: Any, tokenizer: Any, fit_on: list[SourceQuestion])
     return scores
 
 
+def flashtrace(model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -> Scores:
+    from flashtrace import FlashTrace
+
+    model.set_attn_implementation("eager")  # as above
+    tracer = FlashTrace(model, tokenizer)
+
+    def scores(asked: SourceQuestion) -> np.ndarray:
+        rows = []
+        for first, end in asked.statement_spans:
+            found = tracer.trace(
+                prompt=asked.prompt, target=asked.answer, output_span=(first, end - 1)
+            )
+            rows.append([sum(found.scores[a:b]) for a, b in asked.source_spans])
+        return np.array(rows)
+
+    return scores
+
+
 CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "ours, 4 decoys": (OURS, partial(ours, 4)),
     "ours, 8 decoys": (OURS, partial(ours, 8)),
@@ -334,6 +352,7 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "captum ShapleyValueSampling": ("captum", partial(captum_perturbed, "ShapleyValueSampling")),
     "captum LayerIntegratedGradients": ("captum", captum_integrated),
     "inseq attention": ("inseq", partial(inseq, "attention")),
+    "flashtrace": ("flashtrace", flashtrace),
 }
 """Name → package (as on PyPI), and what makes it ready."""
 
