@@ -126,7 +126,7 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> Figure:
 def _blocks(summaries: list[Summary], L: int) -> list[Block]:
     bridge = [s for s in summaries if s.model in ("rope", "pose")]
     if bridge:
-        cells = [
+        cells: list[list[Panel]] = [
             [
                 (
                     f"{_STYLES[setting][2]}, k = {k}",
@@ -148,7 +148,7 @@ def _blocks(summaries: list[Summary], L: int) -> list[Block]:
     main = [s for s in attention if s.setting in ("local", "nonlocal", "coupled")]
     objectives = [s for s in attention if s.objective == "minimax" or s.setting == "drifting"]
     keys = [s for s in attention if s.setting.endswith("_keys")]
-    ks = [(f"k = {k}", _draw_sparsity, _pick(main, num_places=k)) for k in _ks(main)]
+    by_k: list[Panel] = [(f"k = {k}", _draw_sparsity, _pick(main, num_places=k)) for k in _ks(main)]
     questions: list[Panel] = [
         ("(d) mixture or minimax", _draw_objectives, objectives and attention),
         ("which part of locality matters, k = 2", _draw_locality, keys and attention),
@@ -158,7 +158,7 @@ def _blocks(summaries: list[Summary], L: int) -> list[Block]:
         ("growth of the risk by length, local", _draw_growth, attention + worst if worst else []),
         ("growth to the longest strings by L, local", _draw_training_length, longer),
     ]
-    return [([ks], True), ([questions], False), ([growth], False)]
+    return [([by_k], True), ([questions], False), ([growth], False)]
 
 
 def _title(summaries: list[Summary], meta: dict[str, Any]) -> str:
