@@ -76,8 +76,8 @@ class Check:
     @property
     def verdict(self) -> str:
         text = (
-            f"{self.num_beyond} of {len(self.table)} targets depend on their distant units more "
-            "than on units of any unrelated text"
+            f"{self.num_beyond} of {len(self.table)} targets depend on distant units, which lower "
+            "the loss more than those of any unrelated text"
         )
         hurt = int((self.table.gap <= 0).sum())
         return text + (f"; {hurt} lose by all their far tokens together" if hurt else "")
