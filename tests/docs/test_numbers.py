@@ -4,26 +4,34 @@ A comment binds the numbers before it in its line, back to the comment before:
 
     0.93, net 0.55 <!-- prose_wikipedia_contextual_seed1 gap add_one 1: recovery net -->
     0.99 and 0.97 <!-- source_rivals rival=AT2: one either -->
+    0.28 [0.15, 0.43] <!-- real.md#differences difference=one sentence − one token: recovery[] -->
 
-names a measurement, its units (the first that it has, unless given), target set, selector and k,
+It names a measurement, its units (the first that it has, unless given), target set, selector and k,
 then columns of its summary (`net[]`: net, net_low, net_high; `long`, `short`: its windows); or a
 stored table and values that its row has, then columns; or a task result and values, then lengths:
 exact match, the mean over seeds (`200[]`: with the lowest and highest end of their intervals).
-`first + second` is the mean of two directions of transfer, `first − second k` a difference of two
-measurements.
+`first + second` is the mean of two directions of transfer.
+
+Or it names a table of docs/tables by page and heading, and the cells that its rows have (`*` is any
+text), then headers, up to their first comma if that is enough: the first number of the cell, `[]`
+all numbers of it, `[2]` the second. A number that has neither a measurement nor a stored table of
+its own is named so. Several rows give a number each; `min(…)`, `max(…)`, `mean(…)` and `range(…)`,
+the lowest and the highest, are over all of them. `{one,other}` in a name stands for two rows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from docs import write_tables
 from docs.stored import (
+    PAGES,
     ROOT,
     measurements,
     other_table,
@@ -33,10 +41,16 @@ from docs.stored import (
     tasks,
 )
 
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-BOUND = re.compile(r"<!-- ((?:(?! -->).)*?): ([\w, −\[\]-]+) -->")
+WRITTEN = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+BOUND = re.compile(r"<!-- ((?:(?! -->).)*?): ((?:(?! -->|: ).)+) -->")
 ENDS = {False: [""], True: ["", "_low", "_high"]}
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d[\d,]*(?:\.\d+)?")
+OVER: dict[str, Callable[[list[float]], list[float]]] = {
+    "min": lambda numbers: [min(numbers)],
+    "max": lambda numbers: [max(numbers)],
+    "mean": lambda numbers: [float(np.mean(numbers))],
+    "range": lambda numbers: [min(numbers), max(numbers)],
+}
 
 
 def shown_numbers(text: str) -> list[str]:
@@ -44,60 +58,152 @@ def shown_numbers(text: str) -> list[str]:
     return NUMBER.findall(re.sub(r"\]\([^)]*\)|`[^`]*`|<!--.*?-->", "", text))
 
 
+def one_each(name: str) -> list[str]:
+    """Of `a{b,c}`: ab, ac."""
+    match = re.search(r"\{([^}]*)\}", name)
+    if not match:
+        return [name]
+    before, after = name[: match.start()], name[match.end() :]
+    return [one for option in match[1].split(",") for one in one_each(before + option + after)]
+
+
+def columns_of(row: str, names: str) -> list[str]:
+    return names.split("; " if ".md#" in row else " ")
+
+
 def stored_numbers(row: str, columns: list[str]) -> Iterator[float]:
+    rows = [found for name in one_each(row) for found in found_rows(name)]
+    assert rows, f"no row is {row}"
+    for column in columns:
+        over = re.fullmatch(r"(min|max|mean|range)\((.*)\)", column)
+        numbers = [number for found in rows for number in found(over[2] if over else column)]
+        yield from OVER[over[1]](numbers) if over else numbers
+
+
+def found_rows(name: str) -> list[Callable[[str], list[float]]]:
+    """Rows as functions from a column to its numbers."""
+    if page := re.fullmatch(r"(\S+\.md)#(\S+)(?: (.*))?", name):
+        return [
+            lambda column, row=row: cell_numbers(row, column)
+            for row in rows_of_page(*page.groups(""))
+        ]
+    row = stored_row(name)
+
+    def numbers(column: str) -> list[float]:
+        ends = ENDS[column.endswith("[]")]
+        return [float(row[column.removesuffix("[]") + end]) for end in ends]
+
+    return [numbers]
+
+
+def stored_row(row: str) -> dict[str, Any]:
     found: Any
     name, *values = re.split(r" (?=\w+=)", row)
-    if difference := re.fullmatch(r"(\S+) − (\S+) (\d+)", row):
-        found = write_tables.difference(difference[1], difference[2], int(difference[3]))
-    elif values:
+    if values:
         rows = pd.DataFrame(task_rows(name)) if name in tasks() else other_table(name)
         rows = rows.rename_axis("index").reset_index()
         for key, value in (text.split("=", 1) for text in values):
             rows = rows[rows[key].astype(str) == value]
-        if name in tasks():
-            assert not rows.duplicated(["length", "seed"]).any(), row
-            lengths = rows.groupby(rows.length.astype(str))
-            found = dict(lengths.exact_match.mean())
-            found |= dict(lengths.low.min().add_suffix("_low"))
-            found |= dict(lengths.high.max().add_suffix("_high"))
-        else:
+        if name not in tasks():
             (found,) = rows.to_dict("records")
-    else:
-        *names, target_set, selector, k = row.split()
-        meta = read_meta(names[0])
-        units = meta.get("units", ["tokens"])
-        chosen = names.pop() if names[-1] in units else units[0]
-        found = read_summary(" ".join(names), target_set, chosen).loc[selector, int(k)]
-        found = {**found, **meta["windows"]}
-    yield from (float(found[column]) for column in columns)
+            return found
+        assert not rows.duplicated(["length", "seed"]).any(), row
+        lengths = rows.groupby(rows.length.astype(str))
+        found = dict(lengths.exact_match.mean())
+        found |= dict(lengths.low.min().add_suffix("_low"))
+        return found | dict(lengths.high.max().add_suffix("_high"))
+    *names, target_set, selector, k = row.split()
+    meta = read_meta(names[0])
+    units = meta.get("units", ["tokens"])
+    chosen = names.pop() if names[-1] in units else units[0]
+    found = read_summary(" ".join(names), target_set, chosen).loc[selector, int(k)]
+    return {**found, **meta["windows"]}
 
 
-def bound() -> Iterator[tuple[str, str, list[str], str]]:
-    for page in PAGES:
+# --- tables of docs/tables ------------------------------------------------------------------------
+
+
+@cache
+def tables_of_page(page: str) -> dict[str, list[dict[str, str]]]:
+    """The rows of all tables below each heading, as written, by header."""
+    found: dict[str, list[dict[str, str]]] = {}
+    header: list[str] = []
+    for line in (PAGES / page).read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            rows = found[re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-")] = []
+        cells = [re.sub(r"[*`]", "", cell).strip() for cell in line.split("|")[1:-1]]
+        if not cells:
+            header = []
+        elif not header:
+            header = cells
+        elif set(cells[0]) != {"-"}:
+            rows.append(dict(zip(header, cells, strict=True)))
+    return found
+
+
+def rows_of_page(page: str, heading: str, values: str) -> list[dict[str, str]]:
+    rows = tables_of_page(page)[heading]
+    for value in filter(None, values.split("; ")):
+        header, cell = value.split("=", 1)
+        pattern = re.escape(cell).replace(r"\*", ".*")
+        rows = [row for row in rows if re.fullmatch(pattern, row.get(header, ""))]
+    return rows
+
+
+def cell_numbers(row: dict[str, str], column: str) -> list[float]:
+    column, at = re.fullmatch(r"(.*?)(\[\d*\])?", column).groups()  # type: ignore[union-attr]
+    headers = [header for header in row if column in (header, header.split(", ")[0])]
+    assert len(headers) == 1, (column, list(row))
+    cell = re.sub("[−]", "-", row[headers[0]]).replace(",", "")
+    numbers = [float(number) for number in NUMBER.findall(cell)]
+    assert numbers, row
+    return numbers if at == "[]" else [numbers[int((at or "[1]")[1:-1]) - 1]]
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def bound() -> Iterator[tuple[str, str, str, str]]:
+    for page in WRITTEN:
         for line in page.read_text(encoding="utf-8").splitlines():
             end = 0
             for match in BOUND.finditer(line):
                 before, end = line[end : match.start()], match.end()
-                columns = re.split(", " if "," in match[2] else " ", match[2])
-                columns = [c.replace("[]", end) for c in columns for end in ENDS[c.endswith("[]")]]
-                yield page.name, match[1], columns, before
+                yield page.name, match[1], match[2], before
 
 
 @pytest.mark.parametrize(("page", "row", "columns", "before"), list(bound()))
 def test_numbers_are_those_of_the_row_they_name(
-    page: str, row: str, columns: list[str], before: str
+    page: str, row: str, columns: str, before: str
 ) -> None:
-    written = shown_numbers(before)[-len(columns) :]
-    assert len(written) == len(columns), (page, before)
-    for text, value in zip(written, stored_numbers(row, columns), strict=True):
+    stored = list(stored_numbers(row, columns_of(row, columns)))
+    written = shown_numbers(before)[-len(stored) :]
+    assert len(written) == len(stored), (page, before)
+    for text, value in zip(written, stored, strict=True):
         digits = len(text.partition(".")[2])
         assert text.replace("−", "-").replace(",", "").lstrip("+") == f"{value:.{digits}f}", columns
 
 
 def test_a_page_of_results_names_its_rows() -> None:
-    pages = [page for page, row, *_ in bound() if "=" not in row]
+    rows = [(page, row) for page, row, *_ in bound()]
+    pages = [page for page, row in rows if "=" not in row]
     assert pages.count("README.md") >= 3
     assert pages.count("results.md") >= 5
     assert pages.count("results_prose.md") >= 5
     assert pages.count("results_models.md") >= 20
-    assert {row.split()[0] for _, row, *_ in bound() if "=" not in row} <= set(measurements())
+    assert sum(page == "theory.md" for page, _ in rows) >= 5
+    named = {name.split()[0] for _, row in rows if "=" not in row for name in one_each(row)}
+    assert {name for name in named if ".md#" not in name} <= set(measurements())
+
+
+def test_a_table_is_read_by_its_headers() -> None:
+    row = "theory.md#the-attention-class setting=nonlocal; k={2,3}; objective=mixture"
+    assert list(stored_numbers(row, ["risk at 8L", "range(k)"])) == [0.409, 0.4789, 2, 3]
+    row = "real.md#differences difference=no prefix*"
+    low, high = stored_numbers(row, ["recovery[2]", "recovery[3]"])
+    assert list(stored_numbers(row, ["recovery[]"]))[1:] == [low, high]
+    for wrong in ("real.md#differences difference=no", "real.md#differences recovery=1"):
+        with pytest.raises(AssertionError, match="no row is"):
+            list(stored_numbers(wrong, ["recovery"]))
+    with pytest.raises(AssertionError, match="excess"):
+        list(stored_numbers("real.md#differences", ["excess"]))
