@@ -27,9 +27,9 @@ check: install
 	$(BIN)/mypy --strict --follow-imports=silent tests/typed_user.py
 
 # A process for each core and two more, as some wait for others, each with one thread. The tests of a file share what they
-# prepare.
+# prepare, and the processes that they start share Python's bytecode.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 2 : 8)) \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 2 : 8)) \
 		--dist=loadfile --no-loadscope-reorder
 
 # What the wheel does without extras, in an environment of its own with numpy 2, where no file of

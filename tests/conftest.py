@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -29,6 +30,9 @@ from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.io import partial_name
 from tests.support.fake_results import write_fake_results
 
+# A garbage collection finds nothing while tests are imported, and takes long.
+gc.disable()
+
 VOCAB = 512
 
 # Tests may wait for a busy machine. A test's settings are fixed when its file is imported.
@@ -47,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process ends alone with one of them."""
     longest = tuple(f"tests/{name}.py" for name in LONGEST)
     items.sort(key=lambda item: not item.nodeid.startswith(longest))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays: later collections need not look through it
+    gc.enable()
 
 
 # A shell's background jobs ignore Ctrl-C, and so would every command that a test starts.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+import transformers
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
@@ -33,17 +33,17 @@ explain = load("explain")
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return explain.word_tokenizer(64)
 
 
 @pytest.fixture
-def model() -> PreTrainedModel:
+def model() -> transformers.PreTrainedModel:
     return build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=64)
 
 
 @pytest.fixture
-def question(tokenizer: PreTrainedTokenizerFast) -> Any:
+def question(tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
     ids = np.random.default_rng(0).integers(1, 64, 30).tolist()
     return explainers.Question(ids[:20], ids[20:28], ids[28:], tokenizer)
 

@@ -12,7 +12,6 @@ import transformers
 import yaml
 from olmo.config import LayerNormType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import load_model
@@ -111,7 +110,7 @@ def test_transformers_computes_the_same_from_an_export_and_a_run_begins_there(
 ) -> None:
     model = write_checkpoint(tmp_path / "checkpoints" / "step000001", **changes)
     assert export(tmp_path, tmp_path / "out") == class_name
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(theirs).__name__ == class_name
     assert theirs.dtype == torch.float32
     assert (theirs.config.eos_token_id, theirs.config.pad_token_id) == (257, 258)
@@ -148,7 +147,7 @@ def begin_from(
 def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "step", **OLMO_1)
     export(tmp_path / "step", tmp_path / "out")
-    theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "out"), byte_tokenizer()
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), byte_tokenizer()
     for text in ("One way, <eos> and back.", "  zwölf\n\tñandúes — 12,345!"):
         assert theirs(text).input_ids == ours.encode(text).ids
         assert theirs.decode(theirs(text).input_ids) == text
@@ -165,7 +164,7 @@ def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) 
 def test_an_ordinary_token_is_not_declared_special(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "step", **OLMO_1, eos_token_id=5)
     export(tmp_path / "step", tmp_path / "out")
-    assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token is None
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").eos_token is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +226,7 @@ def test_a_bias_of_the_output_has_no_counterpart(tmp_path: Path) -> None:
 def test_an_export_may_have_half_the_bits(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "step", **OLMO_2)
     export(tmp_path / "step", tmp_path / "out", "fp16")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert {parameter.dtype for parameter in theirs.parameters()} == {torch.float16}
 
 
@@ -357,7 +356,7 @@ def test_a_folder_of_transformers_computes_the_same_here_and_back_there(
     folder = tmp_path / "step000001"
     tiny_models.write_checkpoint(folder, weights=weights, positions=positions, **fields)
     assert export(tmp_path / "step000001", tmp_path / "back") == class_name
-    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     torch.testing.assert_close(back(tokens_BL).logits, expected, **near)
     analysed = load_model(str(tmp_path / "step000001"), device="cpu").model
     torch.testing.assert_close(analysed(tokens_BL, gapped), expected_gapped, **near)

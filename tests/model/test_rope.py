@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+import transformers
 
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import PositionsConfig
@@ -63,13 +62,13 @@ def test_angles_at_all_lengths_are_those_of_transformers(
     if positions["scaling"] == "ntk":  # its dynamic form, at the length where that has the factor
         parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": float(theta)}
         seq_len = 4096 * 7 // 4
-    theirs = LlamaConfig(
+    theirs = transformers.LlamaConfig(
         hidden_size=256,
         num_attention_heads=2,
         max_position_embeddings=4096,
         rope_parameters=parameters,
     )
-    init = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
     frequencies, factor = init(theirs, CPU, seq_len=seq_len)
     positions_1L = torch.cat([torch.arange(9000), torch.arange(2**17 - 9, 2**17)])[None]
     cos_1LR, sin_1LR = rotary_tables(positions_1L, config)

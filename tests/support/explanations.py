@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from olmo_sparsity import explain
 from olmo_sparsity.analysis.explain.explanation import Explanation
@@ -18,7 +18,7 @@ FOREIGN = [" ".join(np.random.default_rng(i).choice(WORDS, 700).tolist()) for i 
 SHORT = 8
 
 
-def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
+def make_tokenizer(bos: bool = True) -> transformers.PreTrainedTokenizerFast:
     vocabulary = {name: i for i, name in enumerate(["<unk>", "<s>", "</s>", *WORDS, "Q:", "A:"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -26,7 +26,7 @@ def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 1)]
         )
-    made = PreTrainedTokenizerFast(
+    made = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
     made.chat_template = "{{ bos_token }} Q: {{ messages[0]['content'] }} A:"

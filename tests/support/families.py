@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from olmo_sparsity.analysis.models.compatibility import position_limit
 from olmo_sparsity.analysis.models.gguf import supported_architectures
@@ -217,7 +216,7 @@ REFUSED = [
 ]
 
 
-def build(family: Family, **changes: Any) -> PreTrainedModel:
+def build(family: Family, **changes: Any) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     model_class = getattr(transformers, family.class_name)
     # Copied: configs write into the dicts that they are given.
@@ -274,7 +273,7 @@ class EightBits(nn.Linear):
         return F.linear(x, weight, self.bias)
 
 
-def quantize(model: PreTrainedModel) -> PreTrainedModel:
+def quantize(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     for module in model.modules():
         if type(module) is nn.Linear and module is not model.get_output_embeddings():
             module.__class__ = EightBits

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import PreTrainedModel
 
 _LEAVES = {
     "input_layernorm": "attn_norm",
@@ -40,7 +40,7 @@ def gguf_name(name: str) -> str:
 
 
 @torch.no_grad()
-def round_weights(model: PreTrainedModel, kind: GGMLQuantizationType) -> None:
+def round_weights(model: transformers.PreTrainedModel, kind: GGMLQuantizationType) -> None:
     """Give its matrices the values that this type can represent."""
     for parameter in model.parameters():
         if parameter.ndim == 2:
@@ -50,7 +50,7 @@ def round_weights(model: PreTrainedModel, kind: GGMLQuantizationType) -> None:
 
 def write_gguf(
     path: Path,
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     tokenizer: Tokenizer,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     *,

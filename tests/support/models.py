@@ -9,7 +9,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
@@ -43,7 +42,7 @@ def draw_tokens(length: int = 12) -> Tensor:
     return torch.randint(0, 61, (2, length), generator=torch.Generator().manual_seed(1))
 
 
-def tiny(class_name: str, **settings: Any) -> PreTrainedModel:
+def tiny(class_name: str, **settings: Any) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     model_class = getattr(transformers, class_name)
     return model_class(model_class.config_class(**settings)).eval()

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from olmo_sparsity.analysis.kernels.sharing import attending_to
 from olmo_sparsity.model.layers import causal_bias
 from tests.support.families import (
     COPIES_FAR,
@@ -54,6 +53,8 @@ def test_far_states_stand_for_far_places(index: int) -> None:
 
 @torch.no_grad()
 def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
+    from olmo_sparsity.analysis.kernels.sharing import attending_to  # imports all of transformers
+
     model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
     far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     alone = model.hidden(*near)

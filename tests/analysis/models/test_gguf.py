@@ -12,10 +12,9 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from olmo_sparsity import load_model
 from olmo_sparsity.analysis.models import gguf as module
@@ -76,12 +75,12 @@ def tokenizer() -> Tokenizer:
     return bpe("gpt-2")
 
 
-def llama(tokenizer: Tokenizer, **changes: Any) -> PreTrainedModel:
+def llama(tokenizer: Tokenizer, **changes: Any) -> transformers.PreTrainedModel:
     sizes = SIZES | {"intermediate_size": 64, "vocab_size": tokenizer.get_vocab_size()}
     return tiny("LlamaForCausalLM", **(sizes | {"rms_norm_eps": 1e-5} | changes))
 
 
-def difference(path: Path, model: PreTrainedModel) -> float:
+def difference(path: Path, model: transformers.PreTrainedModel) -> float:
     tokens = draw_tokens()
     with torch.no_grad():
         read = load_model(path).model.model(tokens).logits
@@ -99,7 +98,7 @@ def test_logits_are_those_of_the_quantized_weights(
     assert difference(path, model) < 1e-5
     if kind.startswith("Q4"):
         assert (model(draw_tokens()).logits - whole).abs().max() > 1e-2
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf")
         assert difference(path, theirs) < 1e-5
 
 
@@ -160,7 +159,7 @@ def test_tokens_are_those_of_the_tokenizer_it_was_written_from(pre: str, tmp_pat
         assert loaded.tokenizer.decode(expected, False) == text
     assert loaded.prefix_ids("auto", "A") == ([0] if pre == "llama-bpe" else [])
     if pre != "smollm":  # of which transformers knows nothing, and keeps numbers together
-        theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
         for text in TEXTS:
             ids = theirs.encode(text, add_special_tokens=False)
             assert loaded.encode([text])[0] == ids
@@ -179,7 +178,9 @@ def test_llama_3_scales_its_angles(tokenizer: Tokenizer, tmp_path: Path) -> None
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }  # fmt: skip
     model = llama(tokenizer, rope_parameters=scaling, head_dim=16)
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, torch.device("cpu"))
+    scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](
+        model.config, torch.device("cpu")
+    )
     factors = (5e5 ** -(torch.arange(0, 16, 2) / 16) / scaled).numpy().astype(np.float32)
     path = tmp_path / "tiny.gguf"
     write_gguf(path, model, tokenizer, tensors={"rope_freqs.weight": factors})
@@ -287,7 +288,7 @@ def test_smollm2_is_what_transformers_reads(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OLMO_SPARSITY_CACHE", str(CACHE))
     loaded = load_model("smollm2")
     assert (loaded.name, loaded.fingerprint) == ("smollm2 (Q4_1)", smollm2.SHA256)
-    theirs = AutoModelForCausalLM.from_pretrained(CACHE, gguf_file=smollm2.FILE)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(CACHE, gguf_file=smollm2.FILE)
     tokens = torch.tensor(loaded.encode(["The capital of France is"]))
     with torch.no_grad():
         logits = loaded.model.model(tokens).logits

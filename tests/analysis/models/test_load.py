@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, ByT5Tokenizer, DynamicCache, PreTrainedModel
 
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Windows
@@ -51,9 +51,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def read_without_any_mask(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+def read_without_any_mask(
+    model: transformers.PreTrainedModel, tokens: Tensor, positions: Tensor
+) -> Tensor:
     """Token by token through a cache: each sees all earlier ones, and there is no mask at all."""
-    cache, logits = DynamicCache(config=model.config), []
+    cache, logits = transformers.DynamicCache(config=model.config), []
     for place in range(tokens.shape[1]):
         out = model(
             input_ids=tokens[:, place : place + 1],
@@ -248,7 +250,7 @@ def test_what_is_no_model_says_what_was_looked_for(
         load_model(str(tmp_path), device="cuda")
 
 
-def llama(**settings: Any) -> PreTrainedModel:
+def llama(**settings: Any) -> transformers.PreTrainedModel:
     return tiny("LlamaForCausalLM", **(SIZES | settings))
 
 
@@ -279,7 +281,7 @@ def test_a_model_in_memory_is_taken_as_it_is() -> None:
     assert loaded.device == torch.device("cpu")
     assert wrap_model(loaded) is loaded
     assert wrap_model(loaded.model, name="mine").name == "mine"
-    for other in ({"name": "other"}, {"tokenizer": ByT5Tokenizer()}):
+    for other in ({"name": "other"}, {"tokenizer": transformers.ByT5Tokenizer()}):
         with pytest.raises(ConfigError, match="'LlamaForCausalLM' is a loaded model"):
             wrap_model(loaded, **other)
 
@@ -335,7 +337,9 @@ def test_the_fingerprint_is_of_every_weight(tmp_path: Path) -> None:
     assert wrap_model(llama().bfloat16()).fingerprint != first
     assert wrap_model(quantize(llama())).fingerprint != first  # the same weights, rounded later
     one.save_pretrained(tmp_path)
-    assert wrap_model(AutoModelForCausalLM.from_pretrained(tmp_path)).fingerprint == first
+    assert (
+        wrap_model(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)).fingerprint == first
+    )
 
 
 @torch.no_grad()
@@ -362,7 +366,7 @@ def test_a_dispatched_or_offloaded_model_answers_alike() -> None:
 quietly = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's calls of transformers
 
 
-def with_lora(model: PreTrainedModel, **settings: Any) -> Any:
+def with_lora(model: transformers.PreTrainedModel, **settings: Any) -> Any:
     torch.manual_seed(1)
     import peft
 
@@ -416,14 +420,14 @@ def test_a_training_loss_would_miss_an_adapter_of_the_last_map() -> None:
 @pytest.fixture
 def adapter_folder(tmp_path: Path) -> Path:
     llama().save_pretrained(tmp_path / "base")
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     with_lora(whole).save_pretrained(tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
 @quietly
 def test_an_adapter_folder_is_its_base_with_the_adapter(adapter_folder: Path) -> None:
-    whole = AutoModelForCausalLM.from_pretrained(adapter_folder.parent / "base")
+    whole = transformers.AutoModelForCausalLM.from_pretrained(adapter_folder.parent / "base")
     loaded = load_model(str(adapter_folder), device="cpu")
     check_logits(loaded, with_lora(whole))
     assert loaded.name == str(adapter_folder)

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import ByT5Tokenizer, PreTrainedModel
-from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from olmo_sparsity.analysis.inputs.documents import token_texts
 from olmo_sparsity.analysis.models.load import load_model, wrap_model
@@ -19,7 +18,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.models import SIZES, tiny
 
 
-def llama(**settings: Any) -> PreTrainedModel:
+def llama(**settings: Any) -> transformers.PreTrainedModel:
     return tiny("LlamaForCausalLM", **(SIZES | settings))
 
 
@@ -44,8 +43,8 @@ def word_tokenizer(adds_bos: bool = True) -> Tokenizer:
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
 
 
-def fast_tokenizer(**settings: Any) -> FastTokenizer:
-    return FastTokenizer(
+def fast_tokenizer(**settings: Any) -> transformers.PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=word_tokenizer(), bos_token="<s>", eos_token="</s>", **settings
     )
 
@@ -91,13 +90,13 @@ def test_the_prefix_is_read_and_not_tried_on_a_letter(kind: str) -> None:
         tokenizer.normalizer = normalizer
     if post_processor is not None:
         tokenizer.post_processor = post_processor
-    for given in (tokenizer, FastTokenizer(tokenizer_object=tokenizer)):
+    for given in (tokenizer, transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)):
         loaded = wrap_model(llama(), given)
         assert loaded.prefix_ids("auto", "b c") == wanted
         assert loaded.encode(["b c", "c"]) == [[2, 3], [3]]
 
 
-class Whimsical(ByT5Tokenizer):
+class Whimsical(transformers.ByT5Tokenizer):
     """Puts a token before long texts only."""
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
@@ -134,7 +133,7 @@ def test_a_tokenizer_json_that_truncates_is_read_without_it(tmp_path: Path) -> N
 
 
 def test_a_slow_tokenizer_is_adapted() -> None:
-    slow = ByT5Tokenizer()
+    slow = transformers.ByT5Tokenizer()
     loaded = wrap_model(llama(vocab_size=400), slow)
     tokenizer = loaded.tokenizer
     assert loaded.transformers_tokenizer is slow
@@ -151,15 +150,16 @@ def test_a_slow_tokenizer_is_adapted() -> None:
     assert loaded.prefix_ids("auto", "a") == []  # what it adds stands behind a text
     assert 1 in tokenizer.get_added_tokens_decoder()
     assert (
-        tokenizer.to_str() == wrap_model(llama(vocab_size=400), ByT5Tokenizer()).tokenizer.to_str()
+        tokenizer.to_str()
+        == wrap_model(llama(vocab_size=400), transformers.ByT5Tokenizer()).tokenizer.to_str()
     )
 
 
 def test_a_tokenizer_too_large_for_the_embedding_is_refused() -> None:
     with pytest.raises(ConfigError, match="IDs up to 258, its embedding only 61 rows"):
-        wrap_model(llama(), ByT5Tokenizer())
+        wrap_model(llama(), transformers.ByT5Tokenizer())
     # Its added tokens reach from 259 to 383, and no text but their own has them.
-    loaded = wrap_model(llama(vocab_size=300), ByT5Tokenizer())
+    loaded = wrap_model(llama(vocab_size=300), transformers.ByT5Tokenizer())
     assert len(loaded.encode(["plain"])[0]) == 5
     with pytest.raises(DataError, match="the text holds '<extra_id_124>', token 383, and the emb"):
         loaded.encode(["plain", "of <extra_id_124>"])
