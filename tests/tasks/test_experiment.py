@@ -19,7 +19,7 @@ import torch
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.tasks import experiment
-from olmo_sparsity.tasks.results import Row, format_table, read_results
+from olmo_sparsity.tasks.results import Row, format_table, read_results, wilson
 from olmo_sparsity.tasks.schemes import SCHEMES
 from olmo_sparsity.tasks.trial import Report, Trial
 from tests.conftest import running, small_task, until
@@ -272,6 +272,14 @@ def test_what_is_wrong_with_it_is_said_before_training(
     path = write(small_task(tmp_path / "run") | {"task": {"name": f"{file}:Copy"}}, tmp_path)
     assert main(["task", str(path)]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_wilson_is_the_textbook_interval() -> None:
+    low, high = wilson(0.5, 100)
+    assert (round(low, 4), round(high, 4)) == (0.4038, 0.5962)
+    assert wilson(1.0, 500)[1] == 1.0
+    assert wilson(0.0, 500)[0] == 0.0
+    assert 0.99 < wilson(1.0, 500)[0] < 1.0
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -15,9 +15,13 @@ from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
 from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
-from olmo_sparsity.tasks.sparse_parity import SparseParity
+from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
 from olmo_sparsity.tasks.variable_assignment import VariableAssignment
-from tests.support.samples import draw
+
+
+def draw(task: Task, num: int = 200, length: int = 12, seed: int = 0, k: Any = None) -> Any:
+    return task.sample(np.random.default_rng(seed), num, length, k)
+
 
 TASKS: list[Any] = [
     SparseParity(),
@@ -87,6 +91,165 @@ def test_drawing_many_is_the_work_of_numpy(task: Task) -> None:
         return len(called)
 
     assert num_calls(1024) < num_calls(128) + 100
+
+
+# --- addition -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("digits_reversed", [True, False])
+def test_addition_couples_equal_significance(digits_reversed: bool) -> None:
+    samples = draw(Addition(digits_reversed), num=4000, length=6)
+    ids, response_ids = samples.prompt_ids_BP, samples.response_ids_BR
+    np.testing.assert_array_equal(ids[:, :6], ids[:, 7:13])  # a and b
+    from_least = response_ids[0] if digits_reversed else response_ids[0, ::-1]
+    np.testing.assert_array_equal(ids[0, :6][::-1], from_least[:6])
+    # The response starts beside the sign before it, and goes on by one.
+    assert abs(response_ids[0, 0] - ids[0, -1]) == 1
+    assert (np.diff(response_ids) == (-1 if digits_reversed else 1)).all()
+    digits = samples.prompt_BP[:, :6]
+    np.testing.assert_allclose(
+        np.bincount(digits.ravel(), minlength=10) / digits.size, 0.1, atol=0.01
+    )
+    highest = samples.response_BR[:, -1 if digits_reversed else 0]
+    assert set(np.unique(highest)) == {0, 1}
+
+
+# --- scratchpad parity ----------------------------------------------------------------------------
+
+
+def test_running_parity_is_coupled_to_its_bits() -> None:
+    samples = draw(ScratchpadParity(), num=4000)
+    ids, response_ids = samples.prompt_ids_BP, samples.response_ids_BR
+    np.testing.assert_array_equal(ids[:, :-1], response_ids)
+    assert (ids[:, -1] == 1).all()
+    assert (np.diff(response_ids) == 1).all()
+    np.testing.assert_allclose(samples.response_BR.mean(0), 0.5, atol=0.04)
+    # Neither the own bit nor the one before says the running parity.
+    for shift in (0, 1):
+        bits, parity = samples.prompt_BP[:, 5 - shift], samples.response_BR[:, 5]
+        assert abs(np.corrcoef(bits, parity)[0, 1]) < 0.08
+
+
+# --- sparse parity --------------------------------------------------------------------------------
+
+
+def test_sparse_parity_marks_k_places_all_alike() -> None:
+    samples = draw(SparseParity(), num=20_000, length=24, k=3)
+    relevant_Bl = samples.prompt_BP[:, ::2] == 3
+    assert (relevant_Bl.sum(1) == 3).all()
+    # 12 places, each marked in a quarter of the samples: 5 standard deviations.
+    np.testing.assert_allclose(relevant_Bl.mean(0), 0.25, atol=5 * (0.25 * 0.75 / 20_000) ** 0.5)
+    bits_Bl = samples.prompt_BP[:, 1::2]
+    np.testing.assert_allclose(bits_Bl.mean(0), 0.5, atol=0.02)
+    assert set(np.unique(samples.prompt_BP[:, ::2])) == {2, 3}
+    assert set(np.unique(bits_Bl)) == {0, 1}
+
+
+def test_sparse_parity_k_is_given_for_each_sample_or_uniform() -> None:
+    k_B = np.arange(100) % 7
+    samples = draw(SparseParity(), num=100, length=24, k=k_B)
+    np.testing.assert_array_equal((samples.prompt_BP[:, ::2] == 3).sum(1), k_B)
+    drawn_B = (draw(SparseParity(), num=12_000, length=24).prompt_BP[:, ::2] == 3).sum(1)
+    np.testing.assert_allclose(np.bincount(drawn_B)[1:] / 12_000, 1 / 12, atol=0.013)
+
+
+def test_nothing_less_than_all_marked_bits_says_the_parity() -> None:
+    samples = draw(SparseParity(), num=20_000, length=12, k=2)
+    answer_B = samples.response_BR[:, 0]
+    np.testing.assert_array_equal(count_relevant_ones(samples) % 2, answer_B)
+    np.testing.assert_allclose(answer_B.mean(), 0.5, atol=0.02)
+    relevant_Bl, bits_Bl = samples.prompt_BP[:, ::2] == 3, samples.prompt_BP[:, 1::2]
+    first_B = bits_Bl[np.arange(20_000), relevant_Bl.argmax(1)]
+    for hint_B in (first_B, bits_Bl.sum(1) % 2, bits_Bl[:, -1], relevant_Bl[:, 0]):
+        assert abs(np.corrcoef(hint_B, answer_B)[0, 1]) < 0.03
+
+
+# --- needles --------------------------------------------------------------------------------------
+
+
+def test_a_needle_lies_anywhere_and_only_its_key_gives_it_away() -> None:
+    task = Needle(num_keys=5, num_values=4, num_needles=2)
+    samples = draw(task, num=20_000, length=10)
+    body = samples.prompt_BP[:, :-2]
+    assert ((body >= task.num_values).sum(1) == 2).all()  # two keys, the rest are values
+    place_B = samples.response_ids_BR[:, 0] - 1
+    np.testing.assert_array_equal(
+        samples.prompt_BP[np.arange(20_000), place_B], samples.response_BR[:, 0]
+    )
+    assert set(place_B) == set(range(1, 8))
+    # By symmetry a needle is as often at the left end as at the right end.
+    counts = np.bincount(place_B)[1:]
+    np.testing.assert_allclose(counts, counts[::-1], rtol=0.12)
+    np.testing.assert_allclose(np.bincount(samples.response_BR[:, 0]) / 20_000, 0.25, atol=0.02)
+    for place in range(8):  # no fixed place is more than guessing
+        assert (body[:, place] == samples.response_BR[:, 0]).mean() < 0.4
+
+
+# --- chains of assignments, in any order ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["shuffled", "program"])
+def test_an_assignment_leads_along_its_chain(order: str) -> None:
+    task = VariableAssignment(num_letters=12, num_names=12, order=order)
+    for k in (1, 4, 12):
+        samples = draw(task, num=500, k=k)
+        assert samples.response_BR.shape == (500, k)
+        places = samples.response_ids_BR - 1
+        np.testing.assert_array_equal(
+            np.take_along_axis(samples.prompt_BP, places, axis=1), samples.response_BR
+        )
+        # A source stands in the second place of its statement; the last one is a constant.
+        assert (places % 2 == 1).all()
+        assert ((samples.response_BR >= 12).sum(1) == k - 1).all()
+        if order == "program":
+            assert (np.diff(places) < 0).all()
+
+
+def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -> None:
+    samples = draw(VariableAssignment(num_letters=12, num_names=12), num=6000, k=3)
+    targets = samples.prompt_BP[:, :-2:2]
+    assert (np.sort(targets, axis=1) == np.arange(12, 24)).all()
+    first = samples.response_ids_BR[:, 0] // 2 - 1
+    np.testing.assert_allclose(np.bincount(first, minlength=12) / 6000, 1 / 12, atol=0.02)
+    constants = samples.response_BR[:, -1] - 2
+    np.testing.assert_allclose(np.bincount(constants) / 6000, 0.1, atol=0.02)
+    # Four chains of three: the constant asked for is one of four.
+    assert ((samples.prompt_BP[:, 1:-2:2] < 12).sum(1) == 4).all()
+
+
+def test_names_that_training_never_used_are_spelled_with_letters_it_did() -> None:
+    settings: dict[str, Any] = {"num_letters": 5, "name_length": 2}
+    few = VariableAssignment(num_names=12, **settings)
+    many = VariableAssignment(num_names=25, **settings)
+    assert few.vocabulary == many.vocabulary
+    seen, used = (
+        {tuple(name) for name in draw(task, num=2000, k=3).prompt_BP[:, -2:].tolist()}
+        for task in (few, many)
+    )
+    assert len(seen) == 12
+    assert len(used) == 25
+    assert seen < used
+    assert {letter for name in seen for letter in name} == set(range(12, 17))
+
+
+def test_in_a_program_a_name_alone_does_not_say_which_statement_is_meant() -> None:
+    samples = draw(VariableAssignment(num_letters=4, num_names=4, order="program"), num=500, k=5)
+    targets = samples.prompt_BP[:, :-2:2]
+    asked = samples.prompt_BP[:, -1:]
+    assert (targets == asked).sum(1).mean() > 2
+    # Reading the first assignment of the name instead of the last one is often wrong.
+    first = (targets == asked).argmax(1)
+    sources = samples.prompt_BP[:, 1:-2:2][np.arange(500), first]
+    assert (sources == samples.response_BR[:, 0]).mean() < 0.7
+
+
+# --- the token that ends a response ---------------------------------------------------------------
+
+
+def test_the_end_is_coupled_with_the_end_of_the_prompt() -> None:
+    samples = draw(EndToken(ScratchpadParity()))
+    assert (samples.response_BR[:, -1] == 3).all()
+    assert (samples.response_ids_BR[:, -1] == 1).all()  # that of the equals sign
 
 
 # --- what is refused ------------------------------------------------------------------------------
