@@ -113,7 +113,7 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
     folder = tmp_path / "killed"
     settings = settings_for(data_folder, folder)
     generator = random.Random(0)
-    for _ in range(4):
+    for _ in range(2):
         in_a_checkpoint = partial(die_at_fsync, generator.randint(8, 40))
         for blow in (in_a_checkpoint, partial(die_after, generator.uniform(0.2, 1.0))):
             code = run(settings, blow)

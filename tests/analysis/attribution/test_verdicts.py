@@ -48,9 +48,15 @@ def drawn(tails: str, shape: tuple[int, ...], generator: np.random.Generator) ->
     return generator.normal(size=shape) if tails == "normal" else generator.standard_t(3, shape)
 
 
-@pytest.mark.parametrize("draws", [2, 4, 8])
-@pytest.mark.parametrize("tails", ["normal", "t3", "of each statement its own"])
-@pytest.mark.parametrize("scale", [1, 3, 10])
+# Each pair of a scale, tails and a number of draws.
+@pytest.mark.parametrize(
+    ("scale", "tails", "draws"),
+    [
+        (scale, tails, (2, 4, 8)[(i + j) % 3])
+        for i, scale in enumerate((1, 3, 10))
+        for j, tails in enumerate(("normal", "t3", "of each statement its own"))
+    ],
+)
 def test_the_error_rate_is_held_where_no_source_matters(
     scale: float, tails: str, draws: int
 ) -> None:
@@ -146,9 +152,7 @@ def test_more_decoys_are_evaluated_where_they_may_change_a_verdict(
         assert not np.any(sources_to_look_at(done, 0.05))
 
 
-@pytest.mark.parametrize(
-    ("num_sources", "num_real", "real"), [(8, 1, 15.0), (8, 3, 15.0), (20, 1, 15.0), (20, 3, 25.0)]
-)
+@pytest.mark.parametrize(("num_sources", "num_real", "real"), [(8, 3, 15.0), (20, 1, 15.0)])
 def test_few_of_the_sources_named_are_named_by_chance(
     num_sources: int, num_real: int, real: float
 ) -> None:

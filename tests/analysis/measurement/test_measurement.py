@@ -47,7 +47,7 @@ TABLES = ("losses", "targets", "influence", "recovery", "lds", "tokens", "costs"
 @pytest.fixture(scope="module")
 def model() -> Any:
     torch.manual_seed(0)
-    return build_model(ModelConfig(**SHAPE, n_layers=2)).eval()
+    return build_model(ModelConfig(**SHAPE, n_layers=1)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +382,7 @@ def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
 ) -> None:
     """Choosing targets by their own gap makes an excess out of nothing; the placebo has it too."""
     torch.manual_seed(seed)
-    config = ModelConfig(**SHAPE | {"vocab_size": 256}, n_layers=2, architecture="gpt_neox")
+    config = ModelConfig(**SHAPE | {"vocab_size": 256}, n_layers=1, architecture="gpt_neox")
     untrained = build_model(config).eval()
     generator = np.random.default_rng(seed)
     words = generator.zipf(1.3, size=(100, 60)) % 256  # as in text, few types are most tokens
