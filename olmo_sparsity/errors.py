@@ -63,10 +63,15 @@ def naming_panics(origin: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise DataError(
             f"{origin}: its tokenizer cannot read the text ({reason}); correct its tokenizer.json"
         ) from None
+
+
+def one_line(error: object) -> str:
+    """Return the beginning of a library's message, which may have many lines."""
+    return " ".join(str(error).split())[:300]
 
 
 def printable(text: str) -> str:

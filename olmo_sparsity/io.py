@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from olmo_sparsity.conform import parse_json
-from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.errors import ConfigError, DataError, UserError, one_line
 from olmo_sparsity.runtime import machine_id, process_start
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
     except OSError as error:
         reason = error.strerror or str(error)
     except ValueError as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
     raise DataError(f"{path}: {reason}; {remedy}")
 
 
@@ -334,8 +334,7 @@ def read_parquet(path: Path, remedy: str) -> pa.Table:
     try:
         return pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read ({reason}); {remedy}") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {remedy}") from None
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:

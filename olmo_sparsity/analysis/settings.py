@@ -111,6 +111,17 @@ class ModelOptions:
         None, "tokens of a forward; 4096 on CPU, 16384 to 131072 on a GPU", least=1
     )
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `load_model`."""
+        return {"device": self.device, "dtype": self.dtype, "device_map": self.device_map}
+
+    def refuse_for_loaded(self) -> None:
+        """Raise where an option is set that a model in memory has by itself."""
+        changed = [name for name, value in self.loading.items() if value not in ("auto", None)]
+        if changed:
+            raise ConfigError(f"{', '.join(changed)} of a model in memory: its own; leave it out")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:

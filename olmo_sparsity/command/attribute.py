@@ -87,15 +87,9 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         raise ConfigError("--baseline requires --gate; add it")
     if options.gate:
         gate.refuse_without_expectations(options.questions, options.baseline)
-    settings = build(SourceSettings, given_options(options, SourceSettings))
-    known = build(ModelOptions, given_options(options, ModelOptions))
+    settings, known = build(SourceSettings, vars(options)), build(ModelOptions, vars(options))
     model = load_model(
-        options.model,
-        tokenizer=options.tokenizer,
-        device=known.device,
-        dtype=known.dtype,
-        device_map=known.device_map,
-        whole_prompts=True,
+        options.model, tokenizer=options.tokenizer, whole_prompts=True, **known.loading
     )
     if options.dry_run:
         print(count_questions(model, options.questions, settings, known, options.decoys))

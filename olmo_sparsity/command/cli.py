@@ -291,9 +291,9 @@ def measure(options: argparse.Namespace) -> int:
         losses=options.losses,
         at=options.at and [parse_at(words) for words in options.at],
         quick=options.quick,
-        settings=build(Settings, given_options(options, Settings)),
-        text=build(TextOptions, given_options(options, TextOptions)),
-        options=build(ModelOptions, given_options(options, ModelOptions)),
+        settings=build(Settings, vars(options)),
+        text=build(TextOptions, vars(options)),
+        options=build(ModelOptions, vars(options)),
     )
     if options.dry_run:
         print(estimate(planned, shard))
@@ -315,16 +315,10 @@ def score(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.settings import ModelOptions, ScoreSettings, build
 
     refuse_suffix("--out", options.out, ".parquet", ".jsonl")
-    settings = build(ScoreSettings, given_options(options, ScoreSettings))
+    settings, of_model = build(ScoreSettings, vars(options)), build(ModelOptions, vars(options))
     settings.check()
-    of_model = build(ModelOptions, given_options(options, ModelOptions))
     shard = arguments.parse_shard(options.shard)
-    model = load_model(
-        options.model,
-        device=of_model.device,
-        dtype=of_model.dtype,
-        device_map=of_model.device_map,
-    )
+    model = load_model(options.model, **of_model.loading)
     read = {
         "field": options.field,
         "prefix": of_model.prefix,

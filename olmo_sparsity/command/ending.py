@@ -18,7 +18,13 @@ import signal
 import sys
 from typing import Any, TextIO
 
-from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, printable
+from olmo_sparsity.errors import (
+    ReportedElsewhere,
+    UserError,
+    is_out_of_memory,
+    one_line,
+    printable,
+)
 from olmo_sparsity.runtime import EXIT_STOPPED
 
 EXIT_DEFECT = 1
@@ -58,7 +64,7 @@ def exit_code_of(error: BaseException, *, again: str | None) -> int:
             return print_error(f"stopped; the same command {again}", EXIT_STOPPED)
         return print_error("stopped", EXIT_INTERRUPTED)
     if is_out_of_memory(error):
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error) or type(error).__name__
         return print_error(
             f"out of memory ({reason}); take smaller batches (training.micro_batch_size, "
             "training.batch_size, --batch-tokens), shorter sequences (training.length, --long), a "

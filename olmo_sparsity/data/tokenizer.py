@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, one_line
 from olmo_sparsity.io import read_bounded
 
 PIECE_CHARACTERS = 2**19
@@ -35,13 +35,12 @@ def load_tokenizer(name: str) -> Tokenizer:
         else:
             tokenizer = Tokenizer.from_pretrained(name)
     except Exception as error:  # The library raises plain Exception.
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         if path:
             raise DataError(f"{path}: not a tokenizer.json ({reason}); copy it again") from None
         raise DataError(
             f"tokenizer '{name}' is not a file and cannot be fetched from the hub ({reason}); "
-            "give a "
-            f"path, or an installed one: {shipped}"
+            f"give a path, or an installed one: {shipped}"
         ) from None
     return _set_plain(tokenizer)
 

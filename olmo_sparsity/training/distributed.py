@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
+from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError, one_line
 from olmo_sparsity.runtime import Launch, read_launch
 
 PATIENCE = timedelta(hours=2)
@@ -105,7 +105,7 @@ def connect() -> Iterator[Processes]:
     except (RuntimeError, OSError) as error:
         if launch.world_size == 1 or not _means_lost(error):
             raise
-        raise LostProcess(" ".join(str(error).split())[:200]) from error
+        raise LostProcess(one_line(error)) from error
     if dist.is_initialized():
         # The DDP engine must be deleted by now, as after `train`: one that outlives its group
         # sometimes waits for gloo's threads forever. For DeepSpeed see cli.entry.

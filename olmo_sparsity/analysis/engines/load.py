@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import (
 )
 from olmo_sparsity.analysis.models.smollm2 import find_smollm2_gguf
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
-from olmo_sparsity.errors import ConfigError, DataError, naming_extras
+from olmo_sparsity.errors import ConfigError, DataError, naming_extras, one_line
 from olmo_sparsity.io import sha256_of
 
 LLAMA = "llama:"
@@ -98,7 +98,6 @@ def _find_tokenizer(given: Any) -> Any:
     try:  # of the hub, without the weights
         return AutoTokenizer.from_pretrained(str(given), **NO_CODE | {"local_files_only": False})
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise DataError(
-            f"tokenizer: '{given}' is not a folder here, and not on the hub ({reason})"
+            f"tokenizer: '{given}' is not a folder here, and not on the hub ({one_line(error)})"
         ) from None

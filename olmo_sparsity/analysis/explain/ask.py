@@ -30,7 +30,6 @@ from olmo_sparsity.analysis.explain.prompt import (
 )
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
-from olmo_sparsity.analysis.measurement.plan import refuse_for_loaded
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
@@ -155,15 +154,10 @@ def load(
 ) -> LoadedModel:
     if isinstance(model, str | Path):
         loaded = load_model(
-            str(model),
-            tokenizer=tokenizer,
-            device=options.device,
-            dtype=options.dtype,
-            device_map=options.device_map,
-            whole_prompts=whole_prompts,
+            model, tokenizer=tokenizer, whole_prompts=whole_prompts, **options.loading
         )
     else:
-        refuse_for_loaded(options)
+        options.refuse_for_loaded()
         loaded = wrap_model(model, tokenizer, whole_prompts=whole_prompts)
     if loaded.tokenizer is None:
         raise DataError(

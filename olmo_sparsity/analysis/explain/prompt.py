@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.models.use import refuse_changed, state_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import AskSettings
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, one_line
 from olmo_sparsity.runtime import say
 
 SHORT = 32
@@ -196,7 +196,7 @@ def through_template(model: LoadedModel, messages: Sequence[Mapping[str, Any]]) 
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )
     except Exception as error:  # the template's own errors, and any of a broken one
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise DataError(
             f"the chat template of '{model.name}' does not take a prompt ({reason}); write the "
             "whole text into --prompt"

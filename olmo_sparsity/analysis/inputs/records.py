@@ -24,7 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from olmo_sparsity.errors import ConfigError, DataError, printable
+from olmo_sparsity.errors import ConfigError, DataError, one_line, printable
 
 LARGEST_DOCUMENT = 2**25
 """Bytes, which bounds memory. The longest novels have 5 MB; larger ones are files of many documents
@@ -442,8 +442,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _damaged(path: Path, where: str, error: Exception, remedy: str) -> DataError:
-    reason = " ".join(str(error).split())[:200]
-    return DataError(f"{path}: damaged{where} ({reason}); {remedy}")
+    return DataError(f"{path}: damaged{where} ({one_line(error)}); {remedy}")
 
 
 def _open(path: Path) -> BinaryIO:

@@ -35,7 +35,7 @@ from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
 from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.errors import ConfigError, DataError, naming_extras
+from olmo_sparsity.errors import ConfigError, DataError, naming_extras, one_line
 from olmo_sparsity.runtime import Progress, read_launch
 from olmo_sparsity.streams import stream
 
@@ -212,7 +212,7 @@ def _load_saved(folder: str) -> Any:
     try:
         return datasets.load_from_disk(folder)
     except Exception as error:  # a damaged file raises almost any
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise DataError(f"{folder}: not a saved data set ({reason}); save it again") from None
 
 
@@ -266,8 +266,6 @@ def _read(
             f"'{model.name}' has no tokenizer to read text with; copy its "
             "tokenizer.json to the folder, or pass a prepared folder"
         )
-    tokenizer.no_truncation()  # a tokenizer.json may enable truncation or padding
-    tokenizer.no_padding()
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
         for batch in _batches(islice(texts, limit)):
             # A target has tokens of its own.

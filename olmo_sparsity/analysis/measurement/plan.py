@@ -165,15 +165,13 @@ def _with_windows(settings: Settings, windows: Any, options: ModelOptions) -> Se
 
 def _load(model: Any, options: ModelOptions) -> LoadedModel:
     if isinstance(model, str | Path):
-        return load_model(
-            str(model), device=options.device, dtype=options.dtype, device_map=options.device_map
-        )
+        return load_model(model, **options.loading)
     if not isinstance(model, LoadedModel):
         raise ConfigError(
             f"model is {type(model).__name__}: give a folder or name, or wrap_model(model, "
             "tokenizer) of olmo_sparsity.analysis.models.load"
         )
-    refuse_for_loaded(options)
+    options.refuse_for_loaded()
     return model
 
 
@@ -449,14 +447,6 @@ def say_how_much_is_seen(documents: Documents, settings: Settings) -> None:
             f"documents have {median:,} tokens (median), and a target sees {settings.long:,} of "
             "them: with --long all it sees all that is before it"
         )
-
-
-def refuse_for_loaded(options: ModelOptions) -> None:
-    changed = [
-        n for n in ("device", "dtype", "device_map") if getattr(options, n) not in ("auto", None)
-    ]
-    if changed:
-        raise ConfigError(f"{', '.join(changed)} of a model in memory: its own; leave it out")
 
 
 def share_of(numbers: list[int], index: int, of: int) -> list[int]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION, causal_bias
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.kernels.losses import LanguageModel
-from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_of_memory
+from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_of_memory, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -182,7 +182,7 @@ def reason_of(error: Exception) -> str:
         raise error
     if sys.flags.optimize > 1:
         raise ConfigError(NO_DOCSTRINGS)
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 Require = Callable[[bool, str], None]

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.errors import DataError, one_line
 from olmo_sparsity.io import sha256_of
 
 _WHOLE_BYTES = 2**30  # above this a fingerprint samples the file instead of reading all of it
@@ -17,8 +17,7 @@ _BLOCK_BYTES, _NUM_BLOCKS = 2**16, 1024
 
 
 def unreadable(path: str | Path, error: Exception) -> DataError:
-    reason = " ".join(str(error).split())[:200]
-    return DataError(f"'{path}' cannot be read ({reason}); write or download it again")
+    return DataError(f"'{path}' cannot be read ({one_line(error)}); write or download it again")
 
 
 def fingerprint(paths: Collection[Path]) -> str:
@@ -27,7 +26,13 @@ def fingerprint(paths: Collection[Path]) -> str:
     Of a file above 1 GiB, its size and 1024 evenly spread blocks of 64 KiB are hashed, header
     included: enough to distinguish models, in seconds instead of minutes.
     """
-    digests = [_fingerprint_file(path) for path in sorted(paths, key=lambda path: path.name)]
+    return joined_sha256(
+        [_fingerprint_file(path) for path in sorted(paths, key=lambda path: path.name)]
+    )
+
+
+def joined_sha256(digests: list[str]) -> str:
+    """Return the digest of one file, or the SHA-256 of the digests of several."""
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -11,7 +11,6 @@ transformers gets a copy of the file without it.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import mmap
 import os
@@ -19,17 +18,26 @@ import re
 import struct
 from collections import Counter
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from olmo_sparsity.analysis.models.fingerprint import joined_sha256
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE, count_parameters
-from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory, naming_extras
+from olmo_sparsity.errors import (
+    ConfigError,
+    DataError,
+    UserError,
+    is_out_of_memory,
+    naming_extras,
+    one_line,
+)
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import follow_umask, read_json, remove_partial, sha256_of, writing
 from olmo_sparsity.runtime import say
@@ -112,11 +120,10 @@ def find_origin(folder: Path) -> Origin | None:
 @naming_extras()
 def convert_gguf(files: list[Path]) -> Path:
     """The Hugging Face folder of a GGUF file, in fp32; converted on the first call."""
-    shards = [_read_header(file) for file in files]
-    quantization = _check_types(shards)
-    _check_architecture(shards[0])
-    hashes = [sha256_of(file) for file in files]
-    whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    header = _read_headers(files)
+    quantization = _check_types(header)
+    _check_architecture(header)
+    whole = joined_sha256([sha256_of(file) for file in files])
     place = cache_folder() / "gguf" / whole
     folder = place / f"model-{CONVERTER}"
     if not folder.is_dir():
@@ -124,34 +131,33 @@ def convert_gguf(files: list[Path]) -> Path:
         with locked(place, waits=True):
             remove_partial(place)
             if not folder.is_dir():  # or another process has converted it
-                _convert(shards, Origin(whole, quantization), folder)
+                _convert(header, Origin(whole, quantization), folder)
     return folder
 
 
-def _convert(shards: list[Header], origin: Origin, folder: Path) -> None:
-    name = shards[0].path.name
-    num = sum(tensor.num for shard in shards for tensor in shard.tensors)
+def _convert(header: Header, origin: Origin, folder: Path) -> None:
+    num = sum(tensor.num for tensor in header.tensors)
     say(
-        f"{name}: {num:,} weights, mostly {origin.quantization}; converting once to fp32, "
-        f"{4 * num / 1e6:,.0f} MB in {folder}"
+        f"{header.path.name}: {num:,} weights, mostly {origin.quantization}; converting once to "
+        f"fp32, {4 * num / 1e6:,.0f} MB in {folder}"
     )
     with writing(folder) as partial:
         partial.mkdir()
-        _read_tokenizer(shards[0]).save_pretrained(partial)
+        _read_tokenizer(header).save_pretrained(partial)
         with TemporaryDirectory(dir=folder.parent) as temporary:
-            _copy_without_tokenizer(shards, Path(temporary) / "model.gguf")
+            _copy_without_tokenizer(header, Path(temporary) / "model.gguf")
             try:
                 model = _read_weights(Path(temporary))
-                _complete_config(model.config, shards)
-                _check_read(model, shards)
+                _complete_config(model.config, header)
+                _check_read(model, header)
             except UserError:
                 raise
             except Exception as error:  # a damaged file may raise almost any
                 if is_out_of_memory(error):
                     raise
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                reason = one_line(f"{type(error).__name__}: {error}")
                 raise DataError(
-                    f"'{shards[0].path}': transformers cannot read its weights ({reason}); "
+                    f"'{header.path}': transformers cannot read its weights ({reason}); "
                     "download it again, or convert it to safetensors with the tool that wrote it"
                 ) from None
             model.save_pretrained(partial, max_shard_size="4GB")
@@ -204,6 +210,7 @@ _TOKENIZER_ARRAYS = tuple(
 
 @dataclass(frozen=True)
 class Tensor:
+    path: Path
     name: str
     shape: tuple[int, ...]
     """Fastest dimension first, as in the file."""
@@ -227,10 +234,11 @@ class Header:
     """Each entry as the file holds it, without the tokenizer's arrays."""
 
     tensors: list[Tensor]
+    """Of all shards; the entries are those of the first."""
 
     @property
     def architecture(self) -> str:
-        return str(self.metadata.get("general.architecture"))  # only of the first shard
+        return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
         """An entry of the architecture."""
@@ -270,6 +278,11 @@ class _Bytes:
         return list(self.numbers(_FORMATS[kind], num))
 
 
+def _read_headers(files: list[Path]) -> Header:
+    first, *others = [_read_header(file) for file in files]
+    return replace(first, tensors=first.tensors + [t for other in others for t in other.tensors])
+
+
 def _read_header(path: Path) -> Header:
     from gguf import GGML_QUANT_SIZES
 
@@ -303,7 +316,7 @@ def _read_header(path: Path) -> Header:
                         f"'{name}' needs {first + offset + num_bytes:,} bytes, the file has "
                         f"{len(data):,}"
                     )
-                tensors.append(Tensor(name, shape, kind, first + offset, num_bytes))
+                tensors.append(Tensor(path, name, shape, kind, first + offset, num_bytes))
     except UserError:
         raise
     except struct.error as error:
@@ -313,19 +326,18 @@ def _read_header(path: Path) -> Header:
     return Header(path, metadata, raw, tensors)
 
 
-def _check_types(shards: list[Header]) -> str:
+def _check_types(header: Header) -> str:
     """Reject types without a dequantization; return the most frequent one, by weights."""
     from gguf import GGMLQuantizationType
 
     supported, num_of = _supported_types(), Counter[str]()
-    for shard in shards:
-        for tensor in shard.tensors:
-            name = GGMLQuantizationType(tensor.type).name
-            if name not in supported:
-                raise _unknown_type(shard.path, tensor.name, f"{name} ({tensor.type})")
-            num_of[name] += tensor.num
+    for tensor in header.tensors:
+        name = GGMLQuantizationType(tensor.type).name
+        if name not in supported:
+            raise _unknown_type(tensor.path, tensor.name, f"{name} ({tensor.type})")
+        num_of[name] += tensor.num
     if not num_of:
-        raise DataError(f"'{shards[0].path}' holds no weights; download it again")
+        raise DataError(f"'{header.path}' holds no weights; download it again")
     return num_of.most_common(1)[0][0]
 
 
@@ -337,7 +349,6 @@ def _unknown_type(path: Path, tensor: str, kind: object) -> DataError:
 
 
 def _supported_types() -> list[str]:
-    import numpy as np
     from gguf import GGML_QUANT_SIZES
     from gguf.quants import dequantize
 
@@ -384,41 +395,30 @@ def _check_architecture(header: Header) -> None:
         )
 
 
-def _copy_without_tokenizer(shards: list[Header], to: Path) -> None:
+def _copy_without_tokenizer(header: Header, to: Path) -> None:
     """One file of all shards, with the vocabulary's size instead of its tokens."""
-    first = shards[0]
-    entries = [raw for key, raw in first.raw.items() if not key.startswith("split.")]
-    num_tokens, size = len(first.metadata["tokenizer.ggml.tokens"]), "vocab_size"
-    if size not in (_entries_read(first.architecture) or {}):
+    entries = [raw for key, raw in header.raw.items() if not key.startswith("split.")]
+    num_tokens, size = len(header.metadata["tokenizer.ggml.tokens"]), "vocab_size"
+    if size not in (_entries_read(header.architecture) or {}):
         key = b"tokenizer.ggml.tokens"
         value = struct.pack("<IIQ", _ARRAY, 0, num_tokens) + bytes(num_tokens)
         entries.append(struct.pack("<Q", len(key)) + key + value)
-    elif first.get(size) is None:
-        key = f"{first.architecture}.{size}".encode()
+    elif header.get(size) is None:
+        key = f"{header.architecture}.{size}".encode()
         entries.append(struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, num_tokens))
-    tensors = [(shard.path, tensor) for shard in shards for tensor in shard.tensors]
-    align = int(first.metadata.get("general.alignment", 32))
+    align = int(header.metadata.get("general.alignment", 32))
     with to.open("wb") as file:
-        file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(entries)))
+        file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(header.tensors), len(entries)))
         file.write(b"".join(entries))
         offset = 0
-        for _, tensor in tensors:
+        for tensor in header.tensors:
             name, dims = tensor.name.encode(), len(tensor.shape)
             file.write(struct.pack("<Q", len(name)) + name)
             file.write(struct.pack(f"<I{dims}QIQ", dims, *tensor.shape, tensor.type, offset))
             offset += -(-tensor.num_bytes // align) * align
-        for path, tensor in tensors:
+        for tensor in header.tensors:
             file.write(bytes(-file.tell() % align))
-            _copy(path, tensor, file)
-
-
-def _copy(path: Path, tensor: Tensor, to: BinaryIO) -> None:
-    with path.open("rb") as file:
-        file.seek(tensor.start)
-        left = tensor.num_bytes
-        while left and (block := file.read(min(left, 2**24))):
-            to.write(block)
-            left -= len(block)
+            file.write(np.memmap(tensor.path, mode="r")[tensor.start :][: tensor.num_bytes].data)
 
 
 _WITHOUT_EFFECT = ("vocab_size", "attention.causal", "attention.value_length", "tensor_data_layout")
@@ -435,9 +435,9 @@ _ALSO_IN_CONFIG = {
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-def _complete_config(config: Any, shards: list[Header]) -> None:
+def _complete_config(config: Any, header: Header) -> None:
     """Set what transformers leaves out of the config, and reject what would change the numbers."""
-    header, theirs = shards[0], _entries_read(shards[0].architecture) or {}
+    theirs = _entries_read(header.architecture) or {}
     start = f"{header.architecture}."
     for key, value in header.metadata.items():
         name = key.removeprefix(start)
@@ -456,11 +456,10 @@ def _complete_config(config: Any, shards: list[Header]) -> None:
             )
     if header.architecture in ("gemma2", "gemma3") and header.get("block_count") in (46, 62):  # 27B
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
-    _complete_rope(config, shards)
+    _complete_rope(config, header)
 
 
-def _complete_rope(config: Any, shards: list[Header]) -> None:
-    header = shards[0]
+def _complete_rope(config: Any, header: Header) -> None:
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor", 0.0)
     rope = config.rope_parameters if hasattr(config, "rope_parameters") else {}
@@ -472,9 +471,9 @@ def _complete_rope(config: Any, shards: list[Header]) -> None:
             f"'{header.path}': RoPE scaled by {kind!r}, which transformers does not read from "
             "GGUF; load the model's safetensors instead"
         )
-    found = [t for shard in shards for t in shard.tensors if t.name == ROPE_FACTORS]
-    if found:
-        rope |= _llama3_scaling(config, _floats(shards, ROPE_FACTORS), header)
+    for found in (tensor for tensor in header.tensors if tensor.name == ROPE_FACTORS):
+        factors = np.fromfile(found.path, np.float32, found.num, offset=found.start)
+        rope |= _llama3_scaling(config, torch.from_numpy(factors), header)
 
 
 def _llama3_scaling(config: Any, factors: torch.Tensor, header: Header) -> dict[str, Any]:
@@ -501,24 +500,13 @@ def _llama3_scaling(config: Any, factors: torch.Tensor, header: Header) -> dict[
     return settings
 
 
-def _floats(shards: list[Header], name: str) -> torch.Tensor:
-    for shard in shards:
-        for tensor in shard.tensors:
-            if tensor.name == name:
-                with shard.path.open("rb") as file:
-                    file.seek(tensor.start)
-                    data = bytearray(file.read(4 * tensor.num))
-                return torch.frombuffer(data, dtype=torch.float32)
-    raise AssertionError(name)
-
-
-def _check_read(model: PreTrainedModel, shards: list[Header]) -> None:
+def _check_read(model: PreTrainedModel, header: Header) -> None:
     """transformers leaves out tensors that it does not know, and draws what is missing."""
-    names = [(t.name, t.num) for shard in shards for t in shard.tensors if t.name != ROPE_FACTORS]
-    in_file, in_model = sum(num for _, num in names), count_parameters(model)
+    in_file = sum(tensor.num for tensor in header.tensors if tensor.name != ROPE_FACTORS)
+    in_model = count_parameters(model)
     if in_file != in_model:
         raise DataError(
-            f"'{shards[0].path}' holds {in_file:,} weights, {type(model).__name__} has "
+            f"'{header.path}' holds {in_file:,} weights, {type(model).__name__} has "
             f"{in_model:,}: transformers does not read this file as a whole; load the model's "
             "safetensors instead"
         )

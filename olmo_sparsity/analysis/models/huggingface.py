@@ -108,6 +108,10 @@ class HuggingFaceLM(nn.Module):
         return [c for c in self._configs if getattr(c, "_attn_implementation", None) in usual]
 
     @property
+    def text_config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
     def vocab_size(self) -> int:
         head = self.model.get_output_embeddings()
         return getattr(head, "out_features", self.embedding.weight.shape[0])
@@ -199,13 +203,13 @@ class HuggingFaceLM(nn.Module):
             return self._last_hidden(tokens_BL, positions_BL, mask, cache, last, more)
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        text = self.model.config.get_text_config()  # in training, transformers does so itself
+        text = self.text_config  # in training, transformers does so itself
         shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
         itemsize = self.embedding.weight.element_size()
         return not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
 
     def shares_far(self, num_far: int, length: int) -> bool:
-        kernel = self.model.config.get_text_config()._attn_implementation
+        kernel = self.text_config._attn_implementation
         dtype, head_width = self.embedding.weight.dtype, 64  # its own was tried when it was loaded
         return (
             self.can_share_far
@@ -223,10 +227,9 @@ class HuggingFaceLM(nn.Module):
         self._refuse_beyond(positions_BL, far.num_places + length)
         mask = _additive(causal_bias(length, self.device), self.model.dtype)
         mask = mask.expand(num_rows, -1, -1, -1)
-        num_layers = self.model.config.get_text_config().num_hidden_layers
+        num_layers = self.text_config.num_hidden_layers
         with attending_to(far, mask, self._usual_configs, num_layers):
-            cache = SharedCache(far)
-            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
+            return self._last_hidden(tokens_BL, positions_BL, mask, SharedCache(far), last)
 
     @cached_property
     def _cache_name(self) -> str:
@@ -243,7 +246,21 @@ class HuggingFaceLM(nn.Module):
         last: int | None,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> Tensor:
-        hidden_BLD = self.body(
+        hidden_BLD = self._run(tokens_BL, positions_BL, mask, cache, **more).last_hidden_state
+        if last is not None:
+            hidden_BLD = hidden_BLD[:, -last:]
+        return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
+
+    def _run(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        mask: Tensor,
+        cache: Cache | None,
+        **more: Any,
+    ) -> Any:
+        """The body's own output."""
+        return self.body(
             input_ids=tokens_BL,
             position_ids=positions_BL.expand_as(tokens_BL),
             attention_mask=mask,
@@ -251,10 +268,7 @@ class HuggingFaceLM(nn.Module):
             return_dict=True,
             **{self._cache_name: cache},
             **more,
-        ).last_hidden_state
-        if last is not None:
-            hidden_BLD = hidden_BLD[:, -last:]
-        return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
+        )
 
     def _refuse_beyond(self, positions_BL: Tensor, num_places: int) -> None:
         if self.wrong_beyond is not None:
@@ -300,13 +314,12 @@ class HuggingFaceLM(nn.Module):
             before = self._before_last(tokens_BL, positions_BL, far)
             with reading_weights(self._usual_configs) as attentions:
                 self._last_place(tokens_BL, positions_BL, before)
-        if len(attentions) < self.model.config.get_text_config().num_hidden_layers:
-            before, more = (
-                self._before_last(tokens_BL, positions_BL, far),
-                {"output_attentions": True},
-            )
+        if len(attentions) < self.text_config.num_hidden_layers:
+            before = self._before_last(tokens_BL, positions_BL, far)
             with _no_hook_stays(self.body):
-                attentions = self._last_place(tokens_BL, positions_BL, before, **more).attentions
+                attentions = self._last_place(
+                    tokens_BL, positions_BL, before, output_attentions=True
+                ).attentions
         return torch.cat(
             [weights_BH1K[:, :, 0].to(tokens_BL.device) for weights_BH1K in attentions], 1
         )
@@ -320,16 +333,8 @@ class HuggingFaceLM(nn.Module):
     def _last_place(
         self, tokens_BL: Tensor, positions_BL: Tensor, cache: Cache, **more: Any
     ) -> Any:
-        """The body's own output."""
-        return self.body(
-            input_ids=tokens_BL[:, -1:],
-            position_ids=positions_BL[:, -1:],
-            attention_mask=tokens_BL.new_ones(len(tokens_BL), cache.get_seq_length() + 1),
-            use_cache=True,
-            return_dict=True,
-            **{self._cache_name: cache},
-            **more,
-        )
+        mask = tokens_BL.new_ones(len(tokens_BL), cache.get_seq_length() + 1)
+        return self._run(tokens_BL[:, -1:], positions_BL[:, -1:], mask, cache, **more)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         return self.logit_map(self.raw_logits(hidden))

