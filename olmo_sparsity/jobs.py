@@ -45,7 +45,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -61,7 +60,7 @@ from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
 from olmo_sparsity.folders import holder, locked
 from olmo_sparsity.io import read_bounded, read_json, write_atomically
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.runtime import EXIT_STOPPED, read_launch, say
+from olmo_sparsity.runtime import EXIT_STOPPED, STOP_SIGNALS, handling, read_launch, say
 from olmo_sparsity.settings import find_config, load, read_given
 from olmo_sparsity.training.run_folder import is_work_of, read_metrics
 
@@ -186,17 +185,12 @@ def run_process(
         else:
             child.send_signal(number)
 
-    names = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-    before = {name: signal.signal(name, pass_on) for name in names}
-    try:
+    with handling(STOP_SIGNALS, pass_on):
         # In its own process group, or Ctrl-C would reach it twice, and the second kills it.
         child = subprocess.Popen(command, process_group=0, env=environment)
         for number in early:
             child.send_signal(number)
         code = child.wait()
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
     return code, bool(signals) or code == EXIT_STOPPED
 
 
@@ -513,8 +507,6 @@ def _runs_of_sweep(path: str, values: Any) -> Any:
 
 def _value(where: str, values: dict[str, str], key: str) -> str:
     if key not in values:
-        raise ConfigError(
-            f"{where} has no {{{key}}} in its grid"
-            + (f", which has {', '.join(values)}" if values else "")
-        )
+        there = f", which has {', '.join(values)}" if values else ""
+        raise ConfigError(f"{where} has no {{{key}}} in its grid{there}")
     return values[key]

@@ -12,11 +12,12 @@ import platform
 import re
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 EXIT_STOPPED = 75
 """A signal has stopped a command; the same command resumes."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 # --- the launcher ---------------------------------------------------------------------------------
@@ -122,6 +125,17 @@ def _number(name: str, default: int | None = None) -> int:
         return int(text or "")
     except ValueError:
         raise ConfigError(f"{name}={text} in the environment must be a whole number") from None
+
+
+@contextlib.contextmanager
+def handling(signals: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Inside, `handler` gets these signals."""
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 # --- devices --------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 import numpy as np
 
@@ -45,12 +46,7 @@ class Copying:
     """Of these, places at which it is not the bigram's guess."""
 
     def __add__(self, other: Copying) -> Copying:
-        return Copying(
-            self.num_places + other.num_places,
-            self.num_earlier + other.num_earlier,
-            self.num_same + other.num_same,
-            self.num_beyond + other.num_beyond,
-        )
+        return Copying(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from olmo_sparsity.tasks.settings import (
     tests,
     training_lengths,
 )
-from olmo_sparsity.training.fit import fit
-from olmo_sparsity.training.optim import build_optimizer, learning_rate
+from olmo_sparsity.training.optim import build_optimizer, fit, learning_rate
 
 _TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # independent streams of random numbers
 _TEST_BATCH = 100

@@ -81,11 +81,12 @@ def both_bounds(
     uniform_placement: bool,
     constant: float,
 ) -> dict[str, Any]:
-    """The fields of results.Row for both bounds, or for the reason why they do not apply. `deltas`:
-    mean and worst risk over the training lengths; `eta`: η at a length."""
+    """The fields of results.Row for both bounds and what they depend on, or for the reason why they
+    do not apply. `deltas`: mean and worst risk over the training lengths; `eta`: η at a length."""
+    values: dict[str, Any] = dict(zip(("delta_mean", "delta_worst"), deltas, strict=True))
+    values["local_span"] = local
     if test < train:
-        return {"refusal": "a training length"}
-    values: dict[str, Any] = {}
+        return values | {"refusal": "a training length"}
     try:
         lengths = Lengths(train, test, local)
         etas = eta(train), eta(test)

@@ -29,7 +29,7 @@ from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import Planted
 from olmo_sparsity.theory.results import Row
 from olmo_sparsity.theory.settings import BridgeConfig, CaseConfig, TheoryConfig
-from olmo_sparsity.training.fit import fit
+from olmo_sparsity.training.optim import fit
 
 
 def run_bridge(config: TheoryConfig) -> list[Row]:

@@ -177,9 +177,6 @@ def _run_case(
                     low=float(risk.low_R[replica]),
                     high=float(risk.high_R[replica]),
                     method=risk.method,
-                    delta_mean=deltas[0],
-                    delta_worst=deltas[1],
-                    local_span=plan.local_span,
                     **bounds.both_bounds(
                         plan.train_length,
                         length,

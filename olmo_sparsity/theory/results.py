@@ -219,9 +219,8 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
         if case != explained or s.refusal:
             continue
         at_lengths = bounds.Lengths(L, s.length, s.local_span)
-        steps = bounds.steps_between(
-            at_lengths, s.delta_mean, s.delta_worst, s.eta_train, s.eta_test
-        )
+        risks = s.delta_mean, s.delta_worst
+        steps = bounds.steps_between(at_lengths, *risks, s.eta_train, s.eta_test)
         lines = [[f"the bound at {s.length}, local, k = 2", "value"]]
         lines += [[name, _short(value)] for name, value in steps.items()]
         text += f"\n{markdown(lines)}\n"

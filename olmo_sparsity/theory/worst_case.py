@@ -66,9 +66,6 @@ def search_worst_cases(
                         low=tested,
                         high=tested,
                         method="transfer",
-                        delta_mean=deltas[0],
-                        delta_worst=deltas[1],
-                        local_span=span,
                         **both_bounds(
                             longest,
                             test,
@@ -99,15 +96,11 @@ def _search(
     steps_before = progress.done
     for step in range(config.num_steps):
         key_PC = model.log_key_RPC[0].clamp(-_LARGEST_LOG_KEY, _LARGEST_LOG_KEY)
-        value_CY = model.values()[0]
-
-        def risk(
-            length: int, key: torch.Tensor = key_PC, value: torch.Tensor = value_CY
-        ) -> torch.Tensor:
-            return transfer_risk_of(key, value, model, planted, length)
-
-        trained_G = torch.stack([risk(length) for length in training_lengths(longest)])
-        tested = risk(test)
+        *trained, tested = (
+            transfer_risk_of(key_PC, model.values()[0], model, planted, length)
+            for length in (*training_lengths(longest), test)
+        )
+        trained_G = torch.stack(trained)
         growth = tested / trained_G.max().clamp(min=_FLOOR)
         if float(growth.detach()) > best:
             best, risks = float(growth.detach()), (trained_G.tolist(), float(tested.detach()))

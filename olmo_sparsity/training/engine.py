@@ -147,9 +147,8 @@ class Engine:
 
     def update(self, learning_rate: float) -> Tensor:
         limit = self.config.training.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(
-            self.model.parameters(), float("inf") if limit is None else limit
-        )
+        limit = float("inf") if limit is None else limit
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()

@@ -27,7 +27,13 @@ from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.model.checkpoint_files import save_weights
 from olmo_sparsity.model.exchange import export
-from olmo_sparsity.runtime import EXIT_STOPPED, Progress, peak_memory_gib
+from olmo_sparsity.runtime import (
+    EXIT_STOPPED,
+    STOP_SIGNALS,
+    Progress,
+    handling,
+    peak_memory_gib,
+)
 from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drops
@@ -263,9 +269,6 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
         torch.cuda.manual_seed(int(mixed))
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-
-
 class StopRequest:
     requested = ""
 
@@ -281,9 +284,5 @@ def stop_signals() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         stop.requested = signal.Signals(number).name
 
-    before = {name: signal.signal(name, request) for name in STOP_SIGNALS}
-    try:
+    with handling(STOP_SIGNALS, request):
         yield stop
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)

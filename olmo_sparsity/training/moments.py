@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,15 @@ class SavedMoments:
             )
         # Its own file first, which has all slices if the number of processes is unchanged.
         self.paths = paths[rank:] + paths[:rank]
-        self.open_files: list[tuple[Any, dict[str, tuple[int, int]]]] = []
+        self.opened = cache(_open)
 
     @torch.no_grad()
     def fill(self, part: MomentSlice) -> None:
         filled = 0
-        for index, path in enumerate(self.paths):
+        for path in self.paths:
             if filled == part.length:
                 break
-            file, slices = self._file(index, path)
+            file, slices = self.opened(path)
             first, length = slices.get(part.parameter, (0, 0))
             begin = max(first, part.start)
             end = min(first + length, part.start + part.length)
@@ -116,14 +117,14 @@ class SavedMoments:
                 "numbers found): it was written by another model; start another run_folder"
             )
 
-    def _file(self, index: int, path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
-        if index == len(self.open_files):
-            try:
-                file = safe_open(path, framework="pt")
-                self.open_files.append((file, json.loads(file.metadata()["stretches"])))
-            except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{path} is not an optimizer state of this project ({error}); delete the "
-                    "checkpoint to resume from the one before"
-                ) from None
-        return self.open_files[index]
+
+def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """Return a file, and the slices in it."""
+    try:
+        file = safe_open(path, framework="pt")
+        return file, json.loads(file.metadata()["stretches"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} is not an optimizer state of this project ({error}); delete the checkpoint to "
+            "resume from the one before"
+        ) from None

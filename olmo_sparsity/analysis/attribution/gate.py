@@ -15,9 +15,8 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from olmo_sparsity.analysis.attribution.questions import numbered_lines
+from olmo_sparsity.analysis.attribution.questions import read_objects
 from olmo_sparsity.analysis.engines.server import OTHER_NATS, distance, read_probe
-from olmo_sparsity.analysis.inputs.records import parse_json
 from olmo_sparsity.errors import ConfigError, DataError, printable
 from olmo_sparsity.io import read_parquet, write_atomically
 
@@ -120,21 +119,10 @@ def read_expectations(path: str | Path) -> list[list[Expectation]]:
     several names, or {"sources": …, "nats": …}, for all statements together; or a list of these,
     one for each statement, in which null accepts any verdict."""
     found = list[list[Expectation]]()
-    for number, line in numbered_lines(path):
-        try:
-            record = parse_json(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, Mapping):
-            raise DataError(f"{path}:{number} is not a JSON object")
-        given, where = record.get("expect"), f"{path}:{number}: expect"
-        if given is None:
-            found.append([])
-        elif isinstance(given, list):
-            several = [(i, one) for i, one in enumerate(given) if one is not None]
-            found.append([_expectation(one, i, where) for i, one in several])
-        else:
-            found.append([_expectation(given, None, where)])
+    for where, record, _ in read_objects(path):
+        given = record.get("expect")
+        several = enumerate(given) if isinstance(given, list) else [(None, given)]
+        found.append([_expectation(one, i, where) for i, one in several if one is not None])
     return found
 
 
@@ -147,7 +135,7 @@ def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
     is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or not is_number:
         raise DataError(
-            f'{where}={given!r:.60} must be "none", the name of a source, or '
+            f'{where}: expect={given!r:.60} must be "none", the name of a source, or '
             '{"sources": [name, …], "nats": least number}; or a list of these, one a statement'
         )
     names = [] if names == ["none"] else names

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -55,39 +55,22 @@ def measure_questions(
     """
     settings.check()
     parsed = _with_decoys(read_questions(questions), decoys)
-    with using(model):
-        return _measure(model, questions, parsed, Path(out), decoys, shard, settings, options)
-
-
-def _measure(
-    model: LoadedModel,
-    questions: str | Path,
-    parsed: Sequence[Question],
-    out: Path,
-    decoys: Any,
-    shard: tuple[int, int],
-    settings: SourceSettings,
-    options: ModelOptions,
-) -> pd.DataFrame | None:
-    folder = WorkFolder(out, "out", "identity.json")
+    folder = WorkFolder(Path(out), "out", "identity.json")
     folder.create("questions")
-    identity = folder.identify(
-        {
-            "model": model.fingerprint,
-            "questions": _fingerprint_questions(questions),
-            "decoys": _fingerprint(decoys, model),
-            "settings": asdict(settings),
-            "prefix": options.prefix,
-            "dtype": model.dtype,
-            "random_streams": VERSION,
-        },
-        versions=versions_of_numbers(),
-    )
-    if isinstance(model.engine, Servers):
-        model.engine.recognize_in(folder.path)
+    about = {
+        "questions": _fingerprint_questions(questions),
+        "settings": asdict(settings),
+        "prefix": options.prefix,
+        "random_streams": VERSION,
+    }
     files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(parsed))]
     mine = range(len(parsed))[shard[0] :: shard[1]]
-    with Progress("explaining", len(mine), "questions") as progress:
+    with using(model), Progress("explaining", len(mine), "questions") as progress:
+        about |= {"model": model.fingerprint, "dtype": model.dtype}
+        about |= {"decoys": _fingerprint(decoys, model)}
+        identity = folder.identify(about, versions=versions_of_numbers())
+        if isinstance(model.engine, Servers):
+            model.engine.recognize_in(folder.path)
         progress.resume_at(sum(files[number].exists() for number in mine))
         for number in (number for number in mine if not files[number].exists()):
             found = Attributing(model, parsed[number], settings, options, quiet=True).run()
@@ -126,19 +109,13 @@ def describe(statements: pd.DataFrame) -> str:
 
 def read_questions(path: str | Path) -> list[Question]:
     found = []
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        try:
-            record, as_written = parse_json(line), parse_json(line, parse_int=str, parse_float=str)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            raise DataError(f"{where} is not a JSON object: {what_is(line)}")
+    for where, record, line in read_objects(path):
         if "messages" in record:
             found.append(Question.of_log(record, record.get("message", -1)))
             continue
         if missing := [name for name in ("sources", "question") if name not in record]:
             raise DataError(f"{where} has no {missing[0]}; it has {', '.join(record)}")
+        as_written = parse_json(line, parse_int=str, parse_float=str)
         answer = _as_answer(as_written.get("answer"), where)
         sources = _as_sources(record["sources"])
         reasoning = record.get("reasoning")
@@ -199,18 +176,26 @@ def _with_decoys(parsed: Sequence[Question], decoys: Any) -> list[Question]:
 
 def _fingerprint_questions(path: str | Path) -> str:
     """Return a hash of what is measured; what a gate expects may change later."""
-    kept = []
-    for _, line in numbered_lines(path):
-        record = parse_json(line)
-        kept.append({key: record[key] for key in record if key != "expect"})
+    kept = [
+        {key: value for key, value in record.items() if key != "expect"}
+        for _, record, _ in read_objects(path)
+    ]
     return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
 
-def numbered_lines(path: str | Path) -> list[tuple[int, bytes]]:
-    """Return lines that are not blank, with their numbers from 1."""
+def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
+    """Yield the place of each line that is not blank, its JSON object, and the line."""
     # Not splitlines: a text in JSON may hold U+2028.
-    lines = read_text(str(path)).encode().split(b"\n")
-    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    for number, line in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{number} is not a JSON object: {what_is(line)}")
+        yield f"{path}:{number}", record, line
 
 
 def _fingerprint(decoys: Any, model: LoadedModel) -> str | None:

@@ -144,6 +144,11 @@ class Layout:
         """Return the far places in view if only these sources are shown."""
         return np.union1d(self.in_view, self.units.places(*sources))
 
+    def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
+        """losses_TR: the losses of the tokens of each statement, added up."""
+        losses_RW = losses_RW.astype(float)
+        return np.stack([losses_RW[:, first:end].sum(1) for first, end in self.statements])
+
 
 @dataclass(frozen=True)
 class SourcePrompt:
@@ -244,7 +249,7 @@ class SourcePrompt:
         return [piece if piece.source is None else next(moved) for piece in self.pieces]
 
     def lay_out(self, answer: AnswerIds, order: Sequence[int]) -> Layout:
-        first, end, text_ends = dict[int, int](), dict[int, int](), dict[int, int]()
+        first, end, text_ends = np.zeros((3, len(self.names)), dtype=np.int64)
         tokens, in_view = list[int](), list[int]()
         last = max(i for i, piece in enumerate(self.pieces) if piece.source is not None)
         for index, piece in enumerate(self._arranged(order)):
@@ -255,7 +260,7 @@ class SourcePrompt:
                 text_ends[piece.source] = places.start + len(piece.text_ids)
             elif index < last:
                 in_view += places
-        num_far = max(end.values())
+        num_far = int(end.max())
         tokens += self.near_ids
         start = len(tokens)
         tokens += [token for piece in answer.pieces for token in piece]
@@ -265,16 +270,9 @@ class SourcePrompt:
         self.model.check_positions(
             windows.num_positions(len(tokens)), "give fewer or shorter sources, or a shorter answer"
         )
-        sources = range(len(self.names))
-        units = Units(*(np.array([ends[s] for s in sources]) for ends in (first, end)))
-        return Layout(
-            document,
-            windows,
-            _statements(document, start, answer),
-            units,
-            np.array([text_ends[s] for s in sources]),
-            np.array(in_view, dtype=np.int64),
-        )
+        statements = _statements(document, start, answer)
+        in_view_F = np.array(in_view, dtype=np.int64)
+        return Layout(document, windows, statements, Units(first, end), text_ends, in_view_F)
 
     def answer_ids(
         self,

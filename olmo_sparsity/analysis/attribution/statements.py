@@ -64,7 +64,7 @@ from olmo_sparsity.analysis.scoring.logprobs import (
     Prompt,
     count_forwards,
 )
-from olmo_sparsity.analysis.scoring.scorer import Row, Scorer, refuse_no_numbers
+from olmo_sparsity.analysis.scoring.scorer import Scorer, refuse_no_numbers
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
@@ -104,7 +104,9 @@ class Trials:
     def evaluate(self, requests: Iterable[Request]) -> None:
         """Evaluate trials that were not evaluated before."""
         new = [key for key in requests if np.isnan(self.found[0][key[0]][(0, *key[1:])])]
-        for layout, found in zip(self.layouts if new else (), self.found, strict=bool(new)):
+        if not new:
+            return
+        for layout, found in zip(self.layouts, self.found, strict=True):
             far_PF = [self.far(layout, *key) for key in new]
             losses_TP = score_far(self.engine, layout, far_PF)
             refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
@@ -113,13 +115,12 @@ class Trials:
 
     def far(self, layout: Layout, way: str, *numbers: int) -> np.ndarray:
         """far_F: the far part of a prompt."""
-        draw, source = numbers[-1], numbers[0]
-        is_own = {"all": lambda s: True, "decoys": lambda s: False}
-        is_own |= {"among": lambda s: s == source, "without": lambda s: s != source}
+        every, source, draw = set(range(len(self.decoys))), {numbers[0]}, numbers[-1]
+        replaced = {"all": set[int](), "decoys": every, "among": every - source, "without": source}
         far_F = layout.block.far_F.copy()
-        for s, (first, decoys_DL) in enumerate(zip(layout.units.first, self.decoys, strict=True)):
-            if not is_own[way](s):
-                far_F[first : first + decoys_DL.shape[1]] = decoys_DL[draw]
+        for s in replaced[way]:
+            first, decoys_DL = layout.units.first[s], self.decoys[s]
+            far_F[first : first + decoys_DL.shape[1]] = decoys_DL[draw]
         return far_F
 
     def losses(self, states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[Losses]:
@@ -179,7 +180,7 @@ def _without_decoys(
     if scorer is not None:
         context = scorer.context(layout.block)
         rows = [context.set_row(layout.shown(*shown)) for shown in sets]
-        losses_TR = _losses(scorer, layout, rows)
+        losses_TR = layout.by_statement(np.stack(scorer.losses(rows)))
         refuse_no_numbers(losses_TR, "statements, with these sources")
     alone_TS, left_out_TS = np.split(losses_TR[:, 1:], 2, axis=1)
     return losses_TR[:, 0], alone_TS, left_out_TS
@@ -189,14 +190,7 @@ def score_far(engine: LogprobModel, layout: Layout, far_PF: Sequence[np.ndarray]
     """losses_TP: of each statement, with each of these texts in the place of all sources."""
     blocks = [layout.block.with_far(far_F) for far_F in far_PF]
     prompts = [Prompt(block.tokens[: block.num_before], block.targets_W) for block in blocks]
-    losses_PW = -np.stack(engine.score(prompts)).astype(float)
-    return np.stack([losses_PW[:, first:end].sum(1) for first, end in layout.statements])
-
-
-def _losses(scorer: Scorer, layout: Layout, rows: Sequence[Row]) -> np.ndarray:
-    """losses_TR: of each statement, in each row."""
-    losses_RW = np.stack(scorer.losses(rows)).astype(float)
-    return np.stack([losses_RW[:, first:end].sum(1) for first, end in layout.statements])
+    return layout.by_statement(-np.stack(engine.score(prompts)))
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -215,28 +209,27 @@ def count(
     ]
     block, is_kept = layouts[-1].block, settings.far_states == "contextual"
     known = block.tokens[: block.num_prefix + block.num_far]
-    counter = _Counter(prompt.model.engine is None, known if is_kept else None)
     every, num_sources = range(len(lengths)), len(lengths)
-    trials = Trials(counter, layouts, decoys)
-    trials.evaluate(first_round(num_sources))
-    trials.evaluate(next_round([], [0], 2))
-    clear, counter.token_forwards = counter.token_forwards, 0
-    trials = Trials(counter, layouts, decoys)
-    trials.evaluate(first_round(num_sources))
-    for num in [1, *looks(settings.draws)]:
-        trials.evaluate(next_round(every, every, num))
+
+    def spent(*rounds: list[Request]) -> int:
+        counter = _Counter(prompt.model.engine is None, known if is_kept else None)
+        trials = Trials(counter, layouts, decoys)
+        for requests in (first_round(num_sources), *rounds):
+            trials.evaluate(requests)
+        return counter.token_forwards
+
+    clear = spent(next_round([], [0], 2))
+    most = spent(*(next_round(every, every, num) for num in [1, *looks(settings.draws)]))
     states = 0
-    for layout in layouts:
+    for layout in layouts if prompt.model.engine is None else ():
         block, width = layout.block, int((layout.units.end - layout.units.first).sum())
         near, whole = len(block.near()), block.num_prefix + block.num_far + len(block.near())
-        if prompt.model.engine is not None:
-            continue
-        if settings.far_states == "contextual":
+        none = whole - width
+        if is_kept:
             states += whole + near * 2 * num_sources
         else:
-            none = whole - width
             states += none + num_sources * (none + whole)  # each source is alone, and left out
-    return counter.token_forwards + states, clear + states
+    return most + states, clear + states
 
 
 class _Counter:
@@ -407,8 +400,8 @@ class Attribution:
         """Return whether the statement of this number (default: any of them) relies on a source,
         itself or through reasoning; with None, whether it (default: each of them) relies on
         none."""
-        if source is not None and source not in self.names:
-            raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
+        if source is not None:
+            self._number(source)
         if statement is not None and not 0 <= statement < len(self.texts):
             raise ConfigError(
                 f"statement={statement}: the answer has statements 0 to {len(self.texts) - 1}"
@@ -449,16 +442,14 @@ class Attribution:
     def within(self, source: str, units: str = "sentences") -> pd.DataFrame:
         """The parts of a source, by kind of units: for each statement, nats when one of them alone
         is shown, and when it alone is left out of everything. They have no decoys."""
-        if source not in self.names:
-            raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
-        if self.prompt.model.model is None:
+        number, layout, model = self._number(source), self.layout, self.prompt.model.model
+        if model is None:
             raise ConfigError("an attribution that was read back has no model: attribute again")
         if self.prompt.model.engine is not None:
             raise ConfigError(
                 f"within shows sources in part, and '{self.prompt.model.name}' scores whole "
                 'prompts only; use units="sentences", which replaces parts by decoys'
             )
-        layout, number, model = self.layout, self.names.index(source), self.prompt.model.model
         scorer = Scorer(model, far_states=self.settings.far_states)
         first, end = int(layout.units.first[number]), int(layout.text_ends[number])
         text = Document(layout.document.tokens[first:end], tokenizer=layout.document.tokenizer)
@@ -470,7 +461,8 @@ class Attribution:
         with using(self.prompt.model):
             refuse_changed(model, self.state, "attribute")
             context = scorer.context(layout.block)
-            losses_TR = _losses(scorer, layout, [context.set_row(far) for far in shown])
+            rows = [context.set_row(far) for far in shown]
+            losses_TR = layout.by_statement(np.stack(scorer.losses(rows)))
         alone_TU, without_TU = np.split(losses_TR[:, 2:], 2, axis=1)
         texts = ["".join(layout.document.texts[run[0] : run[-1] + 1]).strip() for run in runs]
         index = pd.MultiIndex.from_product(
@@ -478,6 +470,11 @@ class Attribution:
         )
         columns = {"alone": losses_TR[:, :1] - alone_TU, "left_out": without_TU - losses_TR[:, 1:2]}
         return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
+
+    def _number(self, source: str) -> int:
+        if source not in self.names:
+            raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
+        return self.names.index(source)
 
     def text(self, citations: str = "[1]", references: bool = True) -> str:
         """Return the answer with a citation behind each statement that relies on a source.
@@ -678,11 +675,9 @@ class Attributing:
                 self.model.model, far_states=settings.far_states, batch_tokens=batch_tokens
             )
             return scorer, ModelLogprobs(scorer)
-        for name, value, default in (
-            ("far_states", settings.far_states, "contextual"),
-            ("batch_tokens", batch_tokens, None),
-        ):
-            if value != default:
+        given = {"far_states": settings.far_states, "batch_tokens": batch_tokens}
+        for name, value in given.items():
+            if value not in ("contextual", None):
                 raise ConfigError(
                     f"{name}={value}: '{self.model.name}' scores whole prompts; leave {name} out"
                 )

@@ -79,12 +79,11 @@ class LlamaCpp:
         return self._llama
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        rows = [(p.prefix.tolist(), p.continuation.tolist()) for p in prompts]
-        different = sorted({(tuple(a), tuple(b)) for a, b in rows})
+        different = sorted({prompt.key for prompt in prompts})
         self._open(max(len(a) + len(b) for a, b in different))
         self._keep(0)  # so that equal calls compute equal numbers
         found = {key: self._log_p(list(key[0]), list(key[1])) for key in different}
-        return [found[tuple(a), tuple(b)] for a, b in rows]
+        return [found[prompt.key] for prompt in prompts]
 
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         import llama_cpp

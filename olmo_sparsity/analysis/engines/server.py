@@ -303,7 +303,7 @@ class Server:
         # `created` is the time of the request or of the start in vLLM and llama-cpp-python.
         self.card = {key: card.get(key) for key in ("root", "max_model_len") if key in card}
         ids = self._encoded(PROBE)
-        found, self.is_known = self._probed(ids), True
+        found, self.is_known = self.score(ids, 1), True
         if like is not None:
             assert like.probe is not None
             self.refuse_other(found, like.probe[1], f"than {like.url}")
@@ -316,12 +316,8 @@ class Server:
             if not self.is_known:
                 assert self.probe is not None
                 ids, before = self.probe
-                found = self._probed(ids)
-                self.refuse_other(found, before, "since it was restarted")
+                self.refuse_other(self.score(ids, 1), before, "since it was restarted")
                 self.is_known = True
-
-    def _probed(self, ids: list[int]) -> np.ndarray:
-        return self.score(ids, 1)
 
     def refuse_other(self, now: np.ndarray, before: np.ndarray, than: str) -> None:
         if (nats := distance(now, before)) > OTHER_NATS:
@@ -401,8 +397,7 @@ class Servers:
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Neighbours of the sorted prompts, which share most, go to one server. `token_forwards`
         counts what is sent; a server's cache may save some of it."""
-        rows = [(p.prefix.tolist(), p.continuation.tolist()) for p in prompts]
-        different = sorted({(tuple(a), tuple(b)) for a, b in rows})
+        different = sorted({prompt.key for prompt in prompts})
         found: dict[tuple, np.ndarray] = {}
         alive, reasons = list(self.servers), list[str]()
         for server in alive:
@@ -417,7 +412,7 @@ class Servers:
             reasons += gone.values()
             alive = [server for server in alive if server not in gone]
         self.token_forwards += sum(len(a) + len(b) - 1 for a, b in different)
-        return [found[tuple(a), tuple(b)] for a, b in rows]
+        return [found[prompt.key] for prompt in prompts]
 
     def recognize_in(self, folder: Path) -> None:
         """Write the first server's numbers for the probe into a folder of results, or raise if

@@ -43,9 +43,8 @@ class WholePrompts(nn.Module):
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        rows = [(p.prefix.tolist(), p.continuation.tolist()) for p in prompts]
         shapes = defaultdict[tuple[int, int], set](set)
-        for before, after in rows:
+        for before, after in (prompt.key for prompt in prompts):
             shapes[len(before), len(after)].add((*before, *after))
         found: dict[tuple, np.ndarray] = {}
         for (num_before, num_after), different in shapes.items():
@@ -60,7 +59,7 @@ class WholePrompts(nn.Module):
                 log_p_BWV = logits_BLV[:, -num_after:].float().log_softmax(-1)
                 own_BW = log_p_BWV.gather(-1, tokens_BL[:, -num_after:, None])[..., 0]
                 found |= zip(batch, own_BW.double().cpu().numpy(), strict=True)
-        return [found[(*before, *after)] for before, after in rows]
+        return [found[sum(prompt.key, ())] for prompt in prompts]
 
     @torch.no_grad()
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:

@@ -127,16 +127,11 @@ class Check:
 
 def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
     """Evaluate the targets of an explanation. `foreign`: any text that open_documents reads."""
-    model, scorer, document, windows = (
-        prepared.model,
-        prepared.scorer,
-        prepared.document,
-        prepared.windows,
-    )
+    scorer, document, windows = prepared.scorer, prepared.document, prepared.windows
     settings, chosen_by_gap = prepared.settings, prepared.spans is None
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2")
-    others = _unrelated(model, foreign, document)
+    others = _unrelated(prepared.model, foreign, document)
     apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
     parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
@@ -166,21 +161,16 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
     own, unrelated = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
     own, unrelated = own.groupby(["far_part", "target"]).mean(), unrelated.unstack("draw")
     excess = own - unrelated.mean(axis=1)
-    named = targets.set_index("target")
     draws_of = unrelated.loc[DOCUMENT]
-    table = (
-        named[["end", "text", "gap"]]
-        .assign(
-            own=own.loc[DOCUMENT],
-            foreign=draws_of.mean(axis=1),
-            foreign_most=draws_of.max(axis=1),
-            better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
-        )
-        .reset_index()
+    table = targets.set_index("target")[["end", "text", "gap"]].assign(
+        own=own.loc[DOCUMENT],
+        foreign=draws_of.mean(axis=1),
+        foreign_most=draws_of.max(axis=1),
+        better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
     )
     value, gap = float(excess.loc[DOCUMENT].mean()), table.gap
     return Check(
-        table,
+        table.reset_index(),
         draws,
         k,
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
@@ -216,9 +206,8 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
             f"the check needs {length:,} tokens of unrelated text, but the given text has "
             f"{num_tokens:,} that share no passage with this one; pass more text (foreign=…)"
         )
-    return Documents(
-        "unrelated text", [Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)]
-    )
+    joined = Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)
+    return Documents("unrelated text", [joined])
 
 
 def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:

@@ -41,6 +41,7 @@ from olmo_sparsity.analysis.inputs.records import (
     read_lines,
     read_text,
 )
+from olmo_sparsity.analysis.settings import SplitAt
 from olmo_sparsity.errors import DataError, naming_extras, one_line
 from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import option
@@ -76,7 +77,7 @@ class CorpusConfig:
     """A field that precedes the text, such as the prompt of an answer. Both are trained on;
     `measure` takes the second alone as targets."""
 
-    split_at: Literal["whole", "blank-lines"] = option("whole", only_if=("source", "files", "text"))
+    split_at: SplitAt = option("whole", only_if=("source", "files", "text"))
     """Whether a file of plain text is one document, or several, separated by blank lines."""
 
     hub_name: str = option("allenai/c4", only_if=("source", "c4"))
@@ -289,12 +290,10 @@ def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    for path in _list_files(config):
-        for place, line in enumerate(read_lines(path), start=1):
-            if skip:
-                skip -= 1
-            else:
-                yield parse_line(line, path, place, fields_of(config))
+    paths = _list_files(config)
+    lines = ((path, *line) for path in paths for line in enumerate(read_lines(path), start=1))
+    for path, place, line in islice(lines, skip, None):
+        yield parse_line(line, path, place, fields_of(config))
 
 
 def _list_folder(path: Path, with_records: bool) -> list[Path]:

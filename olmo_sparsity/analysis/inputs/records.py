@@ -22,8 +22,9 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, cast
 
+from olmo_sparsity.analysis.settings import SplitAt
 from olmo_sparsity.errors import ConfigError, DataError, one_line, printable
 
 LARGEST_DOCUMENT = 2**25
@@ -39,8 +40,6 @@ _BUFFER = 2**20
 STDIN = Path("-")
 
 _WHITE_SPACE = b" \t\n\r\v\f"
-
-SplitAt = Literal["whole", "blank-lines"]
 
 
 @dataclass(frozen=True)

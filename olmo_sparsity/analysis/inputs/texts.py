@@ -35,6 +35,7 @@ from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
 from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.settings import SplitAt
 from olmo_sparsity.errors import ConfigError, DataError, naming_extras, one_line
 from olmo_sparsity.runtime import Progress, read_launch
 from olmo_sparsity.streams import stream
@@ -67,7 +68,7 @@ def open_documents(
     *,
     field: str = "text",
     group_field: str | None = None,
-    split_at: records.SplitAt = "whole",
+    split_at: SplitAt = "whole",
     prompt_field: str | None = None,
     target_field: str | None = None,
 ) -> Documents:
@@ -89,8 +90,8 @@ def open_documents(
             f"limit={limit} documents (--max-documents): pass at least 2: one half sets the "
             "threshold, the other is reported"
         )
-    if split_at not in get_args(records.SplitAt):
-        raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
+    if split_at not in get_args(SplitAt):
+        raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(SplitAt))}")
     run = _run_of(model)
     if text is None and run is None:
         raise ConfigError(

@@ -79,12 +79,13 @@ class _Counts:
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     """Count and time a measurement; runs the model for a few seconds."""
     with using(plan.model):
-        return _estimate(plan, shard)
-
-
-def _estimate(plan: Plan, shard: tuple[int, int]) -> Cost:
-    trial = _Trial.of(plan)
-    cost, model, documents = trial.cost(plan, shard), plan.model, plan.documents
+        trial = _Trial.of(plan)
+        cost = trial.cost(plan, shard)
+        cheaper = [
+            f"{option} {trial.cost(other, shard).forwards / cost.forwards:.0%}"
+            for option, other in _cheaper(plan)
+        ]
+    model, documents = plan.model, plan.documents
     ours = share_of(plan.measured, *shard)
     skipped = documents.num_too_short + len(documents) - len(plan.measured)
     device, per_target = plan.scorer.device, cost.recovery / max(cost.num_evaluated, 1e-9)
@@ -101,10 +102,6 @@ def _estimate(plan: Plan, shard: tuple[int, int]) -> Cost:
         f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
         f"time            about {format_duration(cost.forwards / trial.speed)} in one process "
         f"({trial.speed:,.0f} token-forwards a second)",
-    ]
-    cheaper = [
-        f"{option} {trial.cost(other, shard).forwards / cost.forwards:.0%}"
-        for option, other in _cheaper(plan)
     ]
     if cheaper:
         lines.append(f"cheaper         {', '.join(cheaper)} of the token-forwards")

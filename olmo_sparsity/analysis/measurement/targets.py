@@ -159,19 +159,13 @@ def _sample(
 
 def planted_targets(documents: Documents) -> pd.DataFrame:
     """The last token of each document, which the planted marks determine."""
-    return pd.DataFrame(
-        [
-            (
-                d.number,
-                len(d.tokens) - 1,
-                "document",
-                "planted" if len(d.truth) else "planted_removed",
-            )
-            for d in documents
-            if d.truth is not None
-        ],
-        columns=COLUMNS,
-    )
+    name = {True: "planted", False: "planted_removed"}
+    rows = [
+        (d.number, len(d.tokens) - 1, "document", name[len(d.truth) > 0])
+        for d in documents
+        if d.truth is not None
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:

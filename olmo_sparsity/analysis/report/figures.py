@@ -116,10 +116,14 @@ def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
 
 
 def _drawing(results: list[Results], labels: list[str] | None = None) -> Callable[[], Figure]:
+    names = _names(results, labels)
+    return lambda: _figure(results, names)
+
+
+def _names(results: list[Results], labels: list[str] | None) -> list[str]:
     if not results:
         raise ConfigError("no results to draw; pass at least one folder")
-    names = drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
-    return lambda: _figure(results, names)
+    return drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
 
 
 @dataclass(frozen=True)
@@ -181,11 +185,8 @@ def draw_headline(curves: list[Curve], title: str = "") -> Figure:
 
 
 def _headline(results: list[Results], labels: list[str] | None) -> Callable[[], Figure]:
-    if not results:
-        raise ConfigError("no results to draw; pass at least one folder")
-    names = drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
     curves = []
-    for name, result in zip(names, map(_of_main_set, results), strict=True):
+    for name, result in zip(_names(results, labels), map(_of_main_set, results), strict=True):
         rows = result.summary
         rows = rows[rows.selector == (rows.selector.iloc[0] if len(rows) else "")]
         if len(rows):
@@ -430,12 +431,19 @@ def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
         fontsize=6.5,
         color=_FAINT,
     )
+    _draw_points(axes, rows, styles, "excess_nats")
+    axes.margins(y=0.15)
+
+
+def _draw_points(axes: Axes, rows: pd.DataFrame, styles: Styles, value: str) -> None:
+    """Draw the intervals of all curves, side by side at each k."""
     curves = _curves(rows, styles)
     for i, (curve, style) in enumerate(curves):
         k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
-        reach = error_lengths(curve, "excess_nats")
-        axes.errorbar(k, curve.excess_nats, reach, elinewidth=0.8, capsize=0, **style)
-    axes.margins(y=0.15)
+        reach = error_lengths(curve, value)
+        axes.errorbar(k, curve[value], reach, elinewidth=0.8, capsize=0, **style)
+        if value != "excess_nats":
+            axes.plot(k, curve.placebo, color=style["color"], linestyle=_PLACEBO, linewidth=0.9)
 
 
 def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str) -> None:
@@ -445,12 +453,7 @@ def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str)
     if not len(rows):
         _write_in(axes, "not measured")
         return
-    curves = _curves(rows, styles)
-    for i, (curve, style) in enumerate(curves):
-        k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
-        reach = error_lengths(curve, beyond)
-        axes.errorbar(k, curve[beyond], reach, elinewidth=0.8, capsize=0, **style)
-        axes.plot(k, curve.placebo, color=style["color"], linestyle=_PLACEBO, linewidth=0.9)
+    _draw_points(axes, rows, styles, beyond)
 
 
 def _draw_kinds(axes: Axes, rows: pd.DataFrame, styles: Styles, kinds: list[str]) -> None:

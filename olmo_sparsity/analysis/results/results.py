@@ -148,11 +148,9 @@ class Results:
         if not len(rows):
             own = self.influence[self.influence.far_part == "document"]
             near = own[own.document == document].target.unique().tolist()[:8]
-            hint = (
-                f"of document {document} these are, among others: {near}"
-                if near
-                else (f"documents that are: {own.document.unique().tolist()[:8]}")
-            )
+            hint = f"documents that are: {own.document.unique().tolist()[:8]}"
+            if near:
+                hint = f"of document {document} these are, among others: {near}"
             raise ConfigError(f"target {target} of document {document} was not evaluated; {hint}")
         units, selector = units or self.meta.units[0], selector or self.meta.selectors[0]
         rows = rows[(rows.units == units) & (rows.selector == selector)].sort_values("rank")

@@ -5,7 +5,6 @@ Place in the flow: last, next to the figure and the page.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -169,13 +168,11 @@ def conclude(results: Results) -> str:
 def describe_noise(model: dict[str, Any]) -> str:
     """Warn of noise between rows of a batch. `model`: from meta.json."""
     nats = model.get("batch_noise", 0.0)
+    if nats < LOUD_NOISE:
+        return ""
     return (
-        ""
-        if nats < LOUD_NOISE
-        else (
-            f"this model's losses change by up to {nats:.2f} nats with the other rows of a batch; "
-            "smaller differences mean nothing"
-        )
+        f"this model's losses change by up to {nats:.2f} nats with the other rows of a batch; "
+        "smaller differences mean nothing"
     )
 
 
@@ -288,41 +285,30 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     if are_few:
         lines.append("  intervals are over documents, which are too few to trust them")
     few_placebo = are_few or first.num_placebo_targets < FEW_DOCUMENTS
-    columns: dict[str, tuple[int, Callable[[Any], str]]] = {
-        "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
-        "excess": (21, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
+
+    def column(name: str, ends: str, sign: str = "+") -> list[str]:
+        values = rows[[name, f"{ends}low", f"{ends}high"]].to_numpy(float)
+        return [with_interval(value, low, high, sign) for value, low, high in values]
+
+    columns = {
+        "recovery": (19, column("recovery", "", "")),
+        "excess": (21, column("excess", "excess_")),
     }
-    columns |= (
-        {
-            "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
-            "equal gaps": (
-                22,
-                lambda row: (
-                    "too few"
-                    if few_placebo and pd.notna(row.net_equal)
-                    else with_interval(row.net_equal, row.net_equal_low, row.net_equal_high)
-                ),
-            ),
-        }
-        if has_placebo
-        else {
-            "removal": (
-                19,
-                lambda row: with_interval(row.removal, row.removal_low, row.removal_high, ""),
-            ),
-            "nats": (6, lambda row: _number(row.excess_nats, "+")),
-        }
-    )
+    if has_placebo:
+        equal = column("net_equal", "net_equal_")
+        if few_placebo:
+            equal = [cell if cell == "–" else "too few" for cell in equal]
+        columns |= {"net": (22, column("net", "net_")), "equal gaps": (22, equal)}
+    else:
+        nats = ["–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats]
+        columns |= {"removal": (19, column("removal", "removal_", "")), "nats": (6, nats)}
     if not rows.hit_rate.isna().all():
-        columns["planted found"] = (
-            20,
-            lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, ""),
-        )
+        columns["planted found"] = (20, column("hit_rate", "hit_", ""))
     if header:
         head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")
-    for row in rows.itertuples():
-        cells = "".join(f"  {show(row):>{width}}" for width, show in columns.values())
+    for number, row in enumerate(rows.itertuples()):
+        cells = "".join(f"  {shown[number]:>{width}}" for width, shown in columns.values())
         lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{cells}")
     return "\n".join(lines)
 
@@ -349,10 +335,6 @@ def describe_comparison(
         about = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
         lines.append(about + "".join(f"  {cell:>22}" for cell in shown))
     return table, "\n".join(lines)
-
-
-def _number(value: float, sign: str = "") -> str:
-    return "–" if pd.isna(value) else f"{value:{sign}.2f}"
 
 
 def with_interval(value: float, low: float, high: float, sign: str = "+", digits: int = 2) -> str:

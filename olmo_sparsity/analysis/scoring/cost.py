@@ -52,7 +52,7 @@ class CountingScorer(Scorer):
         super().__init__(nothing, torch.device("cpu"), far_states=real.far_states)
         self._generator = torch.Generator().manual_seed(0)
 
-    def _nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
+    def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
         return torch.rand(len(targets_N), generator=self._generator)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
@@ -35,6 +36,11 @@ class Prompt:
     """All tokens before the continuation, at least one."""
 
     continuation: np.ndarray
+
+    @cached_property
+    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Equal for equal prompts."""
+        return tuple(self.prefix.tolist()), tuple(self.continuation.tolist())
 
     @property
     def inputs(self) -> np.ndarray:
@@ -110,11 +116,7 @@ def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -
 
 
 def _different(prompts: Sequence[Prompt]) -> list[Prompt]:
-    return list({_key(prompt): prompt for prompt in prompts}.values())
-
-
-def _key(prompt: Prompt) -> tuple[bytes, bytes]:
-    return prompt.prefix.tobytes(), prompt.continuation.tobytes()
+    return list({prompt.key: prompt for prompt in prompts}.values())
 
 
 class ModelLogprobs:
@@ -140,10 +142,10 @@ class ModelLogprobs:
             pairs = list(self._descend(root, None, known, different, rows))
         found = to_host([log_p for _, log_p in pairs])
         of_key = {
-            _key(different[index]): log_p.astype(float)
+            different[index].key: log_p.astype(float)
             for (index, _), log_p in zip(pairs, found, strict=True)
         }
-        return [of_key[_key(prompt)] for prompt in prompts]
+        return [of_key[prompt.key] for prompt in prompts]
 
     def _descend(
         self,

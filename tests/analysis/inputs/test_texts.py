@@ -333,13 +333,6 @@ def test_more_than_can_be_held_is_refused_before_it_is_read(
         open_documents(str(data_folder), named("x", heldout.tokenizer))
 
 
-def test_a_tokenizer_that_truncates_or_pads_does_not(model: LoadedModel) -> None:
-    assert model.tokenizer is not None
-    model.tokenizer.enable_truncation(3)
-    model.tokenizer.enable_padding()
-    assert read(open_documents(["a", "abcdef"], model)) == ["a", "abcdef"]
-
-
 # --- mistakes -------------------------------------------------------------------------------------
 
 

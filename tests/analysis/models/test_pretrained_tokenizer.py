@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from olmo_sparsity.analysis.inputs.documents import token_texts
+from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.models.load import load_model, wrap_model
 from olmo_sparsity.analysis.models.pretrained_tokenizer import tokens_before
 from olmo_sparsity.errors import ConfigError, DataError
@@ -147,6 +148,7 @@ def test_a_slow_tokenizer_is_adapted() -> None:
     assert tokenizer.get_vocab_size() == len(tokenizer.get_vocab()) == 384
     (of_batch,) = tokenizer.encode_batch([text], add_special_tokens=False)
     assert of_batch.ids == ids
+    assert open_documents([text, "b"], loaded)[0].tokens.tolist() == ids
     assert loaded.prefix_ids("auto", "a") == []  # what it adds stands behind a text
     assert 1 in tokenizer.get_added_tokens_decoder()
     assert (
