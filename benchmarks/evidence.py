@@ -46,7 +46,7 @@ def cut(folder: Path, out: Path, num_characters: int) -> int:
     Measuring a document takes as long as it has windows; one target of each needs its beginning.
     """
     shards = open_shards(DataConfig(folder=str(folder)), "heldout")
-    documents = (shards.document(index) for index in range(shards.num_documents))
+    documents = (shards.document(index) for index in range(len(shards)))
     texts = [shards.tokenizer.decode(tokens.tolist()) for tokens in documents]
     long = [{"text": text[:num_characters]} for text in texts if len(text) >= num_characters]
     out.write_text("".join(json.dumps(row) + "\n" for row in long), encoding="utf-8")

@@ -164,7 +164,7 @@ class Part:
     """Empty: it is the only one."""
 
     share: float
-    """Type of the training tokens."""
+    """Its share of the training tokens."""
 
     shards: TokenShards
 
@@ -202,14 +202,12 @@ class TokenShards:
     @cached_property
     def ends(self) -> list[np.ndarray]:
         """For each file, where its documents end. Raw files are searched for EOS once."""
-        if self.ends_paths is not None:
-            ends: list[np.ndarray] = [
-                np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths
-            ]
-            for path, tokens, ends_of in zip(self.ends_paths, self.arrays, ends, strict=True):
-                _check_ends(path, ends_of, len(tokens))
-            return ends
-        return [_find_ends(array, self.eos_id) for array in self.arrays]
+        if self.ends_paths is None:
+            return [_find_ends(array, self.eos_id) for array in self.arrays]
+        ends = [np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths]
+        for path, tokens, ends_of in zip(self.ends_paths, self.arrays, ends, strict=True):
+            _check_ends(path, ends_of, len(tokens))
+        return list(ends)
 
     @cached_property
     def _groups(self) -> np.ndarray:
@@ -234,12 +232,8 @@ class TokenShards:
     def _first_documents(self) -> list[int]:
         return [0, *np.cumsum([len(ends) for ends in self.ends]).tolist()]
 
-    @property
-    def num_documents(self) -> int:
-        return self._first_documents[-1]
-
     def __len__(self) -> int:
-        return self.num_documents
+        return self._first_documents[-1]
 
     def document(self, index: int) -> np.ndarray:
         """Token IDs, without the final EOS."""

@@ -250,7 +250,7 @@ def _make_tokenizer(data: DataConfig, texts: Iterator[str], progress: Progress) 
 
 
 def _sample(data: DataConfig, num_corpora: int = 1) -> Iterator[str]:
-    """Number of tokens of the training split."""
+    """Yield the text of the training split that the tokenizer is trained on."""
     left = TOKENIZER_SAMPLE_CHARACTERS // num_corpora
     for record in read_records(data.corpus):
         if isinstance(record, Document) and not is_heldout(record, data.heldout_share):

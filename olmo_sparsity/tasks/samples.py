@@ -57,7 +57,7 @@ class Samples:
 
     @property
     def coupled_ids_BL(self) -> np.ndarray:
-        """Number of tokens of prompt and response."""
+        """The coupled IDs of prompt and response."""
         assert self.prompt_ids_BP is not None
         assert self.response_ids_BR is not None
         return np.concatenate((self.prompt_ids_BP, self.response_ids_BR), axis=1)

@@ -110,14 +110,9 @@ def open_documents(
         _refuse_unused(CorpusConfig(**options), name)
         documents = _read_prepared(prepared, model, limit, name)
     else:
-        assert text is not None
         name = text if isinstance(text, str) else type(text).__name__
-        corpus, stream = _open(text, name, options)
-        _refuse_unused(corpus, name)
-        for trained_on, share in run.corpora if run is not None else ():
-            if _same_corpus(corpus, trained_on):
-                stream = _heldout(stream, corpus, trained_on, share)
-        documents = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
+        texts = _untrained(text, name, options, run, tally)
+        documents = _read(texts, tally, model, limit, name)
     num_training = tally.left_out.get(TRAINED_ON, 0)
     if not documents:
         held_out = " that were held out" if num_training else ""
@@ -125,6 +120,18 @@ def open_documents(
         raise DataError(f"{name} holds no documents{held_out}{without}")
     _check_vocabulary(name, documents, model)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
+
+
+def _untrained(
+    text: Any, name: str, options: dict[str, Any], run: TrainingText | None, tally: Tally
+) -> Iterator[records.Document]:
+    """Return the documents of a text; of one that the run was trained on, those it held out."""
+    corpus, stream = _open(text, name, options)
+    _refuse_unused(corpus, name)
+    for trained_on, share in run.corpora if run is not None else ():
+        if _same_corpus(corpus, trained_on):
+            stream = _heldout(stream, corpus, trained_on, share)
+    return good_documents(stream, tally, corpus)
 
 
 def read_rows(text: str, field: str = "text") -> Iterator[records.Record]:

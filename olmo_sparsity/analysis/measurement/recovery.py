@@ -109,13 +109,7 @@ def recover(
         targets = np.arange(windows.first_target, len(document.tokens))
     if not isinstance(targets, Mapping):
         targets = {DOCUMENT: np.asarray(targets)}
-    blocks: dict[tuple[int, int], dict[str, Spans]] = {}
-    for part, places in targets.items():
-        for first, end in _as_spans(windows, document, np.asarray(places)):
-            start = int(windows.start_of(first))
-            last = min(max(start + windows.stride, end), len(document.tokens))
-            parts = blocks.setdefault((start, last), {})
-            parts.setdefault(part, []).append((first - start, end - start))
+    blocks = _by_block(windows, document, targets)
     evaluation = _Evaluation(
         scorer,
         document,
@@ -140,6 +134,20 @@ def recover(
         else pd.DataFrame(columns=COLUMNS[name])
         for name, columns in evaluation.tables.items()
     }
+
+
+def _by_block(
+    windows: Windows, document: Document, targets: Mapping[str, np.ndarray]
+) -> dict[tuple[int, int], dict[str, Spans]]:
+    """Bounds of a block → kind of distant context → targets, as places in the block."""
+    blocks: dict[tuple[int, int], dict[str, Spans]] = {}
+    for part, places in targets.items():
+        for first, end in _as_spans(windows, document, np.asarray(places)):
+            start = int(windows.start_of(first))
+            last = min(max(start + windows.stride, end), len(document.tokens))
+            parts = blocks.setdefault((start, last), {})
+            parts.setdefault(part, []).append((first - start, end - start))
+    return blocks
 
 
 def _as_spans(windows: Windows, document: Document, places: np.ndarray) -> Spans:
