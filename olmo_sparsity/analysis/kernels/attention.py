@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from olmo_sparsity.errors import is_out_of_memory
+from olmo_sparsity.errors import is_out_of_memory, one_line
 from olmo_sparsity.runtime import say
 
 OWN_ATTENTION = "olmo_sparsity"
@@ -129,7 +129,7 @@ def _attend_by_cudnn(
             _cudnn_works.pop(kind, None)
             raise
         _cudnn_works[kind] = False
-        say(f"far places are attended to without cuDNN: {' '.join(str(error).split())[:200]}")
+        say(f"far places are attended to without cuDNN: {one_line(error)}")
         return None
 
 
