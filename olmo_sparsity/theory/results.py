@@ -136,27 +136,13 @@ def _summarise(group: list[Row]) -> Summary:
         low, high = risks.mean() - half, risks.mean() + half
     else:  # With one seed, only its measurement interval is known.
         low, high = first.low, first.high
-
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(row, name) for row in group]))
-
-    return Summary(
-        **{name: getattr(first, name) for name in CASE},
-        length=first.length,
-        num_seeds=len(group),
-        risk=float(risks.mean()),
-        risk_low=max(0.0, float(low)),
-        risk_high=min(1.0, float(high)),
-        method=first.method,
-        delta_mean=mean("delta_mean"),
-        delta_worst=mean("delta_worst"),
-        local_span=first.local_span,
-        eta_train=first.eta_train,
-        eta_test=first.eta_test,
-        bound_stated=mean("bound_stated"),
-        bound_improved=mean("bound_improved"),
-        refusal=first.refusal,
-    )
+    values: dict[str, Any] = {
+        item.name: getattr(first, item.name, None) for item in fields(Summary)
+    }
+    for name in ("risk", "delta_mean", "delta_worst", "bound_stated", "bound_improved"):
+        values[name] = float(np.mean([getattr(row, name) for row in group]))
+    values |= {"risk_low": max(0.0, float(low)), "risk_high": min(1.0, float(high))}
+    return Summary(**values | {"num_seeds": len(group)})
 
 
 def write_summary(path: str | Path, rows: list[Row]) -> None:
