@@ -54,8 +54,8 @@ CUDA_CONTEXT_BYTES = 2**29
 
 
 def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cpu") -> float:
-    """At the peak of a step, as measured (tests/gpu/test_memory.py): what is kept for the backward
-    pass, and what the loss needs for the largest chunk of logits."""
+    """At the peak of a step, as measured (tests/gpu/test_commands.py): what is kept for the
+    backward pass, and what the loss needs for the largest chunk of logits."""
     training = config.training
     rows = micro_batch_size * training.length
     size = 2 if training.precision == "bf16" else 4

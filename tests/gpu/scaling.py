@@ -3,7 +3,7 @@ into results/scaling.json, from which docs/scaling.md has its tables once it is 
 
     python -m tests.gpu.scaling && python -m docs.keep_results results/scaling.json
 
-Takes some minutes on one core. tests/gpu/test_memory.py measures some of it again.
+Takes some minutes on one core. tests/gpu/test_commands.py measures some of it again.
 """
 
 from __future__ import annotations
