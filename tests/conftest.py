@@ -14,21 +14,21 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import settings
-from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.results.results import Results, read_results
-from olmo_sparsity.config.run import config_from_dict
-from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.data.shards import TokenShards, open_shards
-from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.io import partial_name
-from tests.support.fake_results import write_fake_results
+
+# The process that hands out tests imports this file too, before it starts the others.
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from olmo_sparsity.analysis.models.load import LoadedModel
+    from olmo_sparsity.analysis.results.results import Results
+    from olmo_sparsity.config.sections import RunConfig
+    from olmo_sparsity.data.shards import TokenShards
 
 # A garbage collection finds nothing while tests are imported, and takes long.
 gc.disable()
@@ -110,6 +110,8 @@ def _no_child_stays() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
+    import torch
+
     # Tiny models gain nothing from threads, and bit-exactness is promised for an equal number.
     torch.set_num_threads(1)
 
@@ -122,8 +124,22 @@ def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    prepare(config_from_dict({"data": data_section(folder)}).data)
+    _prepare(data_section(folder))
     return folder
+
+
+def _prepare(section: dict) -> None:
+    from olmo_sparsity.config.run import config_from_dict
+    from olmo_sparsity.data.tokens import prepare
+
+    prepare(config_from_dict({"data": section}).data)
+
+
+def _open(folder: Path, split: str) -> TokenShards:
+    from olmo_sparsity.config.run import config_from_dict
+    from olmo_sparsity.data.shards import open_shards
+
+    return open_shards(config_from_dict({"data": data_section(folder)}).data, split)
 
 
 def data_section(folder: Path) -> dict:
@@ -146,7 +162,7 @@ def mixed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(200)
     ]
     (folder / "letters.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    prepare(config_from_dict({"data": mixed_section(folder)}).data)
+    _prepare(mixed_section(folder))
     return folder
 
 
@@ -165,12 +181,12 @@ def mixed_section(folder: Path) -> dict:
 
 @pytest.fixture(scope="session")
 def shards(data_folder: Path) -> TokenShards:
-    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "train")
+    return _open(data_folder, "train")
 
 
 @pytest.fixture(scope="session")
 def heldout(data_folder: Path) -> TokenShards:
-    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "heldout")
+    return _open(data_folder, "heldout")
 
 
 @pytest.fixture(scope="session")
@@ -218,6 +234,8 @@ def small_task(output: Path) -> dict[str, Any]:
 
 def named(name: str, tokenizer: Tokenizer | None, vocab_size: int = VOCAB) -> LoadedModel:
     """Somebody's model, of which nothing is computed."""
+    from olmo_sparsity.analysis.models.load import LoadedModel
+
     model: Any = type("Sized", (), {"vocab_size": vocab_size})()
     return LoadedModel(model, tokenizer, name, 1, None, "weights")
 
@@ -229,6 +247,7 @@ def run_dict(data_folder: Path, tmp_path: Path) -> dict:
 
 @pytest.fixture(scope="session")
 def _trained_once(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from olmo_sparsity.config.run import config_from_dict
     from olmo_sparsity.training.loop import train
 
     folder = tmp_path_factory.mktemp("trained") / "run"
@@ -242,12 +261,13 @@ def trained(_trained_once: Path, run_dict: dict) -> Path:
     return shutil.copytree(_trained_once, Path(run_dict["run_folder"]))
 
 
-MakeConfig = Callable[..., RunConfig]
+MakeConfig = Callable[..., "RunConfig"]
 
 
 @pytest.fixture
 def make_config(run_dict: dict) -> MakeConfig:
     """make_config(training__num_steps=3): the run of `run_dict` with some settings changed."""
+    from olmo_sparsity.config.run import config_from_dict
 
     def make(**changes: object) -> RunConfig:
         for key, value in changes.items():
@@ -264,10 +284,14 @@ def make_config(run_dict: dict) -> MakeConfig:
 @pytest.fixture(scope="session")
 def results_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a measurement that never happened, for figures and pages."""
+    from tests.support.fake_results import write_fake_results
+
     write_fake_results(folder := tmp_path_factory.mktemp("fake"))
     return folder
 
 
 @pytest.fixture(scope="session")
 def results(results_folder: Path) -> Results:
+    from olmo_sparsity.analysis.results.results import read_results
+
     return read_results(results_folder)
