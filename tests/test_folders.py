@@ -23,7 +23,7 @@ from olmo_sparsity.folders import LOCK, Owner, WorkFolder, locked, remove_left_l
 from olmo_sparsity.io import partial_name
 from olmo_sparsity.runtime import launch_id
 from tests.conftest import left_by_a_killed_process, until
-from tests.support.children import forkserver, start
+from tests.support.children import start
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -194,15 +194,20 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
-def _compete(folder: Path, together: Any, found: Any) -> None:
-    together.wait(60)
-    try:
-        with locked(folder):
-            found.put(True)
-            together.wait(60)
-    except UserError:
-        found.put(False)
-        together.wait(60)
+COMPETE = """
+import sys
+from pathlib import Path
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.folders import locked
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with locked(Path(sys.argv[1])):
+        print("has it", flush=True)
+        sys.stdin.readline()
+except UserError:
+    print("refused", flush=True)
+"""
 
 
 def test_the_lock_of_one_that_followed_meanwhile_is_not_touched(
@@ -232,16 +237,16 @@ def test_two_processes_of_a_machine_do_not_look_at_a_dead_owner_at_once(tmp_path
 
 def test_of_many_that_find_a_dead_owner_one_follows(tmp_path: Path) -> None:
     write(tmp_path, started="1")
-    found: Any = forkserver.Queue()
-    together = forkserver.Barrier(6)
-    children = [
-        forkserver.Process(target=_compete, args=(tmp_path, together, found)) for _ in range(6)
+    command, pipe = [sys.executable, "-c", COMPETE, str(tmp_path)], subprocess.PIPE
+    many: list[Any] = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(6)
     ]
-    for child in children:
-        child.start()
-    assert sum(found.get(timeout=60) for _ in children) == 1
-    for child in children:
-        child.join()
+    assert [child.stdout.readline() for child in many] == ["ready\n"] * 6
+    for child in many:
+        print(file=child.stdin, flush=True)
+    assert sorted(child.stdout.readline() for child in many) == ["has it\n"] + ["refused\n"] * 5
+    for child in many:
+        child.communicate()
     assert list(tmp_path.iterdir()) == []
 
 
