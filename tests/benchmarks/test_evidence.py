@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.evidence import choosing_the_planted, collect, compare, cut, exchange, losses_of
 from benchmarks.pieces import pieces
@@ -74,8 +74,8 @@ TEXT = "The miller of Orsk kept three ducks. " * 12
 def test_losses_between_positions_are_those_of_transformers(tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl"
     path.write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, "short", TEXT[9:])))
-    model = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / "model")
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "model")
     found = losses_of(str(tmp_path / "model"), str(path), [0, 16, 64], 3)
@@ -88,7 +88,7 @@ def test_losses_between_positions_are_those_of_transformers(tmp_path: Path) -> N
     assert found.loc[0, ["0-16", "16-64"]].tolist() == pytest.approx([within, beyond], abs=1e-5)
 
 
-MAX_DOCUMENTS = 12
+MAX_DOCUMENTS = 8
 ASKED = {
     "planted": True,
     "max_documents": MAX_DOCUMENTS,

@@ -79,7 +79,7 @@ def test_what_is_learnt_is_done_freely(tmp_path: Path, scheme: str) -> None:
         test_lengths=[2, 3],
         model={"d_model": 32, "n_heads": 2, "n_layers": 2, "mlp_ratio": 2, "init_std": 0.1},
         optimizer={"learning_rate": 1e-2, "warmup_steps": 20},
-        training={"num_steps": 400, "batch_size": 64},
+        training={"num_steps": 200, "batch_size": 64},
     )
     bench = bench_of(settings, scheme)
     model, losses = train(bench, lambda step, loss: None)

@@ -516,10 +516,10 @@ def test_after_any_call_everything_is_as_before(
     """Also after one that is interrupted at a random point."""
     make_tokenizer().save_pretrained(tmp_path / "model")
     model.save_pretrained(tmp_path / "model")
+    CALLS[call](model, documents)  # registers our name, once
     model.train()
     model.model.layers[1].eval()  # as its owner has it
     model.lm_head.weight.requires_grad_(False)
-    CALLS[call](model, documents)  # registers our name, once
     before = about(model)
     with raising_at(0) as calls:
         CALLS[call](model, documents)
