@@ -62,6 +62,9 @@ from olmo_sparsity.io import write_atomically
 WORDS, DECOYS = 50, 12
 """Words of a source at most, and texts that decoys are made of."""
 
+PREFIX = "\n"
+"""Before each prompt: SmolLM2 has no other first token."""
+
 DRAWS = (2, 4, 8)
 """Most decoys of a source, of which verdicts are kept."""
 
@@ -273,7 +276,7 @@ def measure(
         found = attribute(
             model, sources={f"{i}": text for i, text in enumerate(asked.sources)},
             question=asked.question, answer=[asked.answer], decoys=asked.decoys,
-            draws=draws, seed=seed, prefix="\n",
+            draws=draws, seed=seed, prefix=PREFIX,
         )  # fmt: skip
     losses, row, cells = found.losses[0], found.statements.iloc[0], found.matrix.loc[0]
     tried = cells[["tried_gives", "tried_lost"]].to_numpy().max()
@@ -351,13 +354,13 @@ def add_package(name: str, python: str, folder: Path, out: Path, asked: dict[int
     files = {number: out / f"{number:04d}.json" for number in asked}
     rows = {number: json.loads(file.read_text()) for number, file in files.items()}
     rows = {number: row for number, row in rows.items() if name not in row["scores"]}
-    # The line break before the prompt belongs to the first source here.
     texts = [
         {
-            "sources": ["\n" + asked[number].sources[0], *asked[number].sources[1:]],
+            "sources": asked[number].sources,
             "question": asked[number].question,
             "statements": [asked[number].answer],
             "decoys": asked[number].decoys,
+            "prefix": PREFIX,
         }
         for number in rows
     ]
@@ -375,21 +378,25 @@ def add_package(name: str, python: str, folder: Path, out: Path, asked: dict[int
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def share(values: pd.Series, seed: int = 0) -> str:
-    """The mean, its 95% interval over questions, and their number."""
-    of = values.to_numpy(dtype=float)
-    if not len(of):
+def share(values: pd.Series, of: pd.Series | None = None, seed: int = 0) -> str:
+    """The mean, or the sum over the sum of `of`, with its 95% interval over questions, and the
+    number."""
+    counts = np.ones(len(values)) if of is None else of.to_numpy(dtype=float)
+    sums, num = values.to_numpy(dtype=float), int(counts.sum())
+    if not num:
         return "–"
-    draws = np.random.default_rng(seed).integers(len(of), size=(2000, len(of)))
-    low, high = np.quantile(of[draws].mean(1), [0.025, 0.975])
-    if of.min() == of.max():  # the rule of three
-        low, high = max(0.0, of.mean() - 3 / len(of)), min(1.0, of.mean() + 3 / len(of))
-    return f"{of.mean():.2f} [{low:.2f}, {high:.2f}], n = {len(of)}"
+    mean = sums.sum() / num
+    draws = np.random.default_rng(seed).integers(len(sums), size=(2000, len(sums)))
+    drawn = counts[draws].sum(1)
+    low, high = np.quantile(sums[draws].sum(1)[drawn > 0] / drawn[drawn > 0], [0.025, 0.975])
+    if mean in (0, 1):  # the rule of three
+        low, high = max(0.0, mean - 3 / num), min(1.0, mean + 3 / num)
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}], n = {num}"
 
 
-def auroc(rows: pd.DataFrame, score: pd.Series, seed: int = 0) -> str:
-    """Whether the score is higher where the right source is there."""
-    real = score[rows.counts].to_numpy()
+def auroc(rows: pd.DataFrame, score: pd.Series, real_rows: pd.Series, seed: int = 0) -> str:
+    """Whether the score is higher in these rows than where the right source is missing."""
+    real = score[real_rows].to_numpy()
     none = score[rows.kind == "absent"].to_numpy()
     if not len(real) or not len(none):
         return "–"
@@ -431,7 +438,10 @@ def tables(rows: pd.DataFrame) -> str:
         if f"said_{num}" in rows and (has_it := rows[f"said_{num}"].notna()).any():
             lines += _verdicts(rows[has_it], num)
     lines.append("\nrivals: top-1 of present with ≥ 1 nat lost by our measure, and of all present;")
-    lines.append("  AUROC of present (≥ 1 nat) and absent; LDS; full prompts")
+    lines.append(
+        "  AUROC of absent and present with ≥ 1 nat lost, and of absent and all present; LDS"
+    )
+    lines.append("  where logits are kept; full prompts")
     names = dict.fromkeys(chain(RIVALS, *rows.scores))
     for name in names:
         of = rows[[name in scores for scores in rows.scores]]
@@ -439,7 +449,45 @@ def tables(rows: pd.DataFrame) -> str:
             lines.append(f"  {OURS} on the next {len(of)}: {_rank(of, OURS)}")
         if len(of):
             lines.append(f"  {name}: {_rank(of, name)}")
+    if len(rows) >= 100:
+        lines += [
+            "",
+            "one threshold on a score, from the first half of these questions, on the rest:",
+        ]
+        lines += [f"  {name}: {_by_threshold(rows, name)}" for name in ("one decoy", "left out")]
     return "\n".join(lines)
+
+
+def _by_threshold(rows: pd.DataFrame, name: str) -> str:
+    """Name each source with a score of at least t: the least t with at most 0.05 of the names wrong
+    and at most 0.05 of the absent questions named, on the first half."""
+
+    def named(of: pd.DataFrame, least: float) -> pd.DataFrame:
+        sources = [{i for i, x in enumerate(row[name]) if x >= least} for row in of.scores]
+        pairs = list(zip(sources, map(set, of.right), strict=True))
+        return of.assign(
+            names=[len(a) for a, _ in pairs],
+            wrong=[len(a - b) for a, b in pairs],
+            same=[a == b for a, b in pairs],
+        )
+
+    first, rest = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    for least in np.arange(1, 50, 0.1):
+        on = named(first, least)
+        if (
+            on.wrong.sum() <= 0.05 * on.names.sum()
+            and (on[on.kind == "absent"].names > 0).mean() <= 0.05
+        ):
+            break
+    on = named(rest, least)
+    told = [
+        f"right alone {share(on.same[(on.kind == 'present') & (on.right_lost >= 2)])}",
+        f"of all present {share(on.same[on.kind == 'present'])}",
+        f"wrong names {share(on.wrong, on.names)}",
+        f"absent {share((on.names > 0)[on.kind == 'absent'])}",
+        *(f"{kind} {share(on.same[on.kind == kind])}" for kind in ("either", "both")),
+    ]
+    return f"{least:.1f} nats; " + "; ".join(told)
 
 
 def _verdicts(rows: pd.DataFrame, num: int) -> list[str]:
@@ -448,13 +496,13 @@ def _verdicts(rows: pd.DataFrame, num: int) -> list[str]:
         rows.index,
     )
     pairs = zip(rows[f"sources_{num}"], rows.right, strict=True)
-    named = [source in right for sources, right in pairs for source in sources]
+    wrong = pd.Series([len({*sources} - {*right}) for sources, right in pairs], rows.index)
     lines = [f"\nat most {num} decoys, {len(rows)} questions"]
     for least in (1, 2, 4):
         of = (rows.kind == "present") & (rows.right_lost >= least)
         lines.append(f"  right source named alone, ≥ {least} nats lost: {share(same[of])}")
     lines.append(f"  … of all present: {share(same[rows.kind == 'present'])}")
-    lines.append(f"  names that are wrong, of all: {share(~pd.Series(named, dtype=bool))}")
+    lines.append(f"  names that are wrong, of all: {share(wrong, rows[f'sources_{num}'].map(len))}")
     is_named = rows[f"said_{num}"] != "none"
     lines.append(f"  a source named on absent: {share(is_named[rows.kind == 'absent'])}")
     for kind in ("either", "both"):
@@ -473,7 +521,8 @@ def _rank(rows: pd.DataFrame, name: str) -> str:
     some = pd.Series(
         [-p for p in rows.p] if name == OURS else [max(of) for of in scores], rows.index
     )
-    told = f"{_hits(rows, best)}; {auroc(rows, some)}"
+    areas = [auroc(rows, some, of) for of in (rows.counts, rows.kind == "present")]
+    told = "; ".join([_hits(rows, best), *areas])
     if "logits" in rows and (with_logits := rows[rows.logits.notna()]).size:
         correlations = [
             rank_correlations(

@@ -41,6 +41,8 @@ class SourceQuestion:
     statements: list[str]
     decoys: list[str]
     tokenizer: Any
+    prefix: str = ""
+    """Before the prompt, whatever sources it has."""
 
     def told(self, found: Any) -> dict[str, Any]:
         """What is kept: score_TS, and what a contestant says next to it."""
@@ -50,7 +52,7 @@ class SourceQuestion:
         return told | {"scores": scores_TS.tolist()}
 
     def prompt_with(self, sources: list[str]) -> str:
-        return "\n\n".join([*sources, self.question + "\n"])
+        return self.prefix + "\n\n".join([*sources, self.question + "\n"])
 
     @property
     def prompt(self) -> str:
@@ -70,16 +72,23 @@ class SourceQuestion:
     @cached_property
     def source_spans(self) -> Spans:
         """In the tokens of the whole text."""
-        return self._spans([*self.sources, self.question])[:-1]
+        return self._spans(self.prompt, self.sources, len(self.prefix), len("\n\n"))
 
     @cached_property
     def statement_spans(self) -> Spans:
         """In the tokens of the answer."""
-        return self._spans(self.statements)
+        return self._spans(self.answer, self.statements, 0, len(" "))
 
-    def _spans(self, parts: list[str]) -> Spans:
-        ends = np.cumsum([len(self.encoded(part)) for part in parts]).tolist()
-        return list(zip([0, *ends], ends, strict=False))
+    def _spans(self, text: str, parts: list[str], place: int, apart: int) -> Spans:
+        """Tokens that end in each part; the first begins at `place`."""
+        read = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ends = [end for _, end in read["offset_mapping"]]
+        spans = []
+        for part in parts:
+            inside = [i for i, end in enumerate(ends) if place < end <= place + len(part)]
+            spans.append((inside[0], inside[-1] + 1))
+            place += len(part) + apart
+        return spans
 
     def is_read_back(self) -> bool:
         """Whether parts have the tokens that they have in the whole text."""
@@ -180,7 +189,7 @@ def context_cite(
             given.context,
             asked.question,
             num_ablations=num_ablations,
-            prompt_template="{context}\n\n{query}\n",
+            prompt_template=asked.prefix + "{context}\n\n{query}\n",
             partitioner=given,
         )
         # It explains what the model writes; an answer that is given goes where that is kept.
