@@ -109,7 +109,7 @@ def test_shards_hold_every_document_once_and_on_its_side(
     found = {split: open_shards(data, split) for split in ("train", "heldout")}
     for split, opened in found.items():
         wanted = [r.text for r in records if is_heldout(r, 0.3) == (split == "heldout")]
-        assert len(opened) == opened.num_documents == manifest.num_documents(split) == len(wanted)
+        assert len(opened) == manifest.num_documents(split) == len(wanted)
         documents = [opened.document(index) for index in range(len(opened))]
         assert [opened.tokenizer.decode(ids.tolist()) for ids in documents] == wanted
         for ids, text in zip(documents, wanted, strict=True):
