@@ -12,11 +12,11 @@ stored table and values that its row has, then columns; or a task result and val
 exact match, the mean over seeds (`200[]`: with the lowest and highest end of their intervals).
 `first + second` is the mean of two directions of transfer.
 
-Or it names a table of docs/tables by page and heading, and the cells that its rows have (`*` is any
-text), then headers, up to their first comma if that is enough: the first number of the cell, `[]`
-all numbers of it, `[2]` the second. A number that has neither a measurement nor a stored table of
-its own is named so. Several rows give a number each; `min(…)`, `max(…)`, `mean(…)` and `range(…)`,
-the lowest and the highest, are over all of them. `{one,other}` in a name stands for two rows.
+Or it names a table of docs/tables by page and heading, and the cells that its rows have, then
+headers, up to their first comma if that is enough (in both `*` is any text, `?` a character): the
+first number of the cell, `[]` all numbers of it, `[2]` the second. Several rows give a number each;
+`min(…)`, `max(…)`, `mean(…)` and `range(…)`, the lowest and the highest, are over all of them;
+`minus(…)` is of a loss that is called a cost. `{one,other}` in a name stands for two rows.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ OVER: dict[str, Callable[[list[float]], list[float]]] = {
     "max": lambda numbers: [max(numbers)],
     "mean": lambda numbers: [float(np.mean(numbers))],
     "range": lambda numbers: [min(numbers), max(numbers)],
+    "minus": lambda numbers: [-number for number in numbers],
 }
 
 
@@ -64,7 +65,9 @@ def one_each(name: str) -> list[str]:
     if not match:
         return [name]
     before, after = name[: match.start()], name[match.end() :]
-    return [one for option in match[1].split(",") for one in one_each(before + option + after)]
+    return [
+        one for option in re.split(r",(?! )", match[1]) for one in one_each(before + option + after)
+    ]
 
 
 def columns_of(row: str, names: str) -> list[str]:
@@ -75,7 +78,7 @@ def stored_numbers(row: str, columns: list[str]) -> Iterator[float]:
     rows = [found for name in one_each(row) for found in found_rows(name)]
     assert rows, f"no row is {row}"
     for column in columns:
-        over = re.fullmatch(r"(min|max|mean|range)\((.*)\)", column)
+        over = re.fullmatch(r"(min|max|mean|range|minus)\((.*)\)", column)
         numbers = [number for found in rows for number in found(over[2] if over else column)]
         yield from OVER[over[1]](numbers) if over else numbers
 
@@ -145,19 +148,26 @@ def rows_of_page(page: str, heading: str, values: str) -> list[dict[str, str]]:
     rows = tables_of_page(page)[heading]
     for value in filter(None, values.split("; ")):
         header, cell = value.split("=", 1)
-        pattern = re.escape(cell).replace(r"\*", ".*")
-        rows = [row for row in rows if re.fullmatch(pattern, row.get(header, ""))]
+        rows = [row for row in rows if matches(cell, row.get(header, ""))]
     return rows
 
 
 def cell_numbers(row: dict[str, str], column: str) -> list[float]:
-    column, at = re.fullmatch(r"(.*?)(\[\d*\])?", column).groups()  # type: ignore[union-attr]
-    headers = [header for header in row if column in (header, header.split(", ")[0])]
-    assert len(headers) == 1, (column, list(row))
-    cell = re.sub("[−]", "-", row[headers[0]]).replace(",", "")
-    numbers = [float(number) for number in NUMBER.findall(cell)]
-    assert numbers, row
-    return numbers if at == "[]" else [numbers[int((at or "[1]")[1:-1]) - 1]]
+    header, at = re.fullmatch(r"(.*?)(\[\d*\])?", column).groups()  # type: ignore[union-attr]
+    cells = [cell for name, cell in row.items() if matches(header, name)]
+    cells = cells or [cell for name, cell in row.items() if matches(header, name.split(", ")[0])]
+    assert cells, (column, list(row))
+    assert len(cells) == 1 or "*" in header, (column, list(row))
+    found = [[float(number.replace(",", "")) for number in NUMBER.findall(cell)] for cell in cells]
+    if at == "[]":
+        return [number for numbers in found for number in numbers]
+    return [numbers[int((at or "[1]")[1:-1]) - 1] for numbers in found]
+
+
+def matches(pattern: str, text: str) -> bool:
+    """`*` is any text, `?` a character."""
+    pattern = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return bool(re.fullmatch(pattern, text))
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -181,7 +191,10 @@ def test_numbers_are_those_of_the_row_they_name(
     assert len(written) == len(stored), (page, before)
     for text, value in zip(written, stored, strict=True):
         digits = len(text.partition(".")[2])
-        assert text.replace("−", "-").replace(",", "").lstrip("+") == f"{value:.{digits}f}", columns
+        found = f"{value:.{digits}f}"
+        if float(found) == 0:  # without the sign of a number that was rounded
+            text, found = text.lstrip("−-+"), found.lstrip("-")
+        assert text.replace("−", "-").replace(",", "").lstrip("+") == found, columns
 
 
 def test_a_page_of_results_names_its_rows() -> None:
