@@ -181,7 +181,7 @@ def copying() -> Figure:
     axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1M", "2M", "5M", "10M", "20M", "50M", "100M"])
     axes.minorticks_off()
     axes.set(xlabel="tokens trained", ylabel="induction check, nats", ylim=(0, None))
-    axes.set_title("Loss reduction on a repeated passage of 128 tokens")
+    axes.set_title("Loss reduction on a repeated passage of 128 tokens, by seed")
     legend_above(figure, axes)
     return figure
 
@@ -344,7 +344,10 @@ def length() -> Figure:
             axes.set_xlabel("length / training length")
         if axes.get_subplotspec().is_first_col():
             axes.set_ylabel("exact match")
-    figure.suptitle(f"Mean of {between(nums)} seeds; band: lowest to highest", fontsize=8)
+    figure.suptitle(
+        f"Mean of {between(nums)} seeds; band: lowest to highest; dotted: training length",
+        fontsize=8,
+    )
     order = [label for label, _ in OF_SCHEME.values() if label in shapes]
     figure.legend(
         [shapes[label] for label in order],
@@ -376,12 +379,14 @@ def parity() -> Figure:
                 markersize=4,
                 label=None if column else called,
             )
-    for at, called in ((0.9, "threshold"), (0.5, "chance")):
+    for at, called in ((0.9, "threshold, 0.9"), (0.5, "chance, 0.5")):
         axes.axhline(at, color=GREY, linewidth=0.6, linestyle=":")
-        axes.text(-0.4, at, called, fontsize=8, va="bottom")
+        axes.text(-0.47, at, called, fontsize=8, va="bottom")
+    axes.set_xlim(-0.5, len(shown["ks"]) - 0.5)
     axes.set_xticks(range(len(shown["ks"])), [f"k = {k}" for k in shown["ks"]])
     axes.set(ylabel=f"exact match, {shown['length']} tokens", ylim=(0.35, 1))
-    axes.set_title("Trained on 20 to 50 tokens; a dot for each seed")
+    (num,) = {row.num_samples for row in rows}
+    axes.set_title(f"Trained on 20 to 50 tokens, k ≤ 4; a dot is a seed, {num} samples")
     legend_above(figure, axes)
     return figure
 

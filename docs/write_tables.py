@@ -210,26 +210,48 @@ def worth(name: str, of: dict[str, str]) -> str:
     return table(f"{names} | gain of at most 0.1 nats, % | tokens | documents", lines)
 
 
-def beside(of: dict[str, tuple[str, str]], ks: tuple[int, ...] = (1,)) -> str:
+def worth_beside(name: str, of: dict[str, tuple[str, str]]) -> str:
+    """The gain of one measurement minus that of another, on the documents that both read."""
+    gains, lines = other_table(name).astype({"gain": float, "targets": float}), []
+    for called, names in of.items():
+        read = gains[gains.document < min(num_documents_read(name) for name in names)]
+        sums = read.pivot(index="document", columns="measurement", values=["gain", "targets"])
+        sums = sums[sums["targets"][list(names)].notna().any(axis=1)].fillna(0.0)
+        one, other = (resample(sums[[("gain", name), ("targets", name)]]) for name in names)
+        first, second = (sums_R2[:, 0] / sums_R2[:, 1] for sums_R2 in (one, other))
+        value, low, high = interval((first - second)[1:], (first - second)[0])
+        line = [called, f"{first[0]:+.3f}", f"{second[0]:+.3f}"]
+        lines.append([*line, f"{value:+.2f} [{low:+.2f}, {high:+.2f}]", f"{len(sums)}"])
+    names = "difference | gain of the first, nats a token | of the second | first − second"
+    return table(f"{names} | documents", lines)
+
+
+def beside(of: dict[str, list[Any]], ks: tuple[int, ...] = (1,)) -> str:
+    """Two measurements; or, of a measurement beside itself, so many units and so many: with k of
+    the first and k of the second."""
     lines = []
-    for (called, names), k in product(of.items(), ks):
-        row = difference(*names, k)
-        columns = ("recovery", "net", "net_equal")
-        lines.append([called, str(k), *(shown(row, column) for column in columns)])
+    for called, (name, other, *own_ks) in of.items():
+        for k, other_k in [own_ks] if own_ks else zip(ks, ks, strict=True):
+            row = difference(name, other, k, other_k)
+            columns = ("recovery", "net", "net_equal")
+            shown_k = f"{k}" if k == other_k else f"{k} − {other_k}"
+            lines.append([called, shown_k, *(shown(row, column) for column in columns)])
     return table("difference | k | recovery | net | net at equal gaps", lines, left=2)
 
 
 @cache
-def difference(name: str, other: str, k: int) -> dict[str, float]:
+def difference(name: str, other: str, k: int, other_k: int) -> dict[str, float]:
     """Return a measurement minus another on the documents of both: targets of large gap, whatever
     the units and the form of `add_one`. Documents are resampled for both at once."""
     names = (name, other)
     num_documents = min(num_documents_read(name) for name in names)
     first, second = (
-        rows[(rows.selector == rule_of(name)) & (rows.document < num_documents)].assign(
-            units="all", selector="add_one"
+        rows[
+            (rows.selector == rule_of(name)) & (rows.document < num_documents) & (rows.k == at)
+        ].assign(units="all", selector="add_one", k=k)
+        for name, rows, at in (
+            (name, stored_rows(name), at) for name, at in zip(names, (k, other_k), strict=True)
         )
-        for name, rows in ((name, stored_rows(name)) for name in names)
     )
     nets = net_differences(first, second).set_index(["target_set", "k"])
     return {**nets.loc["gap", k], **recovery_difference(first, second, k)}

@@ -7,7 +7,8 @@ A comment binds the numbers before it in its line, back to the comment before:
     0.28 [0.15, 0.43] <!-- real.md#differences difference=one sentence − one token: recovery[] -->
 
 It names a measurement, its units (the first that it has, unless given), target set, selector and k,
-then columns of its summary (`net[]`: net, net_low, net_high; `long`, `short`: its windows); or a
+then columns of its summary (`net[]`: net, net_low, net_high; `long`, `short`: its windows;
+`millions` of parameters). `gap/whole` are the targets of a set that are such a part of a word. Or a
 stored table and values that its row has, then columns; or a task result and values, then lengths:
 exact match, the mean over seeds (`200[]`: with the lowest and highest end of their intervals).
 `first + second` is the mean of two directions of transfer.
@@ -16,7 +17,8 @@ Or it names a table of docs/tables by page and heading, and the cells that its r
 headers, up to their first comma if that is enough (in both `*` is any text, `?` a character): the
 first number of the cell, `[]` all numbers of it, `[2]` the second. Several rows give a number each;
 `min(…)`, `max(…)`, `mean(…)` and `range(…)`, the lowest and the highest, are over all of them;
-`minus(…)` is of a loss that is called a cost. `{one,other}` in a name stands for two rows.
+`minus(…)` is of a loss that is called a cost, `name (2)` the second column of a name. Braces stand
+for several rows: `{one,other}_seed1`.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from docs.stored import (
     ROOT,
     measurements,
     other_table,
+    read_by_part,
     read_meta,
     read_summary,
     task_rows,
@@ -119,8 +122,14 @@ def stored_row(row: str) -> dict[str, Any]:
     meta = read_meta(names[0])
     units = meta.get("units", ["tokens"])
     chosen = names.pop() if names[-1] in units else units[0]
-    found = read_summary(" ".join(names), target_set, chosen).loc[selector, int(k)]
-    return {**found, **meta["windows"]}
+    target_set, _, part = target_set.partition("/")
+    if part:
+        found = read_by_part(" ".join(names), target_set, int(k)).loc[part]
+        assert (found.selector, found.units) == (selector, chosen), row
+    else:
+        found = read_summary(" ".join(names), target_set, chosen).loc[selector, int(k)]
+    millions = meta["model"]["num_parameters"] / 1e6
+    return {**found, **meta["windows"], "millions": millions}
 
 
 # --- tables of docs/tables ------------------------------------------------------------------------
@@ -138,7 +147,7 @@ def tables_of_page(page: str) -> dict[str, list[dict[str, str]]]:
         if not cells:
             header = []
         elif not header:
-            header = cells
+            header = [f"{cell} (2)" if cell in cells[:i] else cell for i, cell in enumerate(cells)]
         elif set(cells[0]) != {"-"}:
             rows.append(dict(zip(header, cells, strict=True)))
     return found

@@ -62,7 +62,7 @@ def test_a_difference_holds_every_document_of_both() -> None:
     """The last of 300 documents of C4 were measured, though 80 were too short."""
     names = "prose_4096_c4_seed2", "prose_4096_c4"
     first, second = (read_summary(name).loc["add_one", 1] for name in names)
-    found = write_tables.difference(*names, 1)
+    found = write_tables.difference(*names, 1, 1)
     for column in ("recovery", "net"):
         assert found[column] == pytest.approx(first[column] - second[column], abs=2e-4)
 
@@ -73,7 +73,7 @@ def test_a_difference_holds_no_document_that_one_did_not_read() -> None:
     rows = rows.query("target_set == 'gap' and far_part == 'document' and k == 1")
     rows = rows[rows.document < 32]
     first = read_summary(some).loc["add_one_screened", 1]
-    found = write_tables.difference(some, all_of_them, 1)
+    found = write_tables.difference(some, all_of_them, 1, 1)
     expected = first.recovery - rows.own.sum() / rows.gap.sum()
     assert found["recovery"] == pytest.approx(expected, abs=1e-4)
 
