@@ -23,12 +23,12 @@ import explainers
 import numpy as np
 import pandas as pd
 import torch
+import transformers
 from explainers import CONTESTANTS, ELSEWHERE, OURS, Question
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Windows
@@ -54,13 +54,13 @@ MIN_GAP = 1.0
 # --- questions ------------------------------------------------------------------------------------
 
 
-def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
+def word_tokenizer(size: int) -> transformers.PreTrainedTokenizerFast:
     """A token is a word: who cuts words out of the text and who masks tokens score the same
     things."""
     words = Tokenizer(WordLevel({"the_end": 0} | {f"w{i}": i for i in range(1, size)}, "the_end"))
     words.pre_tokenizer = WhitespaceSplit()
     special = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "the_end")
-    return PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -86,7 +86,7 @@ SHAPES: dict[str, dict[str, int]] = {
 def write_random_model(folder: Path, length: int, shape: str) -> None:
     """Weights do not change what a method costs."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         **SHAPES[shape],
         max_position_embeddings=2 * length,
         tie_word_embeddings=True,
@@ -94,7 +94,7 @@ def write_random_model(folder: Path, length: int, shape: str) -> None:
         eos_token_id=0,
         pad_token_id=0,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     word_tokenizer(VOCABULARY).save_pretrained(folder)
 
 
@@ -321,7 +321,7 @@ def draw_costs(file: Path) -> None:
 def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -> None:
     loaded = load_model(str(folder), device="cpu")
     assert isinstance(loaded.model, HuggingFaceLM)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     length = min(options.length, (loaded.max_positions or options.length) - NUM_ANSWER)
     rows = repeated_questions(loaded, tokenizer, options.text, length, options.questions)
     judges = [Judge(loaded.model, Question(**row, tokenizer=tokenizer)) for row in rows]

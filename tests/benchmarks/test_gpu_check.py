@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_check
+from benchmarks import gpu_check, gpu_speed
 from olmo_sparsity.analysis.kernels import attention
 from olmo_sparsity.config.run import load_config
 
@@ -248,3 +248,26 @@ def test_a_kernel_that_refuses_is_a_row_and_no_memory_is_not(
     error = torch.OutOfMemoryError()
     with pytest.raises(torch.OutOfMemoryError):
         list(gpu_check.compare_numbers())
+
+
+# --- gpu_speed ------------------------------------------------------------------------------------
+
+
+def test_every_part_runs(tmp_path: Path) -> None:
+    assert gpu_speed.main(["--small", "--out", str(tmp_path)]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {part.__name__ for part in gpu_speed.PARTS} <= {
+        row["part"] for row in rows if "took_s" in row
+    }
+    steps = [row for row in rows if row["part"] == "step 60m"]
+    assert len(steps) == len(gpu_speed.BEFORE) + 1
+    for row in steps:  # what was before gives the same numbers
+        found = pytest.approx(steps[0]["third_loss_and_norm"], rel=1e-5)
+        assert row["third_loss_and_norm"] == found
+
+
+def test_nothing_is_begun_without_time_for_it(tmp_path: Path) -> None:
+    assert gpu_speed.main(["--small", "--out", str(tmp_path), "--seconds", "5"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert all("skipped" in row for row in rows)
+    assert len(rows) == len(gpu_speed.PARTS)

@@ -97,15 +97,14 @@ def test_the_prefix_is_read_and_not_tried_on_a_letter(kind: str) -> None:
         assert loaded.encode(["b c", "c"]) == [[2, 3], [3]]
 
 
-class Whimsical(transformers.ByT5Tokenizer):
-    """Puts a token before long texts only."""
-
-    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
-        ids = super().encode(text, add_special_tokens=False)
-        return [2] * (add_special_tokens and len(text) > 3) + ids
-
-
 def test_the_prefix_is_verified_on_the_text_itself() -> None:
+    class Whimsical(transformers.ByT5Tokenizer):
+        """Puts a token before long texts only."""
+
+        def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+            ids = super().encode(text, add_special_tokens=False)
+            return [2] * (add_special_tokens and len(text) > 3) + ids
+
     loaded = wrap_model(llama(vocab_size=400), Whimsical())
     assert [loaded.prefix_ids("auto", text) for text in ("abc", "abcd")] == [[], [2]]
     with pytest.raises(DataError, match="prefix=auto: the tokenizer turns 'x y' into"):
