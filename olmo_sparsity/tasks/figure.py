@@ -37,6 +37,15 @@ _LINES = dict(zip(_STYLES, ("--", ":", "-.", "-", ":", "--", "-", "-.", ":"), st
 _MANY = 3
 """With so many results, bands would hide each other and are left out."""
 
+_UNITS = {
+    "sparse_parity": "tokens",
+    "needle": "tokens",
+    "scratchpad_parity": "bits",
+    "variable_assignment": "statements",
+    "addition": "digits",
+}
+"""What the length of a task counts."""
+
 Result = tuple[list[Row], dict[str, Any]]
 
 
@@ -75,10 +84,11 @@ def _figure(results: list[Result], labels: list[str]) -> Figure:
         axis.axvspan(first, last, color="0.92", zorder=0, linewidth=0)
         axis.set_ylim(-0.03, 1.03)
     for axis in axes[-1]:
-        axis.set_xlabel("length")
+        unit = _UNITS.get(rows[0].task)
+        axis.set_xlabel(f"length, {unit}" if unit else "length")
     if by_k:
         for line, train_k in zip(axes, train_ks, strict=True):
-            line[0].set_ylabel("right" if train_k is None else f"right, trained on k ≤ {train_k}")
+            line[0].set_ylabel("exact match" + (f", trained on k ≤ {train_k}" if train_k else ""))
             for axis, test_k in zip(line, test_ks, strict=True):
                 unseen = train_k is not None and test_k is not None and test_k > train_k
                 axis.set_title(f"k = {test_k}" + (" (unseen)" if unseen else ""))
@@ -99,17 +109,19 @@ def _figure(results: list[Result], labels: list[str]) -> Figure:
     if rows[0].task == "sparse_parity":
         for axis in axes.flat:
             axis.axhline(0.5, color="0.6", linewidth=0.7, linestyle=":", zorder=0)
+        axes[0, 0].text(last, 0.49, " chance", fontsize=7, va="top", color="0.4")
     handles, names = axes[0, 0].get_legend_handles_labels()
     longest = max(map(len, names), default=1)
     ncols = max(1, min(len(names), int(size[0] * 17 / (longest + 8))))
     figure.legend(handles, names, loc="outside lower center", ncols=ncols, frameon=False)
     seeds = sorted({row.seed for row in rows})
+    samples = " or ".join(f"{num:,}" for num in sorted({row.num_samples for row in rows}))
     band = " (band: lowest to highest)" if len(seeds) > 1 else " (band: Wilson 95%)"
     if len(results) >= _MANY:
         band = ""
     figure.suptitle(
-        f"{rows[0].task.replace('_', ' ')}: mean over seeds {', '.join(map(str, seeds))}{band}, "
-        "training lengths shaded",
+        f"{rows[0].task.replace('_', ' ')}: mean over seeds {', '.join(map(str, seeds))}{band}\n"
+        f"{samples} samples a seed and length; training lengths shaded",
         fontsize=8,
     )
     return figure
