@@ -80,7 +80,7 @@ class Check:
             "the loss more than those of any unrelated text"
         )
         hurt = int((self.table.gap <= 0).sum())
-        return text + (f"; {hurt} lose by all their far tokens together" if hurt else "")
+        return text + (f"; at {hurt} all distant tokens together raise the loss" if hurt else "")
 
     @property
     def summary(self) -> str:
