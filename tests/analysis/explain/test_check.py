@@ -44,7 +44,7 @@ def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
     assert beyond.num_beyond == len(few.table)
     hurt = replace(beyond, table=beyond.table.assign(gap=-2.63))
     assert hurt.num_beyond == 0
-    assert f"{len(few.table)} lose by all their far tokens together" in hurt.verdict
+    assert f"at {len(few.table)} all distant tokens together raise the loss" in hurt.verdict
     assert "lose" not in beyond.verdict
 
 
