@@ -12,6 +12,7 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.scoring.cost import CountingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
@@ -46,6 +47,13 @@ def document() -> np.ndarray:
 @pytest.fixture(scope="module")
 def block(document: np.ndarray) -> Block:
     return next(iter(Windows(16, 6, 4).blocks(document)))
+
+
+def test_a_counting_scorer_has_losses_of_all_sizes(model: Any, block: Block) -> None:
+    """With equal ones a rule that chooses by losses would always choose the first."""
+    scorer = CountingScorer(shown_alone(model))
+    (nll_W,) = scorer.losses([scorer.context(block).long_row()])
+    assert len({*nll_W.tolist()}) == len(nll_W) > 1
 
 
 @pytest.mark.parametrize("windows", [*WINDOWS, LONG_BLOCK], ids=str)
