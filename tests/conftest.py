@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.sections import RunConfig
     from olmo_sparsity.data.shards import TokenShards
 
-# A garbage collection finds nothing while tests are imported, and takes long.
-gc.disable()
-
 VOCAB = 512
 
 # Tests may wait for a busy machine. A test's settings are fixed when its file is imported.
@@ -53,9 +50,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(longest))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported stays: later collections need not look through it
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without the garbage collector, which finds nothing while tests are imported and takes long.
+    What is imported stays, so later it need not look through that."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # A shell's background jobs ignore Ctrl-C, and so would every command that a test starts.
