@@ -53,10 +53,10 @@ class CountingScorer(Scorer):
         self._generator = torch.Generator().manual_seed(0)
 
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
-        return torch.rand(len(targets_N), generator=self._generator)
+        return torch.rand(len(targets_N), generator=self._generator, dtype=torch.float)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(*hidden.shape[:-1], 1)
+        return torch.zeros(*hidden.shape[:-1], 1, dtype=torch.float)
 
 
 class _Nothing(nn.Module):
