@@ -41,6 +41,7 @@ from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer, as_tensors, context_losses
 from olmo_sparsity.analysis.selectors.influence import add_one_screened, influence_map
 from olmo_sparsity.analysis.selectors.selector import Question
+from olmo_sparsity.command.cli import keep_freed_memory
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.shards import open_shards
@@ -383,6 +384,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the commands do
     config = load_config(ROOT / "configs/quick.yaml", [])
     prepare(config.data)
     shards = open_shards(config.data, "heldout")
