@@ -550,15 +550,22 @@ def same_verdicts(rows: pd.DataFrame, others: pd.DataFrame) -> str:
     return f"same verdict: {share(same)}"
 
 
-def read_rows(path: Path) -> pd.DataFrame:
+def read_rows(path: Path, run: str = "five") -> pd.DataFrame:
+    """The rows of a folder, or of one run of a file of kept rows."""
     if path.is_dir():
         return pd.DataFrame([json.loads(file.read_text()) for file in sorted(path.glob("*.json"))])
-    return pd.DataFrame([json.loads(line) for line in path.read_text().splitlines()])
+    rows = pd.DataFrame([json.loads(line) for line in path.read_text().splitlines()])
+    return rows[rows.run == run].dropna(axis=1, how="all") if "run" in rows else rows
 
 
-def keep_rows(path: Path, rows: pd.DataFrame) -> None:
-    lines = [json.dumps(row) for row in rows.to_dict("records")]
-    write_atomically(path, "\n".join(lines) + "\n")
+def keep_rows(path: Path, rows: pd.DataFrame, run: str = "") -> None:
+    """Write a file of rows, or replace one run in it."""
+    kept, lines = rows.to_dict("records"), []
+    if run:
+        others = path.read_text().splitlines() if path.exists() else []
+        lines = [line for line in others if json.loads(line)["run"] != run]
+        kept = [{"run": run, **row} for row in kept]
+    write_atomically(path, "\n".join([*lines, *map(json.dumps, kept)]) + "\n")
 
 
 def main() -> None:
@@ -577,12 +584,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the tables of these results")
     parser.add_argument("--same", type=Path, help="results of another run, to compare with --table")
-    parser.add_argument("--keep", type=Path, help="write all rows of --table into one file")
+    parser.add_argument("--keep", type=Path, help="write all rows of --table into this file")
+    parser.add_argument(
+        "--run", default="five", help="which rows of a file: five, twenty, packages"
+    )
     options = parser.parse_args()
     if options.table:
-        rows = read_rows(options.table)
+        rows = read_rows(options.table, options.run)
         if options.keep:
-            keep_rows(options.keep, rows)
+            keep_rows(options.keep, rows, options.run)
         print(same_verdicts(rows, read_rows(options.same)) if options.same else tables(rows))
         return
     torch.set_num_threads(1)

@@ -299,8 +299,8 @@ def test_the_results_on_real_questions_are_those_of_the_stored_run() -> None:
     short = (ROOT / "docs/sources.md").read_text()
     for share in re.findall(r"\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", short):
         assert share in printed
-    for name, begins in {"questions_20": "40 questions", "questions_packages": "rivals"}.items():
-        told = tables(read_rows(ROOT / f"docs/results/{name}.jsonl"))
+    for name, begins in {"twenty": "40 questions", "packages": "rivals"}.items():
+        told = tables(read_rows(ROOT / "docs/results/questions.jsonl", name))
         (quoted,) = re.findall(rf"```text\n({begins}.*?)\n```", page, re.DOTALL)
         assert quoted in told, name
 
