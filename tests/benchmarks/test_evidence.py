@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.evidence import choosing_the_planted, collect, compare, cut, exchange, losses_of
 from benchmarks.pieces import pieces
+from benchmarks.questions import share
 from olmo_sparsity import measure, read_results
 from olmo_sparsity.analysis.inputs.sentences import sentence_starts
 from olmo_sparsity.analysis.models.load import DEMO
@@ -116,9 +117,9 @@ def test_a_rule_is_compared_with_what_was_planted(trained: Path) -> None:
     same = compared(influence=of_planted, recovery=rounded)
     assert (same[["found", "as_good"]] == 1).all(axis=None)
     assert (compared().found < 1).all()  # nobody taught this model
-    for nats, share in ((-100, 1), (100, 0)):
+    for nats, part in ((-100, 1), (100, 0)):
         changed = found.recovery.assign(loss_set=found.recovery.loss_set + nats)
-        assert (compared(recovery=changed).as_good == share).all()
+        assert (compared(recovery=changed).as_good == part).all()
     one, other = compared().loss_set_of_planted  # whatever a rule chose
     assert one == pytest.approx(other, abs=1e-4)
 
@@ -145,3 +146,12 @@ def test_rows_of_every_measurement(tmp_path: Path) -> None:
     assert found.induction_share.iloc[0] == pytest.approx(
         check["drop"] / check["loss_first"], abs=1e-4
     )
+
+
+def test_a_share_of_names_is_resampled_by_question() -> None:
+    """Two wrong names of one question are one draw: half of the resamples have neither or both."""
+    wrong, named = pd.Series([2, 0, 0, 0]), pd.Series([2, 1, 1, 0])
+    assert share(wrong, named).startswith("0.50 [0.00, ")
+    assert share(wrong, named).endswith("n = 4")
+    assert share(wrong, named * 0) == "–"
+    assert share(pd.Series([0, 0, 0]), pd.Series([2, 2, 2])) == "0.00 [0.00, 0.50], n = 6"
