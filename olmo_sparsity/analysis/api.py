@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from olmo_sparsity.analysis.settings import (
-    CHOSEN_SETS,
     KS,
     MIN_GAP,
     AskSettings,
@@ -189,12 +188,12 @@ def measure(
     ks: int | Iterable[int] = KS,
     share: float | str = 0.1,
     min_gap: float = MIN_GAP,
-    sets: str | Sequence[str] = CHOSEN_SETS,
+    sets: str | Sequence[str] = (),
     max_targets: int | Literal["all"] | None = None,
     far_states: Reading = "contextual",
     control: Control = "unrelated",
-    draws: int = 3,
-    halves: int = 16,
+    draws: int | None = None,
+    halves: int | None = None,
     seed: int = 0,
     field: str = "text",
     group_field: str | None = None,
@@ -240,13 +239,15 @@ def measure(
         share: The share of tokens that become targets, by largest gap: all, or for example
             top10%.
         min_gap: Nats; tokens with a smaller gap are not targets.
-        sets: Target sets: gap, kl, recurs, new, bigram, names, every.
+        sets: Target sets: gap, kl, recurs, new, bigram, names, every. Default: gap with long="all",
+            else gap, kl, recurs and new.
         max_targets: The most targets of each set and document, drawn at random, or "all". Default:
-            10 with long="all", else all.
+            4 with long="all", else all.
         far_states: As in `explain`.
         control: What replaces the distant text of the control: unrelated, matched or shuffled.
-        draws: Number of unrelated texts for each target.
-        halves: Number of random halves of the units for LDS; 0: none.
+        draws: Number of unrelated texts for each target. Default: 1 with long="all", else 3.
+        halves: Number of random halves of the units for LDS; 0: none. Default: 0 with long="all",
+            else 16.
         seed: Seed of all random draws.
         field, group_field, prompt_field, target_field, split_at, max_documents, planted: How to
             read the text; see `open_documents`.

@@ -31,7 +31,7 @@ among the distant tokens and not in the local window; `names`: the token's word 
 occurs there; `every`: drawn evenly from all tokens."""
 
 CHOSEN_SETS: tuple[TargetSet, ...] = ("gap", "kl", "recurs", "new")
-"""Target sets that are chosen by default."""
+"""Target sets that are chosen by default with windows of equal length."""
 
 KS = (1, 2, 4, 8, 16)
 MIN_GAP = 0.1
@@ -43,7 +43,7 @@ LOCAL = 128
 """Tokens of the local window of long documents. The 96 tokens before it are enough for 75 to 80% of
 all tokens (arXiv 2512.08082), and each token more makes every row of a target dearer."""
 
-TARGETS_OF_DOCUMENT = 10
+TARGETS_OF_DOCUMENT = 4
 """Targets of each set in a long document. Intervals are over documents, so more of them help more
 than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
 
@@ -164,12 +164,12 @@ class Settings:
     ks: tuple[int, ...] = option(KS, least=1, some=True, distinct=True)
     share: float = option(0.1, metavar="SHARE", parse=parse_share, least=1e-06, most=1)
     min_gap: float = option(MIN_GAP, least=0, most=1000000.0)
-    sets: tuple[TargetSet, ...] = option(CHOSEN_SETS, some=True, distinct=True)
+    sets: tuple[TargetSet, ...] = option((), distinct=True)
     max_targets: int | Literal["all"] = option(None, metavar="N", least=1)
     far_states: Reading = "contextual"
     control: Control = "unrelated"
-    draws: int = option(3, least=1)
-    halves: int = option(16, metavar="N", least=0)
+    draws: int = option(None, metavar="N", least=1)
+    halves: int = option(None, metavar="N", least=0)
     seed: int = option(0, least=0)
 
     def __post_init__(self) -> None:
@@ -187,6 +187,12 @@ class Settings:
             object.__setattr__(self, "max_targets", TARGETS_OF_DOCUMENT if is_all else "all")
         if not self.selectors:
             object.__setattr__(self, "selectors", SCREENED if is_all else EXHAUSTIVE)
+        if not self.sets:
+            object.__setattr__(self, "sets", ("gap",) if is_all else CHOSEN_SETS)
+        if self.draws is None:
+            object.__setattr__(self, "draws", 1 if is_all else 3)
+        if self.halves is None:
+            object.__setattr__(self, "halves", 0 if is_all else 16)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from olmo_sparsity import attribute, explain, measure
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.settings import (
+    CHOSEN_SETS,
     AskSettings,
     ModelOptions,
     ScoreSettings,
@@ -187,3 +188,12 @@ def test_a_line_break_may_be_typed_as_a_prefix() -> None:
     """A shell passes '\\n' as two characters; a prefix of these would be another measurement."""
     assert parse_prefix(r"\n") == "\n"
     assert parse_prefix("auto") == "auto"
+
+
+def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
+    whole, equal = Settings(), Settings(long=96)
+    chosen = [(one.sets, one.max_targets, one.draws, one.halves) for one in (whole, equal)]
+    assert chosen == [(("gap",), 4, 1, 0), (CHOSEN_SETS, "all", 3, 16)]
+    assert Settings(sets=("kl",), draws=2, halves=8).given == {
+        "sets": ("kl",), "draws": 2, "halves": 8
+    }  # fmt: skip

@@ -246,7 +246,7 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float) -> str:
             )
         else:
             nats_of = (
-                f"{cell.lost:.1f} nats are lost without it; beats {cell.beyond_lost} of "
+                f"the loss rises by {cell.lost:.1f} nats without it; beats {cell.beyond_lost} of "
                 f"{cell.tried_lost}"
             )
         return f"rests on {names[0]} ({nats_of} decoys)"

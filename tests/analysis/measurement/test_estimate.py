@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.measurement.estimate import (
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
-from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.analysis.settings import CHOSEN_SETS, Settings
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
 from tests.support.measurements import FEW, SHAPE, VOCAB, loaded
@@ -42,7 +42,7 @@ def documents(*lengths: int, seed: int = 0) -> Documents:
 
 
 WHOLE = Settings(
-    long="all", short=6, stride=4, ks=(1, 4), share=0.3, min_gap=0.0, draws=1, halves=4
+    long="all", short=6, stride=4, ks=(1, 4), share=0.3, min_gap=0.0, sets=CHOSEN_SETS, halves=4
 )
 KINDS = {
     "windows": replace(FEW, prefix_ids=(3,)),

@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_by_text,
 )
 from olmo_sparsity.analysis.results.statistics import half_of
-from olmo_sparsity.analysis.settings import Settings, parse_share
+from olmo_sparsity.analysis.settings import CHOSEN_SETS, Settings, parse_share
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
 from tests.support.measurements import losses_table
@@ -96,7 +96,7 @@ def test_targets_are_chosen_as_said() -> None:
     assert fit_thresholds(half, 0.1, 1.5).gap == 1.5
     assert fit_thresholds(half, 1.0, 0.2).gap is None
     thresholds = replace(fit_thresholds(half, 0.1, 0.0), gap=0.5, kl=0.8)
-    found = choose_targets(losses, thresholds, Settings(share=0.2))
+    found = choose_targets(losses, thresholds, Settings(share=0.2, sets=CHOSEN_SETS))
     assert set(found.document) == {1}
     places = found.groupby(["far_part", "target_set"]).target.apply(list).to_dict()
     assert places["document", "gap"] == [6, 10]
@@ -106,7 +106,9 @@ def test_targets_are_chosen_as_said() -> None:
     assert places["placebo", "gap"] == [7]
     # A fifth of five targets is one; which one has nothing to do with losses.
     assert len(places["document", "recurs"]) == len(places["document", "new"]) == 1
-    other = choose_targets(losses.assign(loss_long=0.0, kl=0.0), thresholds, Settings(share=0.2))
+    other = choose_targets(
+        losses.assign(loss_long=0.0, kl=0.0), thresholds, Settings(share=0.2, sets=CHOSEN_SETS)
+    )
     for stratum in ("recurs", "new"):
         pd.testing.assert_frame_equal(
             found[found.target_set == stratum].reset_index(drop=True),
@@ -116,7 +118,7 @@ def test_targets_are_chosen_as_said() -> None:
     by_gap = found[found.target_set.str.startswith("gap")].reset_index(drop=True)
     pd.testing.assert_frame_equal(only, by_gap)
     # A sample of each set; that of a stratum lies within that of its set.
-    few = choose_targets(losses, thresholds, Settings(share=0.2, max_targets=1))
+    few = choose_targets(losses, thresholds, Settings(share=0.2, sets=CHOSEN_SETS, max_targets=1))
     assert (few.groupby(["far_part", "target_set", "document"]).size() == 1).all()
     assert len(few.merge(found)) == len(few)
     assert set(few[few.target_set.str.startswith("gap_")].target) == set(
