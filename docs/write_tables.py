@@ -436,6 +436,16 @@ def checks(of: dict[str, str], millions: list[float]) -> str:
     return table(" | ".join(["tokens trained", *of.values()]), lines, left=0)
 
 
+def learnt(of: dict[str, str], least: float) -> str:
+    """The first evaluation with an induction check of at least so many nats."""
+    lines = []
+    for name, called in of.items():
+        rows = read_evaluations(name)
+        first = next(row for row in rows if row["induction_drop"] >= least)
+        lines.append([called, f"{first['millions']:.1f}M", f"{first['induction_drop']:.2f}"])
+    return table("model | tokens trained | check", lines)
+
+
 def course(of: str) -> str:
     """Loss reduction by distant tokens while a model is trained, where a pair of tokens recurs."""
     (chosen,) = (one for one in SHOWN["figures"]["course"] if one["of"] == of)
