@@ -14,7 +14,7 @@ outcome. Its gaps are smaller, and excess grows with the gap, even as a share: s
 given at equal gaps as well. Intervals are 95% percentile bootstraps over documents; differences are
 resampled in pairs.
 
-Dimension key: D documents, R all documents and then their bootstrap resamples.
+Dimension key: D documents, T targets, V values, R all documents and then their bootstrap resamples.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> dict[str, float]:
     """Summarize rows of `pair`: recovery, foreign, excess, …, each with the ends of its
     interval."""
-    values = _quantities(_sums(own), _documents_of(own), seed)
+    values = _quantities(_sums(own, _documents_of(own)), seed)
     beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo), seed)
     return _with_intervals(values | beyond)
 
@@ -157,7 +157,7 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.Da
     for names in sorted(groups.keys() & others.keys()):
         own = groups[names][0], others[names][0]
         documents = _documents_of(*own)
-        one, other = (_quantities(_sums(rows), documents, seed) for rows in own)
+        one, other = (_quantities(_sums(rows, documents), seed) for rows in own)
         mean = {name: (one[name] + other[name]) / 2 for name in one}
         counts = {
             "gap": (own[0].gap.mean() + own[1].gap.mean()) / 2,
@@ -186,8 +186,8 @@ def _beyond_placebo(
 ) -> dict[str, np.ndarray]:
     weights = weights_of_equal_gaps(own.gap, placebo.gap)
     own_R, equal_R, placebo_R = (
-        _quantities(sums, documents, seed)
-        for sums in (_sums(own), _sums(own, weights), _sums(placebo))
+        _quantities(_sums(rows, documents, times), seed)
+        for rows, times in ((own, 1.0), (own, weights), (placebo, 1.0))
     )
     return {
         "placebo": placebo_R["excess"],
@@ -198,9 +198,18 @@ def _beyond_placebo(
     }
 
 
-def _sums(rows: pd.DataFrame, weights: np.ndarray | None = None) -> pd.DataFrame:
-    summed = rows[SUMMED] if weights is None else rows[SUMMED].mul(weights, axis=0)
-    return summed.groupby(rows.document).sum(min_count=1)
+def _sums(rows: pd.DataFrame, documents: pd.Index, weights: float | np.ndarray = 1.0) -> np.ndarray:
+    """Sum each of `SUMMED` over the targets of each document; NaN where it is never known.
+    `DataFrame.groupby` takes ten times as long."""
+    of_T, sums = documents.get_indexer(rows.document), []
+    for name in SUMMED:
+        values_T = rows[name].to_numpy(float) * weights
+        known_T = ~np.isnan(values_T)
+        sums_D = np.bincount(of_T, np.where(known_T, values_T, 0.0), len(documents)).astype(float)
+        if not known_T.all():
+            sums_D[np.setdiff1d(of_T, of_T[known_T])] = np.nan
+        sums.append(sums_D)
+    return np.stack(sums, axis=1)
 
 
 def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
@@ -219,9 +228,8 @@ def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
     return np.bincount(order[around].ravel(), minlength=len(own)) / max(num, 1)
 
 
-def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str, np.ndarray]:
-    sums_R = resample(sums.reindex(documents, fill_value=0.0), seed)
-    own_R, foreign_R, removed_R, gap_R, targets_R = sums_R.T
+def _quantities(sums_DV: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+    own_R, foreign_R, removed_R, gap_R, targets_R = resample(sums_DV, seed).T
     with np.errstate(divide="ignore", invalid="ignore"):
         gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
         return {
@@ -233,7 +241,7 @@ def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str,
         }
 
 
-def resample(counts: pd.DataFrame, seed: int = 0) -> np.ndarray:
+def resample(counts: pd.DataFrame | np.ndarray, seed: int = 0) -> np.ndarray:
     """Sums of each column: first over all documents, then over each resample."""
     counts_DV = np.ascontiguousarray(counts, float)  # the layout decides last digits
     return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV), seed) @ counts_DV])
