@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,11 +49,21 @@ FINAL = ("summary", "dependencies")
 # --- the files ------------------------------------------------------------------------------------
 
 
+@cache
+def _whole(path: Path) -> tuple[pa.Table, dict[str, tuple[int, int]]]:
+    """Return a Parquet file, and for each name in its first column the first of its rows, which
+    follow each other, and their number."""
+    table = pq.read_table(path)
+    names, counts = table.column(0).value_counts().flatten()
+    ends = np.cumsum(counts)
+    return table, dict(zip(names.to_pylist(), zip(ends - counts, counts, strict=True), strict=True))
+
+
 def read_rows(path: Path, name: str) -> pa.Table:
     """Return the rows of a stored Parquet file with `name` in the first column, without that
     column."""
-    column = pq.read_schema(path).names[0]
-    return pq.read_table(path, filters=[(column, "==", name)]).drop_columns([column])
+    table, rows = _whole(path)
+    return table.slice(*map(int, rows.get(name, (0, 0)))).drop_columns(table.column_names[:1])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -113,7 +124,7 @@ def other_table(name: str) -> pd.DataFrame:
 
 def forget() -> None:
     """Read the files anew, as they have changed."""
-    for read in (measurements, evaluations, tasks, others):
+    for read in (_whole, measurements, evaluations, tasks, others):
         read.cache_clear()
 
 
