@@ -871,6 +871,12 @@ def engines() -> str:
     )
 
 
+def gpu_check(of: str) -> str:
+    rows = others()[of]["rows"]
+    lines = ([row["check"], "yes" if row["holds"] else "no", row["found"]] for row in rows)
+    return table("check | holds | found", lines, left=3)
+
+
 if __name__ == "__main__":
     PAGES.mkdir(exist_ok=True)
     for name in SHOWN["pages"]:

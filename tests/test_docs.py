@@ -325,21 +325,6 @@ def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:
         assert f"| {name} | {' | '.join(numbers)} |\n" in text
 
 
-def test_the_speeds_of_a_gpu_are_those_of_the_stored_check() -> None:
-    rows = others()["gpu_check_h200"]["rows"]
-    text = (ROOT / "docs/scaling.md").read_text()
-    speeds = [row for row in rows if row["check"].startswith("speed") and row["holds"]]
-    assert len(speeds) == 2
-    for row in speeds:
-        size = row["check"].split()[1].strip(",")
-        line = next(line for line in text.splitlines() if line.startswith(f"| `c4_{size}_pose` |"))
-        for number in re.findall(r"[\d,.]*\d", row["found"]):
-            assert number in line, number
-    off = [row["found"].split()[-1] for row in rows if row["check"].endswith(", fp32")]
-    assert len(off) == 5
-    assert f"within {max(map(float, off)):.1e}".replace("e-0", "e-") in text
-
-
 def test_pypi_has_what_is_pinned() -> None:
     """A local version (`2.13.0+cpu`) would be one that PyPI does not hold."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
