@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -22,8 +21,7 @@ from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.folders import LOCK, Owner, WorkFolder, locked, remove_left_lock
 from olmo_sparsity.io import partial_name
 from olmo_sparsity.runtime import launch_id
-from tests.conftest import left_by_a_killed_process, until
-from tests.support.children import start
+from tests.conftest import left_by_a_killed_process
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -307,25 +305,7 @@ def test_launches_by_what_each_launcher_sets(
     assert ask(common, first, other) != ask(common, first)
 
 
-# --- training -------------------------------------------------------------------------------------
-
-
-def test_two_trainings_of_one_run_do_not_meet(run_dict: dict) -> None:
-    run = Path(run_dict["run_folder"])
-    metrics = run / "metrics.jsonl"
-    run_dict["training"]["num_steps"] = 100_000
-    run_dict["checkpoint"] = {}
-
-    first = start(run_dict, world_size=1)
-    until(metrics.exists, first.processes[0].is_alive)
-    pid = first.processes[0].pid
-    second = start(run_dict, world_size=1)
-    assert second.wait() == [2]
-    (line,) = second.texts()[0].splitlines()
-    assert f"olmo-sparsity: {run} is being written by process {pid}" in line
-    os.kill(pid or 0, signal.SIGTERM)
-    assert first.wait() == [75]
-    assert not (run / LOCK).exists()
+# --- the work that a folder holds -----------------------------------------------------------------
 
 
 SETTINGS = {"seed": 3, "windows": {"long": 64, "short": 16}, "name": "é"}

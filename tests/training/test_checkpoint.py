@@ -38,6 +38,7 @@ from tests.conftest import (
     left_by_a_killed_process,
     mixed_section,
     small_run,
+    until,
 )
 from tests.support import children
 
@@ -173,6 +174,24 @@ def test_signals_save_leave_with_their_code_and_the_run_resumes(
         assert list_checkpoints(folder)[0].name == f"step{step:06d}"
     assert run(settings) == 0
     assert_same_end(folder, undisturbed)
+
+
+def test_two_trainings_of_one_run_do_not_meet(run_dict: dict) -> None:
+    run = Path(run_dict["run_folder"])
+    metrics = run / "metrics.jsonl"
+    run_dict["training"]["num_steps"] = 100_000
+    run_dict["checkpoint"] = {}
+
+    first = children.start(run_dict, world_size=1)
+    until(metrics.exists, first.processes[0].is_alive)
+    pid = first.processes[0].pid
+    second = children.start(run_dict, world_size=1)
+    assert second.wait() == [2]
+    (line,) = second.texts()[0].splitlines()
+    assert f"olmo-sparsity: {run} is being written by process {pid}" in line
+    os.kill(pid or 0, signal.SIGTERM)
+    assert first.wait() == [75]
+    assert not (run / LOCK).exists()
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
