@@ -59,7 +59,7 @@ def model_of(seed: int) -> LoadedModel:
 @pytest.fixture(scope="module")
 def documents() -> Documents:
     rng = np.random.default_rng(0)
-    return Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(10)])
+    return Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(7)])
 
 
 @pytest.fixture(scope="module")
