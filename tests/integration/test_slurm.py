@@ -207,6 +207,32 @@ def measured(bench: Bench) -> Job:
     return bench.sbatch("measured", *TWO_NODES, *words).end()
 
 
+def recipe(bench: Bench) -> Job:
+    """Documents of one's own, measured by an array on two nodes: docs/long_documents.md."""
+    words = (ROOT / "olmo_sparsity/demo/unrelated.txt").read_text().split(" ")
+    (bench.folder / "texts").mkdir()
+    for number in range(6):
+        text = " ".join(words[number * 170 : number * 170 + 170])
+        (bench.folder / f"texts/{number}.txt").write_text(text)
+    options = ("--min-gap", "0", "--ks", "1,2")
+    options += ("--short", "64", "--selectors", "random,nearest", "--budget", "10min")
+    texts, out = f"{bench.folder}/texts", f"{bench.folder}/recipe"
+    array = (
+        "--array=0-1",
+        "--ntasks=1",
+        "--cpus-per-task=40",
+        "slurm/measure.sbatch",
+        "demo",
+        "--text",
+        texts,
+    )
+    job = bench.sbatch("recipe", *array, *options, "--out", out, OMP_NUM_THREADS="1")
+    # Of an array each element has its own state.
+    squeue = ("squeue", "-h", "-j", job.number)
+    job.wait_for(lambda: not bench.cluster.run(*squeue), "the end of the array")
+    return job
+
+
 def swept(bench: Bench) -> Job:
     grid = {"folder": f"{bench.folder}/swept", "configs": ["config.yaml"]}
     grid |= {"grid": {"seed": [2, 3]}}
@@ -376,6 +402,16 @@ def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
     assert start["engine"]["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
     assert start["engine"]["optimizer"] == "DeepSpeedZeroOptimizer"
     assert (start["engine"]["name"], start["engine"]["world_size"]) == ("zero2", 2)
+
+
+@asks(recipe)
+def test_an_array_on_two_nodes_measures_a_folder_of_documents(job: Job) -> None:
+    results = read_results(job.run_folder)
+    assert job.log.count("finished") == 2
+    assert {f"on n{number}" in job.log for number in (1, 2)} == {True}
+    assert results.losses.document.nunique() == 6
+    assert results.meta.windows["long"] == "all"
+    assert results.meta.windows["sample"] == 1.0
 
 
 @asks(swept)

@@ -152,8 +152,8 @@ def _cheaper(plan: Plan) -> Iterator[tuple[str, Plan]]:
     settings = plan.settings
     if plan.fits_thresholds and settings.sets != ("gap",) and "gap" in settings.sets:
         yield "--sets gap", replace(plan, settings=replace(settings, sets=("gap",)))
-    if plan.fits_thresholds and settings.most_targets > 3:
-        yield "--max-targets 3", replace(plan, settings=replace(settings, max_targets=3))
+    if plan.fits_thresholds and settings.most_targets > 2:
+        yield "--max-targets 2", replace(plan, settings=replace(settings, max_targets=2))
     if settings.draws > 1 or settings.halves:
         fewer = replace(settings, draws=1, halves=0)
         controls = replace(plan.controls, num_draws=1)

@@ -53,6 +53,9 @@ from olmo_sparsity.streams import VERSION
 
 DEFAULTS, READ_WHOLE, LOADED = Settings(), TextOptions(), ModelOptions()
 
+OF_CHOSEN = ("sets", "max_targets", "share", "sample", "blocks", "budget")
+"""Options that choose targets, and none where targets are given."""
+
 
 def plan(
     model: LoadedModel | str | Path,
@@ -76,6 +79,7 @@ def plan(
         read_other(name, given)
         for name, given in (("targets", targets), ("choices", choices), ("losses", losses))
     )
+    of_chosen = [name for name in settings.given if name in OF_CHOSEN]
     if windows is not None:
         settings = _with_windows(settings, windows, options)
     if quick:
@@ -98,6 +102,11 @@ def plan(
         say_how_much_is_seen(opened, settings)
     if text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
+    named = next((one for one in (choices, targets, at) if one is not None), None)
+    if of_chosen and (named is not None or opened.are_planted or opened.have_targets):
+        raise ConfigError(
+            f"{', '.join(of_chosen)}: for chosen targets, and these are given; leave it out"
+        )
     ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
     if quick and not (text.planted or opened.have_targets or targets is not None or at is not None):
         settings = _sampled(settings, loaded.max_positions, len(ids))
@@ -110,7 +119,6 @@ def plan(
             f"reads this text with {list(ids)}; give both the same (prefix=none, bos or a text)"
         )
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
-    named = next((given for given in (choices, targets, at) if given is not None), None)
     transfers = choices is not None
     made = Plan.of(loaded, opened, settings, named, options.batch_tokens, transfers)
     return made if known is None else made.with_losses(known)
@@ -248,8 +256,6 @@ class Plan:
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
         check_can_run(settings.selectors, model.model)
-        has_given = given is not None or documents.are_planted or documents.have_targets
-        _refuse_for_given(settings, has_given)
         settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
         scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
@@ -387,16 +393,6 @@ class Plan:
             "targets": None if self.given is None else targets_fingerprint(self.given),
             "choices": None if self.choices is None else self.choices.fingerprint,
         }
-
-
-def _refuse_for_given(settings: Settings, are_given: bool) -> None:
-    of_chosen = ("sets", "max_targets", "share", "sample", "blocks", "budget")
-    usual = Settings(long=settings.long)
-    changed = [name for name in of_chosen if getattr(settings, name) != getattr(usual, name)]
-    if changed and are_given:
-        raise ConfigError(
-            f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"
-        )
 
 
 def share_of_blocks(documents: Documents, settings: Settings) -> float:

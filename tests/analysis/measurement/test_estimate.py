@@ -106,7 +106,7 @@ def test_the_estimate_is_near_what_is_spent(
     assert int(said.replace(",", "")) == len(found.losses)
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+), [\d,]+ for each evaluated", text)
     assert 0.7 < float(said) / plan.scorer.token_forwards < 1.3
-    cheaper = re.findall(r"--(sets gap|sample 10%|max-targets 3|draws 1 --halves 0) (\d+)%", text)
+    cheaper = re.findall(r"--(sets gap|sample 10%|max-targets 2|draws 1 --halves 0) (\d+)%", text)
     assert all(0 < int(share) <= 100 for _, share in cheaper)
     assert ("sets gap" in dict(cheaper)) == (settings.sets != ("gap",))
 

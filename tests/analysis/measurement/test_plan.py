@@ -163,6 +163,9 @@ def test_what_does_not_go_with_records_of_prompt_and_target_is_said(
             planned(letters, text, **OPTIONS | {"planted": True} | options)
         with pytest.raises(ConfigError, match="share: for chosen targets, and these are given"):
             planned(letters, text, **OPTIONS | options, share=1.0)
+        usual = {"long": "all", "sets": ("gap",)}  # what is chosen by default, if given
+        with pytest.raises(ConfigError, match="sets: for chosen targets"):
+            planned(letters, text, **OPTIONS | options | usual)
         with pytest.raises(DataError, match="1 of 12 prompts have long=26 tokens or more"):
             planned(letters, text, **OPTIONS | options | {"long": 26})
     quick = planned(letters, records, **OPTIONS, quick=True)
