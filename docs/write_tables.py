@@ -47,6 +47,7 @@ from olmo_sparsity.io import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table
 from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
 from olmo_sparsity.tasks.trial import draw_test_samples
+from olmo_sparsity.theory.results import half_width
 
 POSITIONS = {"pose": "RoPE + PoSE", "contiguous": "RoPE alone", "rope": "RoPE alone"}
 HEAD = "<!-- Written by docs/write_tables.py from docs/tables.yaml; change these. -->"
@@ -816,6 +817,71 @@ def bridge(of: str) -> str:
     found = (dict(zip(header, row, strict=False)) for row in rows)
     chosen = [row for row in found if row.get("setting", "").startswith("transformer")]
     return table(" | ".join(names), [[row[name] for name in names] for row in chosen])
+
+
+# --- training text chosen by a score --------------------------------------------------------------
+
+
+def score_areas(of: str, names: dict[str, str]) -> str:
+    """AUROC of each score, whole documents against each kind that was made worse."""
+    rows = other_table(of).set_index(["score", "kind"])
+    kinds = list(dict.fromkeys(rows.index.get_level_values("kind")))
+    lines = [
+        [
+            called,
+            *(shown(rows.loc[name, kind], "auroc", ".2f") for kind in kinds),
+            shown(rows.loc[name, "joined"], "more"),
+        ]
+        for name, called in names.items()
+    ]
+    return table(" | ".join(["score", *kinds, "`net_gain` − it, joined"]), lines)
+
+
+def score_lengths(of: str, names: dict[str, str]) -> str:
+    """Spearman's of each score with length, and its mean in documents cut to each length."""
+    rows = other_table(of).set_index("score")
+    at = [column for column in rows if column.startswith("at_")]
+    lines = [
+        [
+            called,
+            *(shown(rows.loc[name], column) for column in ("over", "cut")),
+            *(f"{rows.loc[name, column]:+.3f}" for column in at),
+        ]
+        for name, called in names.items()
+    ]
+    cuts = [f"{int(column[3:]):,} characters" for column in at]
+    return table(" | ".join(["score", "whole articles", "the same, cut", *cuts]), lines)
+
+
+CHOICE = ["loss_far", "loss_1x", "loss_2x", "loss_4x", "loss_beginning", "induction", "net_gain"]
+CHOICE_HEAD = "far loss | to 512 tokens | to 1,024 | to 2,048 | first 256 | repetition | `net_gain`"
+
+
+def choices(of: str, names: dict[str, str]) -> str:
+    """What each choice holds, and models trained on it: means over seeds."""
+    rows = other_table(of).groupby("choice").mean()
+    kinds = ["whole", "joined", "shuffled", "boilerplate"]
+    lines = [
+        [
+            called,
+            *(f"{rows.loc[name, kind]:.0%}" for kind in kinds),
+            *(f"{rows.loc[name, column]:.4f}" for column in CHOICE),
+        ]
+        for name, called in names.items()
+    ]
+    return table(" | ".join(["chosen by", *kinds, CHOICE_HEAD]), lines)
+
+
+def choice_differences(of: str, between: dict[str, list[str]]) -> str:
+    """A choice minus the mean of others, paired by seed; Student's t over seeds."""
+    rows = other_table(of).set_index(["choice", "seed"])[CHOICE]
+    lines = []
+    for called, (first, *rest) in between.items():
+        more = rows.loc[first] - rows.loc[rest].groupby("seed").mean()
+        ends = [(more[c].mean(), half_width(more[c].to_numpy())) for c in CHOICE]
+        lines.append([called, *(f"{m:+.4f} [{m - h:+.4f}, {m + h:+.4f}]" for m, h in ends)])
+        lines[-1].append(", ".join(f"{number:+.4f}" for number in more.loss_far))
+    return table(f"difference | {CHOICE_HEAD} | far loss, by seed", lines)
 
 
 # --- many GPUs ------------------------------------------------------------------------------------
