@@ -63,7 +63,7 @@ LONG, NUM_LONG = 8000, 40
 EDGES = {"loss_beginning": 0, "loss_1x": 256, "loss_2x": 512, "loss_4x": 1024}
 """Tokens where the stretches of a document begin; the last ends at 2,048."""
 
-STEPS = 500
+STEPS = 250
 SETTINGS = [
     "--data.corpus.source=files",
     "--data.corpus.hub_name=null",
