@@ -182,7 +182,7 @@ def test_a_sample_of_blocks_of_whole_documents(model: Any, documents: Documents)
     for wrong in ({"sample": 0.5, "blocks": 2}, {"sample": 0.5, "budget": "2h"}):
         with pytest.raises(ConfigError, match="all set the number of blocks"):
             measure(loaded(model), documents, **options, **wrong)
-    with pytest.raises(ConfigError, match="sample: for chosen targets"):
+    with pytest.raises(ConfigError, match="sample, share: for chosen targets"):
         measure(loaded(model), documents, **options, sample=0.5, at=[30])
 
 
