@@ -583,7 +583,7 @@ def _verdicts(rows: pd.DataFrame, num: int) -> list[str]:
         if kind == "both":
             of &= rows.right_lost >= 2
         told = (rows[f"said_{num}"] == kind) & same
-        lines.append(f"  {kind} told, with its sources, ≥ 2 nats: {share(told[of])}")
+        lines.append(f"  {kind} found, with its sources, ≥ 2 nats: {share(told[of])}")
     return lines
 
 
