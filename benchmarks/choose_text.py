@@ -42,11 +42,12 @@ from olmo_sparsity.training.loop import Outcome, train
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "docs/results/models"
 CHARACTERS, PIECE = 4000, 500
-"""Of a document of the pool, about 1,650 tokens, and of the pieces that it is joined from."""
+"""Length of a document of the pool (about 1,650 tokens), and of the pieces that documents are
+joined from."""
 
 KINDS = ("whole", "joined", "whole", "shuffled", "whole", "boilerplate")
-"""Of the documents of each text, in turn. joined: pieces of different documents; shuffled: its own
-paragraphs in random order; boilerplate: its first piece in place of every second one."""
+"""Kinds that the documents of a text have in turn. joined: pieces of different documents; shuffled:
+its own paragraphs in random order; boilerplate: its first piece in place of every second one."""
 
 CHOICES = ("random_a", "random_b", "gzip", "gain", "key_share", "net_gain", "both", "whole")
 """gzip: the middle half by compression; both: by net_gain, without the fifth that compresses best;

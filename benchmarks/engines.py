@@ -40,9 +40,9 @@ def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> N
     models = [
         load_model(name, tokenizer="smollm2" if name.startswith("http") else None) for name in names
     ]
-    for number, asked in enumerate(islice(make_questions(wheel, "second"), num)):
-        others = [i for i in range(len(asked.sources)) if i not in asked.right]
-        kept = sorted([*asked.right, *others[: SOURCES - len(asked.right)]])
+    for number, case in enumerate(islice(make_questions(wheel, "second"), num)):
+        others = [i for i in range(len(case.sources)) if i not in case.right]
+        kept = sorted([*case.right, *others[: SOURCES - len(case.right)]])
         for name, model in zip(names, models, strict=True):
             file = out / f"{number:04d}-{names.index(name)}.json"
             if file.exists():
@@ -51,10 +51,10 @@ def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> N
             began = clock()
             found = attribute(
                 model,
-                sources={str(i): asked.sources[i] for i in kept},
-                question=asked.question,
-                answer=[asked.answer],
-                decoys=asked.decoys,
+                sources={str(i): case.sources[i] for i in kept},
+                question=case.question,
+                answer=[case.answer],
+                decoys=case.decoys,
                 draws=draws,
                 prefix="\n",
             )
@@ -63,9 +63,9 @@ def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> N
             about = {
                 "question": number,
                 "model": name,
-                "task": asked.task,
-                "kind": asked.kind,
-                "right": [str(i) for i in asked.right],
+                "task": case.task,
+                "kind": case.kind,
+                "right": [str(i) for i in case.right],
                 "verdict": row.kind,
                 "sources": list(row.sources),
                 "nats": row.nats,

@@ -102,7 +102,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Case:
     task: str
     kind: str
     sources: list[str]
@@ -205,8 +205,8 @@ def make_questions(
     wheel: Path,
     half: str,
     num_sources: int = 5,
-    answer: Callable[[Asked, list[str]], Said | None] | None = None,
-) -> Iterator[Asked]:
+    answer: Callable[[Case, list[str]], Said | None] | None = None,
+) -> Iterator[Case]:
     """Questions of all tasks in turn, each as one kind in turn. `answer`: from a question as a
     *present* one and all its answers, what is judged in place of the given one; None: nothing, so
     that the question is left out."""
@@ -227,17 +227,17 @@ def make_questions(
             kinds = [x for x in KINDS.get(task, ("present", "absent")) if x not in left_out]
             kind = kinds[made[task] % len(kinds)]
             for number in orders[task]:
-                asked = _make(task, kind, number, items[task], papers, num_sources)
-                if asked and answer:
-                    shown = asked
+                case = _make(task, kind, number, items[task], papers, num_sources)
+                if case and answer:
+                    shown = case
                     if kind == "absent":
                         shown = _make(task, "present", number, items[task], papers, num_sources)
                     said = answer(shown, items[task][number].answers)
-                    asked = replace(asked, answer=said[0], span=said[1]) if said else None
-                if not asked:
+                    case = replace(case, answer=said[0], span=said[1]) if said else None
+                if not case:
                     continue
                 made[task] += 1
-                yield asked
+                yield case
                 break
             else:
                 return
@@ -250,7 +250,7 @@ def _make(
     items: list[Item],
     papers: dict[str, list[str]],
     num_sources: int,
-) -> Asked | None:
+) -> Case | None:
     item, generator = items[number], np.random.default_rng(number)
     right, answers = passage(item.text, item.answers[0]), list(item.answers)
     question, answer, rights = item.question, item.answers[0], [right]
@@ -300,19 +300,19 @@ def _make(
     order = generator.permutation(num_sources)
     texts = [*rights, *negatives][:num_sources]
     places = [int(np.flatnonzero(order == i)[0]) for i in range(len(rights))]
-    return Asked(task, kind, [texts[i] for i in order], places, question, answer, decoys)
+    return Case(task, kind, [texts[i] for i in order], places, question, answer, decoys)
 
 
-def named_sources(asked: Asked) -> dict[str, str]:
-    return {f"{i}": text for i, text in enumerate(asked.sources)}
+def named_sources(case: Case) -> dict[str, str]:
+    return {f"{i}": text for i, text in enumerate(case.sources)}
 
 
-def generate_answer(model: LoadedModel, asked: Asked, answers: Sequence[str]) -> Said | None:
+def generate_answer(model: LoadedModel, case: Case, answers: Sequence[str]) -> Said | None:
     """Return the model's own answer and the first place of a right one in it; None: it has none, or
     the question has it too."""
-    if has(asked.question, answers):
+    if has(case.question, answers):
         return None
-    prompt = SourcePrompt.of(model, named_sources(asked), asked.question, chat=True)
+    prompt = SourcePrompt.of(model, named_sources(case), case.question, chat=True)
     (ids,) = prompt.answer_ids(None, NUM_NEW, quiet=True).pieces
     text = model.tokenizer.decode(ids, skip_special_tokens=True)
     any_answer = "|".join(map(re.escape, answers))
@@ -324,20 +324,20 @@ def generate_answer(model: LoadedModel, asked: Asked, answers: Sequence[str]) ->
 
 
 def measure(
-    model: LoadedModel, asked: Asked, draws: int, seed: int, surrogate: bool, chat: bool = False
+    model: LoadedModel, case: Case, draws: int, seed: int, surrogate: bool, chat: bool = False
 ) -> dict[str, Any]:
-    answer = Answer(asked.answer, [asked.span]) if asked.span else [asked.answer]
+    answer = Answer(case.answer, [case.span]) if case.span else [case.answer]
     with redirect_stderr(StringIO()):
         found = attribute(
-            model, sources=named_sources(asked),
-            question=asked.question, answer=answer, decoys=asked.decoys,
+            model, sources=named_sources(case),
+            question=case.question, answer=answer, decoys=case.decoys,
             draws=draws, seed=seed, chat=chat, prefix="auto" if chat else PREFIX,
         )  # fmt: skip
     losses, row, cells = found.losses[0], found.statements.iloc[0], found.matrix.loc[0]
     tried = cells[["tried_gives", "tried_lost"]].to_numpy().max()
     block = found.layout.block
     row_of = {
-        "task": asked.task, "kind": asked.kind, "right": asked.right, "said": row.kind,
+        "task": case.task, "kind": case.kind, "right": case.right, "said": row.kind,
         "sources": [int(name) for name in row.sources], "nats": row.nats, "p": row.p,
         "spread": row.spread, "loss": float(losses.all_T[0]), "lost": cells.lost.tolist(),
         "gives": cells.gives.tolist(), "tried": int(tried),
@@ -353,14 +353,14 @@ def measure(
         "alone": cells.alone.tolist(),
         "one decoy": (losses.without_TSD[0, :, 0] - losses.all_T[0]).tolist(),
         "attention": attention(found),
-        "BM25": bm25(asked.sources, f"{asked.question} {asked.answer}").tolist(),
+        "BM25": bm25(case.sources, f"{case.question} {case.answer}").tolist(),
         "words": [
-            len({*words(text)} & {*words(f"{asked.question} {asked.answer}")})
-            for text in asked.sources
+            len({*words(text)} & {*words(f"{case.question} {case.answer}")})
+            for text in case.sources
         ],
     }
     if chat:
-        row_of["answer"] = asked.answer
+        row_of["answer"] = case.answer
     if surrogate:
         logits, forwards = subset_logits(found)
         row_of["logits"] = logits.tolist()
@@ -408,14 +408,14 @@ def add_package(
     python: str,
     folder: Path,
     out: Path,
-    asked: dict[int, Asked],
-    fit_on: Iterable[Asked],
+    case: dict[int, Case],
+    fit_on: Iterable[Case],
 ) -> None:
     """Add the scores of a package to the rows of questions that have none of it yet."""
     import explainers
     import source_explainers
 
-    files = {number: out / f"{number:04d}.json" for number in asked}
+    files = {number: out / f"{number:04d}.json" for number in case}
     rows = {number: json.loads(file.read_text()) for number, file in files.items()}
     rows = {number: row for number, row in rows.items() if name not in row["scores"]}
     texts, others = (
@@ -429,7 +429,7 @@ def add_package(
             }
             for one in part
         ]
-        for part in ([asked[number] for number in rows], fit_on)
+        for part in ([case[number] for number in rows], fit_on)
     )
     answers, reason = explainers.ask(
         python,
@@ -686,12 +686,12 @@ def main() -> None:
         fit_on = others if options.package == "AT2" else ()
         add_package(options.package, options.python, folder, options.out, dict(numbered), fit_on)
         return
-    for number, asked in numbered:
+    for number, case in numbered:
         file = options.out / f"{number:04d}.json"
         if not file.exists():
             every = options.surrogate_every
             row = measure(
-                model, asked, options.draws, options.seed, bool(every) and not number % every,
+                model, case, options.draws, options.seed, bool(every) and not number % every,
                 options.generated,
             )  # fmt: skip
             write_atomically(file, json.dumps(_rounded({"number": number, **row})))

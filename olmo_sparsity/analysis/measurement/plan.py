@@ -53,7 +53,7 @@ from olmo_sparsity.streams import VERSION
 
 DEFAULTS, READ_WHOLE, LOADED = Settings(), TextOptions(), ModelOptions()
 
-OF_CHOSEN = ("sets", "max_targets", "share", "sample", "blocks", "budget")
+OF_CHOSEN = {"sets", "max_targets", "share", "sample", "blocks", "budget"}
 """Options that choose targets, and none where targets are given."""
 
 
@@ -79,7 +79,7 @@ def plan(
         read_other(name, given)
         for name, given in (("targets", targets), ("choices", choices), ("losses", losses))
     )
-    of_chosen = [name for name in settings.given if name in OF_CHOSEN]
+    of_chosen = settings.given.keys() & OF_CHOSEN
     if windows is not None:
         settings = _with_windows(settings, windows, options)
     if quick:
@@ -103,21 +103,15 @@ def plan(
     if text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
     named = next((one for one in (choices, targets, at) if one is not None), None)
-    if of_chosen and (named is not None or opened.are_planted or opened.have_targets):
-        raise ConfigError(
-            f"{', '.join(of_chosen)}: for chosen targets, and these are given; leave it out"
-        )
+    if named is not None or opened.are_planted or opened.have_targets:
+        _refuse_for_given(of_chosen)
     ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
     if quick and not (text.planted or opened.have_targets or targets is not None or at is not None):
         settings = _sampled(settings, loaded.max_positions, len(ids))
     if settings.long == "all":
         opened = within_limit(opened, loaded, len(ids))
     if choices is not None and loaded.tokenizer is not None and ids != settings.prefix_ids:
-        raise DataError(
-            f"choices: {choices.meta.model.get('name')} was measured with the prefix "
-            f"{list(settings.prefix_ids)} (token IDs) before every window, and '{loaded.name}' "
-            f"reads this text with {list(ids)}; give both the same (prefix=none, bos or a text)"
-        )
+        _refuse_other_prefix(choices, settings.prefix_ids, loaded, ids)
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
     transfers = choices is not None
     made = Plan.of(loaded, opened, settings, named, options.batch_tokens, transfers)
@@ -393,6 +387,22 @@ class Plan:
             "targets": None if self.given is None else targets_fingerprint(self.given),
             "choices": None if self.choices is None else self.choices.fingerprint,
         }
+
+
+def _refuse_other_prefix(
+    choices: Results, prefix_ids: tuple[int, ...], model: LoadedModel, ids: tuple[int, ...]
+) -> None:
+    raise DataError(
+        f"choices: {choices.meta.model.get('name')} was measured with the prefix "
+        f"{list(prefix_ids)} (token IDs) before every window, and '{model.name}' "
+        f"reads this text with {list(ids)}; give both the same (prefix=none, bos or a text)"
+    )
+
+
+def _refuse_for_given(of_chosen: set[str]) -> None:
+    if of_chosen:
+        names = ", ".join(sorted(of_chosen))
+        raise ConfigError(f"{names}: for chosen targets, and these are given; leave it out")
 
 
 def share_of_blocks(documents: Documents, settings: Settings) -> float:
