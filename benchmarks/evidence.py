@@ -36,6 +36,7 @@ from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS, interv
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
+from olmo_sparsity.streams import stream
 
 # --- texts ----------------------------------------------------------------------------------------
 
@@ -63,9 +64,13 @@ def begin(
 ) -> int:
     """Write the beginning of each document of a text, so that all count about equally.
 
-    `only_long` leaves out shorter documents, `skip` the first of the others."""
-    least = num_characters if only_long else 0
-    texts = [text for text in read_texts([text]) if len(text) >= least][skip:]
+    `only_long` leaves out shorter documents, `skip` the first of the others. The Python files of a
+    folder are in random order."""
+    least, paths = num_characters if only_long else 0, [text]
+    if text.is_dir():
+        found = sorted(text.rglob("*.py"))
+        paths = [found[i] for i in stream(0, "files").permutation(len(found))]
+    texts = [text for text in read_texts(paths) if len(text) >= least][skip:]
     rows = (json.dumps({"text": text[:num_characters]}) + "\n" for text in texts)
     out.write_text("".join(rows), encoding="utf-8")
     return len(texts)
