@@ -1,13 +1,15 @@
 """Does a score of documents choose better training text? A small model, documents made worse.
 
     python -m benchmarks.choose_text pool FOLDER --texts WIKIPEDIA NOVELS C4
-    python -m benchmarks.choose_text train FOLDER [--seeds 1 2 3]
+    python -m benchmarks.choose_text rescore FOLDER --scorer MODEL
+    python -m benchmarks.choose_text train FOLDER [--seeds 1 2 3] [--steps N]
     python -m benchmarks.choose_text lengths FOLDER --texts WIKIPEDIA
 
 `pool` splits the documents of each text by a hash of their author, or of themselves: half of them
 for the pool, half to judge by. It cuts the pool into documents of equal length, makes half of them
 worse (`KINDS`), and scores all with `olmo_sparsity.score`. Writes scores.csv: how well each score
-tells whole documents from the others. `train` chooses half of the tokens of each text by each of
+tells whole documents from the others. `rescore` scores the first documents of the pool with a
+larger model, too: scores_large.csv. `train` chooses half of the tokens of each text by each of
 `CHOICES`, trains the model of configs/prose.yaml on them, from the weights of a stored model (seed
 N from prose_seedN), with sequences of 512 tokens and PoSE up to 2,048, and evaluates it on the
 other half: runs.csv, a row for each model. Interrupted, it goes on with the row that is missing.
@@ -32,7 +34,9 @@ from benchmarks.evidence import losses_of
 from olmo_sparsity import load_model, score
 from olmo_sparsity.analysis.inputs.records import Document, Fields, read_file
 from olmo_sparsity.analysis.inputs.sentences import sentence_starts
+from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import interval, rank_correlations, resample_weights
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.data.tokens import prepare
@@ -54,7 +58,11 @@ CHOICES = ("random_a", "random_b", "gzip", "gain", "key_share", "net_gain", "bot
 whole: by the known kind. Two random choices for each seed show what chance does."""
 
 SCORED: dict[str, Any] = {"contexts": (512,), "local": 128, "blocks": 3}
-SCORES = ("net_gain", "gain", "key_share", "gzip", "gzip_middle", "recurs", "spread")
+LARGE: dict[str, Any] = {"contexts": (256,), "local": 64, "blocks": 3, "prefix": "\n"}
+"""As many characters in the larger vocabulary of SmolLM2, which needs a first token."""
+
+OF_LARGE = {f"{name}_large": name for name in ("net_gain", "gain", "key_share")}
+SCORES = ("net_gain", "gain", "key_share", "gzip", "gzip_middle", "recurs", "spread", *OF_LARGE)
 LENGTHS, NUM_LENGTHS = (1200, 1900, 2900, 8000), 100
 """Characters and number of cut documents: contexts of 256, 512, 896 and 896 tokens fit into it."""
 
@@ -63,6 +71,9 @@ LONG, NUM_LONG = 8000, 40
 
 EDGES = {"loss_beginning": 0, "loss_1x": 256, "loss_2x": 512, "loss_4x": 1024}
 """Tokens where the stretches of a document begin; the last ends at 2,048."""
+
+NEEDLE, DISTANCES = "\nThe number of the house in Willow Lane is", (400, 900, 1800)
+"""What a number follows, and how many tokens lie before it is asked for."""
 
 STEPS = 250
 SETTINGS = [
@@ -147,6 +158,14 @@ def write_pool(folder: Path, texts: list[Path], scorer: str, most: int, seed: in
     order = stream(seed, "order").permutation(len(pool))
     write(list(score(scorer, [pool[i] for i in order], **SCORED)), folder / "pool.jsonl")
     write(long, folder / "long.jsonl")
+
+
+def rescore(folder: Path, scorer: str, most: int) -> None:
+    """Add the scores of another model to the first documents of the pool."""
+    rows = read(folder / "pool.jsonl")[:most]
+    own = pd.DataFrame(score(load_model(scorer, dtype="bf16"), list(rows.text), **LARGE))
+    rows[[*OF_LARGE]] = own[[*OF_LARGE.values()]].to_numpy()
+    aurocs(rows).assign(documents=len(rows)).to_csv(folder / "scores_large.csv", index=False)
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -252,9 +271,32 @@ def judge(run: Path, folder: Path) -> dict[str, float]:
     scored = pd.DataFrame(score(model, texts, contexts=(1024,), local=128))
     return dict(zip(EDGES, losses, strict=True)) | {
         "loss_far": losses.iloc[1:].mean(),
+        "needle": needle(model, texts[:NUM_LONG]),
         "induction": float((twice[:, 0] - twice[:, 1]).mean()),
         "net_gain": scored.net_gain.mean(),
     }
+
+
+def needle(model: LoadedModel, texts: list[str]) -> float:
+    """By how many nats a token a number is predicted better if the text has said it, than if it has
+    said another."""
+    draws, drops = stream(0, "needle"), []
+    for text in texts:
+        right, other = (f" {number}." for number in draws.integers(10_000, 100_000, size=2))
+        filler, asked, answer, *said = model.encode(
+            [text, NEEDLE, right, NEEDLE + right, NEEDLE + other]
+        )
+        for distance in DISTANCES:
+            losses = []
+            for needle in said:
+                ids = torch.tensor([*needle, *filler[:distance], *asked, *answer])[None]
+                labels = ids.roll(-1, 1)
+                labels[:, : -len(answer) - 1], labels[:, -1] = IGNORED, IGNORED
+                places = torch.arange(ids.shape[1])[None]
+                nll = token_losses(model.model, ids, places, labels)
+                losses.append(nll.sum().item() / len(answer))
+            drops.append(losses[1] - losses[0])
+    return float(np.mean(drops))
 
 
 def run_all(folder: Path, seeds: list[int], choices: list[str], steps: int) -> None:
@@ -262,11 +304,12 @@ def run_all(folder: Path, seeds: list[int], choices: list[str], steps: int) -> N
     for seed in seeds:
         for choice in choices:
             done = pd.read_csv(table) if table.exists() else pd.DataFrame()
-            if len(done) and ((done.choice == choice) & (done.seed == seed)).any():
+            this = {"choice": choice, "seed": seed, "steps": steps}
+            if len(done) and (done[[*this]] == [*this.values()]).all(1).any():
                 continue
-            chosen, run = choose(pool, choice, seed), folder / f"runs/{choice}_{seed}"
+            chosen, run = choose(pool, choice, seed), folder / f"runs/{choice}_{seed}_{steps}"
             train_on(chosen, run, seed, steps)
-            line = {"choice": choice, "seed": seed, "tokens": int(chosen.tokens.sum())}
+            line = this | {"tokens": int(chosen.tokens.sum())}
             line |= {kind: (chosen.kind == kind).mean() for kind in sorted({*KINDS})}
             line |= judge(run, folder)
             pd.concat([done, pd.DataFrame([line]).round(5)]).to_csv(table, index=False)
@@ -277,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("part", choices=("pool", "train", "lengths"))
+    parser.add_argument("part", choices=("pool", "rescore", "train", "lengths"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--texts", type=Path, nargs="+", default=[])
     parser.add_argument("--scorer", default=str(MODELS / "prose_seed1"))
@@ -291,6 +334,8 @@ def main() -> None:
     if given.part == "pool":
         write_pool(folder, given.texts, given.scorer, given.most, seed=0)
         aurocs(read(folder / "pool.jsonl")).to_csv(folder / "scores.csv", index=False)
+    elif given.part == "rescore":
+        rescore(folder, given.scorer, given.most)
     elif given.part == "lengths":
         texts = [text for path in given.texts for text in halves(path)[1] if len(text) >= LONG]
         lengths(texts[:NUM_LENGTHS], given.scorer).to_csv(folder / "lengths.csv", index=False)
