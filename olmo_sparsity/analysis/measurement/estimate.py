@@ -23,7 +23,7 @@ import pandas as pd
 from olmo_sparsity.analysis.inputs.windows import Block
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
-from olmo_sparsity.analysis.measurement.targets import places_of, sampled_blocks
+from olmo_sparsity.analysis.measurement.targets import places_of
 from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import PARTS, half_of
@@ -240,7 +240,7 @@ class _Trial:
 
     def cost(self, plan: Plan, shard: tuple[int, int] = (0, 1)) -> _Counts:
         ours = share_of(plan.measured, *shard)
-        blocks = {n: sampled_blocks(plan.documents[n], plan.settings) for n in ours}
+        blocks = {n: plan.blocks(plan.documents[n]) for n in ours}
         num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
         losses = sum(losses_forwards(plan, blocks[n]) for n in ours if n not in plan.known)
         if plan.fits_thresholds:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Documents
+from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.texts import cut_to_targets, open_documents, plant_dependencies
-from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
     Choices,
@@ -220,6 +220,9 @@ class Plan:
     given: pd.DataFrame | None = None
     """Targets of another measurement, or named ones; None: they are chosen here."""
 
+    only_named: bool = False
+    """Targets were named, so that losses of other blocks are not needed."""
+
     choices: Choices | None = None
     """Ranked units of another measurement; None: they are ranked here."""
 
@@ -263,6 +266,7 @@ class Plan:
                     raise ConfigError(f"ks: the other measurement ranked {plan.choices.most} units")
         elif given is not None:
             plan.given = named_targets(documents, given, windows)
+            plan.only_named = True
         elif documents.have_targets:
             plan.given = targets_of_records(documents, windows)
         return plan
@@ -315,11 +319,22 @@ class Plan:
         documents = [self.documents[number] for number in self.measured]
         return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
 
+    def blocks(self, document: Document) -> list[Block]:
+        """The blocks of a document whose losses are computed: of the sample; if targets were named,
+        theirs."""
+        blocks = sampled_blocks(document, self.settings)
+        if not self.only_named:
+            return blocks
+        assert self.given is not None
+        named = self.given.target[self.given.document == document.number].to_numpy()
+        starts = set(self.settings.windows.start_of(named).tolist())
+        return [block for block in blocks if block.start in starts]
+
     def losses(self, number: int) -> dict[str, Columns]:
         """The rows of one document in the tables of the first phase."""
         document, losses = self.documents[number], self.known.get(number)
         if losses is None:
-            windows, blocks = self.settings.windows, sampled_blocks(document, self.settings)
+            windows, blocks = self.settings.windows, self.blocks(document)
             losses = context_losses(self.scorer, document, windows, self.controls, blocks)
             if not blocks:  # none of it is in the sample
                 names = PHASES["losses"]["losses"].names

@@ -191,10 +191,15 @@ def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) 
 
 def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
     """All tokens that `at` names and that have a full long window."""
+    spans = [(d.number, *span) for d in documents for span in find_spans(d, at, missing_ok=True)]
+    if not spans:
+        raise DataError(
+            f"{documents.name}: no document contains at={at!r}; pass words of the text, a regular "
+            "expression, or tokens FIRST:END"
+        )
     places = [
-        (document.number, place, "document", "named")
-        for document in documents
-        for first, end in find_spans(document, at, missing_ok=True)
+        (number, place, "document", "named")
+        for number, first, end in spans
         for place in range(max(first, windows.first_target), end)
     ]
     return _named(places, documents, "a named target")

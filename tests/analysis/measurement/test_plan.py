@@ -122,6 +122,26 @@ def test_all_tokens_of_a_records_target_and_no_others_are_targets(
         np.testing.assert_allclose(own.loss_set, found.loss_set, atol=1e-5)
 
 
+def test_of_named_tokens_only_the_blocks_have_losses(model: Any, tmp_path: Path) -> None:
+    """The same losses as with all blocks."""
+    rng, letters = np.random.default_rng(1), of_letters(model)
+    texts = ["".join(chr(98 + i) for i in rng.integers(0, 25, 40)) for _ in range(6)]
+    named = [text[:30] + "a" + text[31:] for text in texts]
+    options = OPTIONS | {"stride": 4}
+    some = measure(letters, named, **options, at="a", out=tmp_path / "some")
+    everything = measure(letters, named, **options, out=tmp_path / "all")
+    assert some is not None
+    assert everything is not None
+    assert sorted(some.losses.target) == sorted([30, 31, 32, 33] * 6)
+    keys = ["document", "target"]
+    both = some.losses.merge(everything.losses, on=keys, suffixes=("", "_all"))
+    assert len(both) == 24
+    for name in ("loss_short", "loss_long", "placebo_loss_long"):
+        np.testing.assert_allclose(both[name], both[f"{name}_all"], atol=1e-5)
+    with pytest.raises(DataError, match="no document contains at='aa'"):
+        measure(letters, named, **options, at="aa", out=tmp_path / "none")
+
+
 def test_records_of_prompt_and_target_resume_and_are_known_again(
     model: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
