@@ -6,6 +6,7 @@ Imports nothing of ours but errors, and torch only inside functions.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -184,6 +185,13 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     kind = "bf16" if dtype == torch.bfloat16 else "fp16"
     abilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
     return any(abilities.get(f"{unit}_{kind}") for unit in ("avx512", "amx"))
+
+
+def release_freed_memory() -> None:
+    """Return freed main memory to the system, which glibc's heap keeps in holes that tensors of
+    another length do not fit."""
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_memory_gib(device: torch.device) -> float:

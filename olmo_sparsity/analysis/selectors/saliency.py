@@ -22,6 +22,7 @@ from olmo_sparsity.analysis.kernels.attention import fast_kernels
 from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
 from olmo_sparsity.analysis.models.use import in_this_thread, in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, as_tensors
+from olmo_sparsity.runtime import release_freed_memory
 
 
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
@@ -125,6 +126,9 @@ GATE = 0.1
 SCORES = 2**15
 """Attention scores, kept for the backward pass of the gates, that count as one token."""
 
+MANY_SCORES = 2**24
+"""From here on it takes less time to return their memory than to compute them, by far."""
+
 
 def gate_gradients(
     scorer: Scorer,
@@ -144,7 +148,10 @@ def gate_gradients(
     num_tokens = max(1, num_scores // SCORES)
     pairs = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
     of_batch = partial(_gate_batch, scorer, context, states, gate)
-    return np.concatenate(scorer.in_batches(pairs, num_tokens, of_batch))
+    found = np.concatenate(scorer.in_batches(pairs, num_tokens, of_batch))
+    if num_scores > MANY_SCORES and scorer.device.type == "cpu":
+        release_freed_memory()  # each document has another length
+    return found
 
 
 def _states_alone(scorer: Scorer, context: Context) -> FarStates:
