@@ -228,7 +228,7 @@ def worth_beside(name: str, of: dict[str, tuple[str, str]]) -> str:
 
 
 def beside(of: dict[str, list[Any]], ks: tuple[int, ...] = (1,)) -> str:
-    """Two measurements, each by name or as `name:units`; or, of a measurement beside itself, so many
+    """Two measurements, by name or as `name:units`; or, of a measurement beside itself, so many
     units and so many: with k of the first and k of the second."""
     lines = []
     for called, (name, other, *own_ks) in of.items():
@@ -244,19 +244,16 @@ def beside(of: dict[str, list[Any]], ks: tuple[int, ...] = (1,)) -> str:
 def difference(name: str, other: str, k: int, other_k: int) -> dict[str, float]:
     """Return a measurement minus another on the documents of both: targets of large gap, whatever
     the units and the form of `add_one`. Documents are resampled for both at once."""
-    named = [one.partition(":")[::2] for one in (name, other)]
-    num_documents = min(num_documents_read(name) for name, _ in named)
-    first, second = (
-        rows[
-            (rows.selector == rule_of(name)) & (rows.document < num_documents) & (rows.k == at)
-        ].assign(selector="add_one", k=k)
-        for name, rows, at in (
-            (name, rows[rows.units == units] if units else rows, at)
-            for (name, units), at in zip(named, (k, other_k), strict=True)
-            for rows in [stored_rows(name)]
-        )
-    )
-    first, second = first.assign(units="all"), second.assign(units="all")
+    num_documents = min(num_documents_read(one.partition(":")[0]) for one in (name, other))
+
+    def rows_of(one: str, at: int) -> pd.DataFrame:
+        called, _, units = one.partition(":")
+        rows = stored_rows(called)
+        rows = rows[(rows.selector == rule_of(called)) & (rows.document < num_documents)]
+        rows = rows[(rows.k == at) & (rows.units.eq(units) | (units == ""))]
+        return rows.assign(units="all", selector="add_one", k=k)
+
+    first, second = rows_of(name, k), rows_of(other, other_k)
     nets = net_differences(first, second).set_index(["target_set", "k"])
     return {**nets.loc["gap", k], **recovery_difference(first, second, k)}
 
