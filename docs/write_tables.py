@@ -853,35 +853,51 @@ def score_lengths(of: str, names: dict[str, str]) -> str:
     return table(" | ".join(["score", "whole articles", "the same, cut", *cuts]), lines)
 
 
-CHOICE = ["loss_far", "loss_1x", "loss_2x", "loss_4x", "loss_beginning", "induction", "net_gain"]
-CHOICE_HEAD = "far loss | to 512 tokens | to 1,024 | to 2,048 | first 256 | repetition | `net_gain`"
+CHOICE = {
+    "loss_far": "far loss",
+    "loss_1x": "to 512 tokens",
+    "loss_2x": "to 1,024",
+    "loss_4x": "to 2,048",
+    "loss_beginning": "first 256",
+    "needle": "needle",
+    "induction": "repetition",
+    "net_gain": "`net_gain`",
+}
 
 
-def choices(of: str, names: dict[str, str]) -> str:
+def choice_rows(of: str, steps: int) -> tuple[pd.DataFrame, list[str]]:
+    """The models trained for so many steps, and what is known of them."""
+    rows = other_table(of)
+    rows = rows[rows.steps == steps].dropna(axis=1, how="all")
+    return rows, [name for name in CHOICE if name in rows]
+
+
+def choices(of: str, steps: int, names: dict[str, str]) -> str:
     """What each choice holds, and models trained on it: means over seeds."""
-    rows = other_table(of).groupby("choice").mean()
-    kinds = ["whole", "joined", "shuffled", "boilerplate"]
+    rows, columns = choice_rows(of, steps)
+    means, kinds = rows.groupby("choice").mean(), ["whole", "joined", "shuffled", "boilerplate"]
     lines = [
         [
             called,
-            *(f"{rows.loc[name, kind]:.0%}" for kind in kinds),
-            *(f"{rows.loc[name, column]:.4f}" for column in CHOICE),
+            *(f"{means.loc[name, kind]:.0%}" for kind in kinds),
+            *(f"{means.loc[name, column]:.4f}" for column in columns),
         ]
         for name, called in names.items()
     ]
-    return table(" | ".join(["chosen by", *kinds, CHOICE_HEAD]), lines)
+    return table(" | ".join(["chosen by", *kinds, *(CHOICE[name] for name in columns)]), lines)
 
 
-def choice_differences(of: str, between: dict[str, list[str]]) -> str:
+def choice_differences(of: str, steps: int, between: dict[str, list[str]]) -> str:
     """A choice minus the mean of others, paired by seed; Student's t over seeds."""
-    rows = other_table(of).set_index(["choice", "seed"])[CHOICE]
-    lines = []
+    rows, columns = choice_rows(of, steps)
+    rows, lines = rows.set_index(["choice", "seed"])[columns], []
     for called, (first, *rest) in between.items():
-        more = rows.loc[first] - rows.loc[rest].groupby("seed").mean()
-        ends = [(more[c].mean(), half_width(more[c].to_numpy())) for c in CHOICE]
+        more = (rows.loc[first] - rows.loc[rest].groupby("seed").mean()).dropna()
+        ends = [(more[c].mean(), half_width(more[c].to_numpy())) for c in columns]
         lines.append([called, *(f"{m:+.4f} [{m - h:+.4f}, {m + h:+.4f}]" for m, h in ends)])
         lines[-1].append(", ".join(f"{number:+.4f}" for number in more.loss_far))
-    return table(f"difference | {CHOICE_HEAD} | far loss, by seed", lines)
+    head = [CHOICE[name] for name in columns]
+    return table(" | ".join(["difference", *head, "far loss, by seed"]), lines)
 
 
 # --- many GPUs ------------------------------------------------------------------------------------
