@@ -86,8 +86,9 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
         if is_first:
             _refuse_while_running(inner)
         turn.users.append(model)
+        gradients = torch.set_grad_enabled(torch.is_grad_enabled())  # inference_mode enables them
         try:
-            with torch.inference_mode(False), _gradients_kept(inner), evaluating(model):
+            with torch.inference_mode(False), gradients, _gradients_kept(inner), evaluating(model):
                 if is_first:
                     _recognize(inner)
                 _fit(model, inner)
