@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from docs import stored
 from docs.stored import FINAL, RESULTS, ROWS
 from olmo_sparsity.analysis.results.dependencies import parts_of_targets
+from olmo_sparsity.analysis.results.statistics import has_spans, tokens_of_targets
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import write_atomically, writing
 from olmo_sparsity.training.run_folder import read_metrics
@@ -68,11 +69,14 @@ def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], di
     for name in ROWS if with_rows else ():
         table = pd.read_parquet(found / f"{name}.parquet")
         if name == "losses":
-            targets = pd.read_parquet(found / "targets.parquet")[["document", "target"]]
-            table = table.merge(targets.drop_duplicates())
+            tokens = tokens_of_targets(pd.read_parquet(found / "targets.parquet"))
+            places = tokens[["document", "place"]].rename(columns={"place": "target"})
+            table = table.merge(places.drop_duplicates())
         if name == "targets":  # The text is not stored.
             tokens = pd.read_parquet(found / "tokens.parquet")
             table = table.assign(part=parts_of_targets(table, tokens))
+            if not has_spans(table):
+                table = table.drop(columns="end", errors="ignore")
         if "selector" in table:
             table = table[table.selector.str.startswith("add_one")]
         if name == "influence":

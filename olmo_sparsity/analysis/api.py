@@ -218,8 +218,11 @@ def measure(
             documents of the run that the model comes from.
         windows: `Windows(long, short, stride)`, in place of these three options.
         out: The folder of the results. The same call resumes. Default: a temporary folder.
-        targets: Another measurement of the same text, or its folder: evaluate its targets.
-        choices: The same, and also the units that it ranked, with its settings.
+        targets: Another measurement of the same text, or its folder: evaluate its targets. With
+            another tokenizer, targets are matched by the characters of the text.
+        choices: The same, and also the units that it ranked, with its settings. With another
+            tokenizer, units must be words, sentences, paragraphs or your own, and windows are
+            those given here.
         losses: A measurement with the same model, text and windows: reuse its losses.
         at: Targets, as in `explain`.
         quick: Measure four random blocks of 16 tokens in each of at most 30 documents.

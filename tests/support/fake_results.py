@@ -26,6 +26,7 @@ from olmo_sparsity.analysis.results.statistics import (
     half_of,
     mean_lds,
     summarize,
+    with_ends,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 
@@ -182,7 +183,7 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     }
     targets = pd.concat([some.assign(target_set=name) for name, some in chosen.items()])
     columns = SCHEMAS["targets"].names
-    targets = targets[columns].sort_values(columns, ignore_index=True)
+    targets = with_ends(targets)[columns].sort_values(columns, ignore_index=True)
     for document, some in targets.groupby("document"):
         rows = recovery_rows(int(document), some, losses[losses.document == document])
         parts.write("recovery", int(document), rows)

@@ -33,10 +33,12 @@ from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_re
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
     half_of,
+    has_spans,
     hit_rates,
     longppl,
     mean_lds,
     summarize,
+    with_ends,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.scoring.cost import Cost
@@ -282,8 +284,9 @@ def _sum_up(
     hits = hit_rates(influence, planted, plan.settings.ks)
     summary = summary.merge(hits, how="left", on=GROUPS)
     summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
-    made = {"targets": targets, "summary": summary}
-    if plan.model.tokenizer is not None and "tokens" in plan.settings.units:
+    made = {"targets": with_ends(targets), "summary": summary}
+    is_of_tokens = "tokens" in plan.settings.units and not has_spans(targets)
+    if plan.model.tokenizer is not None and is_of_tokens:
         made["dependencies"] = measure_dependencies(
             parts.read("tokens"), losses, targets, influence, recovery, plan.settings.windows
         )

@@ -16,6 +16,7 @@ import pandas as pd
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.texts import cut_to_targets, open_documents, plant_dependencies
 from olmo_sparsity.analysis.inputs.windows import Block, Windows
+from olmo_sparsity.analysis.measurement.matching import is_other_tokenizer
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
     Choices,
@@ -25,6 +26,7 @@ from olmo_sparsity.analysis.measurement.reuse import (
     targets_of,
 )
 from olmo_sparsity.analysis.measurement.targets import (
+    COLUMNS,
     At,
     Thresholds,
     choose_targets,
@@ -84,9 +86,8 @@ def plan(
         settings = _with_windows(settings, windows, options)
     if quick:
         settings, text = _for_quick(settings, text, documents)
-    if choices is not None:
-        settings = settings_of(choices, settings.given)
-    settings.check()
+    if choices is None:
+        settings.check()
     for name in settings.selectors:
         find_selector(name)
     given = {"at": at, "targets": targets, "choices": choices}
@@ -95,6 +96,10 @@ def plan(
         raise ConfigError("quick and choices both select targets: pass one of them")
     loaded = _load(model, options)
     opened = _open(documents, loaded, text)
+    is_other = choices is not None and is_other_tokenizer(choices, opened)
+    if choices is not None:
+        settings = settings_of(choices, settings.given, is_other)
+        settings.check()
     settings = fit_to_limit(settings, loaded.max_positions)
     if opened.have_targets:
         opened = cut_to_targets(opened, settings.windows)
@@ -110,7 +115,8 @@ def plan(
         settings = _sampled(settings, loaded.max_positions, len(ids))
     if settings.long == "all":
         opened = within_limit(opened, loaded, len(ids))
-    if choices is not None and loaded.tokenizer is not None and ids != settings.prefix_ids:
+    has_ids = loaded.tokenizer is not None and not is_other
+    if choices is not None and has_ids and ids != settings.prefix_ids:
         _refuse_other_prefix(choices, settings.prefix_ids, loaded, ids)
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
     transfers = choices is not None
@@ -221,10 +227,14 @@ class Plan:
     """Targets of another measurement, or named ones; None: they are chosen here."""
 
     only_named: bool = False
-    """Targets were named, so that losses of other blocks are not needed."""
+    """Targets were named, or match those of another tokenizer: losses of other blocks are not
+    needed."""
 
     choices: Choices | None = None
     """Ranked units of another measurement; None: they are ranked here."""
+
+    matched: dict[str, int] = field(default_factory=dict)
+    """With another tokenizer, how many of its targets and units are evaluated and left out."""
 
     known: dict[int, pd.DataFrame] = field(default_factory=dict)
     """Losses of documents, of another measurement by this model."""
@@ -258,12 +268,12 @@ class Plan:
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
         plan = Plan(model, documents, settings, scorer, controls)
         if isinstance(given, Results):
-            plan.given = targets_of(given, documents, settings)
+            matched = targets_of(given, documents, settings, transfers)
+            plan.given = matched.targets[[*COLUMNS, "end"]].reset_index(drop=True)
+            plan.matched = matched.counts
+            plan.only_named = bool(matched.counts)
             if transfers:
-                plan.choices = Choices.of(given)
-                plan.given = plan.choices.targets[plan.given.columns].reset_index(drop=True)
-                if max(settings.ks) > plan.choices.most:
-                    raise ConfigError(f"ks: the other measurement ranked {plan.choices.most} units")
+                plan.choices = Choices.of(given, matched)
         elif given is not None:
             plan.given = named_targets(documents, given, windows)
             plan.only_named = True
@@ -320,8 +330,8 @@ class Plan:
         return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
 
     def blocks(self, document: Document) -> list[Block]:
-        """The blocks of a document whose losses are computed: of the sample; if targets were named,
-        theirs."""
+        """The blocks of a document whose losses are computed: of the sample, or with
+        `only_named` those of the targets."""
         blocks = sampled_blocks(document, self.settings)
         if not self.only_named:
             return blocks
@@ -365,6 +375,7 @@ class Plan:
     def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
         """The rows of one document in the tables of the second phase."""
         document, settings = self.documents[number], self.settings
+        has_controls = self.choices is None or self.choices.has_unrelated
         recovered = recover(
             self.scorer,
             document,
@@ -373,7 +384,7 @@ class Plan:
             units=settings.units,
             selectors=settings.selectors,
             ks=settings.ks,
-            controls=self.controls,
+            controls=self.controls if has_controls else None,
             num_halves=settings.halves,
             seed=settings.seed,
             choices=self.choices,
@@ -479,6 +490,8 @@ def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
     """The section `targets` of meta.json."""
     if plan.given is not None:
         about: dict[str, Any] = {"given": targets_fingerprint(plan.given)}
+        if plan.matched:
+            about["matched"] = plan.matched
         if plan.choices is None:
             return about
         return about | {"choices": plan.choices.fingerprint, "chosen_by": plan.choices.model}

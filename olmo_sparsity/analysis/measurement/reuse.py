@@ -20,6 +20,12 @@ import pandas as pd
 
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.inputs.windows import Units
+from olmo_sparsity.analysis.measurement.matching import (
+    Matched,
+    is_other_tokenizer,
+    match_choices,
+    match_targets,
+)
 from olmo_sparsity.analysis.measurement.targets import given_targets
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results, read_results
@@ -27,6 +33,7 @@ from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.selectors.selector import Choice, find_selector
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.runtime import say
 from olmo_sparsity.streams import VERSION
 
 KEYS = ["document", "units", "selector", "control", "target"]
@@ -44,6 +51,9 @@ TAKEN = (
     "min_gap",
 )
 """Settings that the other measurement determines."""
+
+OF_WINDOWS = ("long", "short", "stride")
+"""Settings that it determines, too, if both have one tokenizer."""
 
 
 def read_other(name: str, given: Any) -> Results | None:
@@ -90,15 +100,32 @@ def losses_of(
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
 
 
-def targets_of(given: Results, documents: Documents, settings: Settings) -> pd.DataFrame:
-    """The targets of another measurement of the same text."""
-    if given.meta.data.get("fingerprint") != documents.fingerprint:
+def targets_of(
+    given: Results, documents: Documents, settings: Settings, with_units: bool = False
+) -> Matched:
+    """The targets of another measurement of the same text; `with_units`: and what it ranked."""
+    windows = settings.windows
+    most = given.influence["rank"].max()
+    if with_units and max(settings.ks) > most:
+        raise ConfigError(f"ks: the other measurement ranked {most} units")
+    if given.meta.data.get("fingerprint") == documents.fingerprint:
+        targets = given.targets[given.targets.far_part == "document"]
+        if not with_units:
+            targets = given_targets(given.targets, windows, not _differences(given, settings))
+        return Matched(targets, given.influence)
+    if not is_other_tokenizer(given, documents):
         raise DataError(
             f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
-            f"{documents.name} in text or tokenizer; give the same text and number of "
-            "documents, and a model with the same tokenizer"
+            f"{documents.name} in text or tokens; give the same text and number of documents"
         )
-    return given_targets(given.targets, settings.windows, not _differences(given, settings))
+    if with_units:
+        matched = match_choices(given, documents, settings)
+    else:
+        matched = match_targets(given, documents, windows)
+    if not len(matched.targets):
+        raise DataError(f"no target of the other measurement remains: {matched}")
+    say(str(matched))
+    return matched
 
 
 @dataclass(frozen=True)
@@ -108,19 +135,18 @@ class Choices:
     ranked: dict[tuple[Any, ...], np.ndarray]
     """`KEYS` → (first, end, influence) by rank."""
 
-    targets: pd.DataFrame
-    most: int
-    """The number of ranks."""
-
     fingerprint: str
     model: dict[str, Any]
     """Name and fingerprint of the model that chose."""
 
+    has_unrelated: bool
+    """Whether units of unrelated texts were ranked, too."""
+
     @staticmethod
-    def of(results: Results) -> Choices:
+    def of(results: Results, matched: Matched) -> Choices:
         """Return units of documents' own distant context, and of the first draw of the unrelated
         text."""
-        own = results.influence[results.influence.far_part == "document"]
+        own = matched.influence[matched.influence.far_part == "document"]
         if not len(own):
             raise DataError("the other measurement has no ranked units; measure it again")
         columns = ["far_first", "far_end", "influence"]
@@ -129,10 +155,10 @@ class Choices:
         keys = rows.loc[is_first, KEYS].itertuples(index=False, name=None)
         groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first)[1:])
         ranked = dict(zip(keys, groups, strict=True))
-        targets = results.targets[results.targets.far_part == "document"]
         digest = hashlib.sha256(rows[[*KEYS, *columns[:2]]].to_csv(index=False).encode())
         model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
-        return Choices(ranked, targets, int(own["rank"].max()), digest.hexdigest(), model)
+        has_unrelated = bool((own.control == "foreign").any())
+        return Choices(ranked, digest.hexdigest(), model, has_unrelated)
 
     def pick(
         self, document: int, about: dict[str, Any], starts: Sequence[int], units: Units, offset: int
@@ -152,28 +178,29 @@ class Choices:
         return Choice(chosen_TK, np.array(influence_TK), score_TU)
 
 
-def settings_of(results: Results, given: dict[str, Any]) -> Settings:
-    """Take the other measurement's settings, so that windows, targets and unrelated texts agree."""
+def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Settings:
+    """Take the other measurement's settings, so that windows, targets and unrelated texts agree.
+    `is_other`: windows are in tokens of another tokenizer, and those given here hold."""
     meta = results.meta
-    if wrong := [name for name in given if name in TAKEN or name in ("long", "short", "stride")]:
+    if wrong := [name for name in given if name in TAKEN or (name in OF_WINDOWS and not is_other)]:
         raise ConfigError(
             f"{', '.join(sorted(wrong))}: `choices` takes this from the other measurement; omit it"
         )
-    if (streams := meta.identity.get("random_streams", 1)) != VERSION:
+    if (streams := meta.identity.get("random_streams", 1)) != VERSION and not is_other:
         raise DataError(
             f"choices: {meta.model.get('name')} was measured with version {streams} of the random "
             f"streams (now {VERSION}), so its unrelated texts were others; measure it again"
         )
     windows = meta.windows
+    of_windows = {name: windows[name] for name in OF_WINDOWS}
+    of_windows |= {"prefix_ids": tuple(windows["prefix"]), "sample": windows.get("sample", 1.0)}
+    if is_other:
+        of_windows = {n: given[n] for n in (*OF_WINDOWS, "prefix_ids") if n in given}
     settings = Settings(
-        long=windows["long"],
-        short=windows["short"],
-        stride=windows["stride"],
-        prefix_ids=tuple(windows["prefix"]),
+        **of_windows,
         far_states=windows["far_states"],
         units=tuple(meta.units),
         selectors=tuple(name for name in meta.selectors if find_selector(name).draws == 1),
-        sample=windows.get("sample", 1.0),
         ks=tuple(meta.ks),
         control=meta.controls["control"],
         draws=1,

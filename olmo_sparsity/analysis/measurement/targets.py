@@ -23,7 +23,13 @@ import pandas as pd
 from olmo_sparsity.analysis.inputs.documents import Document, Documents, first_characters
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Spans, Windows, span_width
 from olmo_sparsity.analysis.results.dependencies import Words
-from olmo_sparsity.analysis.results.statistics import KEYS, far_part_losses, half_of
+from olmo_sparsity.analysis.results.statistics import (
+    KEYS,
+    far_part_losses,
+    half_of,
+    has_spans,
+    with_ends,
+)
 from olmo_sparsity.analysis.settings import MIN_GAP, Settings
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.streams import stream
@@ -186,7 +192,7 @@ def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) 
     kept = targets.target >= windows.first_target
     if not same_settings:
         kept &= (targets.far_part == "document") & ~targets.target_set.str.contains("recurs|new")
-    return targets[kept][COLUMNS].sort_values(COLUMNS, ignore_index=True)
+    return targets[kept].sort_values(COLUMNS, ignore_index=True)
 
 
 def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
@@ -285,14 +291,16 @@ def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: i
 
 
 def targets_fingerprint(targets: pd.DataFrame) -> str:
-    return hashlib.sha256(targets[COLUMNS].to_csv(index=False).encode()).hexdigest()
+    columns = [*COLUMNS, "end"] if has_spans(targets) else COLUMNS
+    return hashlib.sha256(targets[columns].to_csv(index=False).encode()).hexdigest()
 
 
 def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
-    """Kind of distant context → places of this document's targets, each once."""
-    rows = targets[targets.document == document.number]
-    groups = rows.groupby("far_part").target
-    return {str(part): np.unique(places.to_numpy()) for part, places in groups}
+    """Kind of distant context → this document's targets, each once, from the first place to one
+    past the last."""
+    rows = with_ends(targets[targets.document == document.number])
+    groups = rows.groupby("far_part")[["target", "end"]]
+    return {str(part): np.unique(spans.to_numpy(), axis=0) for part, spans in groups}
 
 
 def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:

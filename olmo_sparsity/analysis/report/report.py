@@ -21,7 +21,7 @@ import pandas as pd
 from olmo_sparsity.analysis.report.figures import figure2_svg
 from olmo_sparsity.analysis.report.page import image, json_for_html, write_html
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
-from olmo_sparsity.analysis.results.statistics import KEYS
+from olmo_sparsity.analysis.results.statistics import KEYS, losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.summary import FAR_STATES, describe_gap, describe_noise
 from olmo_sparsity.analysis.results.view import (
     escape,
@@ -155,7 +155,8 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
     """The data that `openDocument` and `fillPanel` of report_page.js read. `found` is keyed by the
     numbers of units and selector in the menus; `own` and `foreign` hold a list value for each rank,
     and a loss for each k."""
-    tokens, losses = _rows(results.tokens, document), _rows(results.losses, document)
+    tokens, targets = _rows(results.tokens, document), _rows(results.targets, document)
+    losses = losses_of_targets(_rows(results.losses, document), targets)
     recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
     chosen: dict[int, dict[str, Any]] = {}
 
@@ -168,7 +169,7 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
         empty: dict[str, Any] = {"first": [], "width": [], "influence": [], "text": []}
         return both.setdefault("own" if control == "own" else "foreign", empty)
 
-    in_sets = _columns(_rows(results.targets, document), "target", "target_set")
+    in_sets = _columns(targets, "target", "target_set")
     for target, name in zip(*in_sets, strict=True):
         about(target)["sets"].append(names["sets"].index(name))
     by = ["target", "units", "selector", "control"]
@@ -186,7 +187,8 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
     draws = draws.reindex(columns=names["ks"])
     for key, curve in zip(draws.index, draws.to_numpy(), strict=True):
         side(*key)["loss"] = _rounded(curve)
-    ends = zip(*_columns(losses, "target", "end"), strict=True) if "end" in losses else ()
+    spans = losses if "end" in losses else with_ends(targets)
+    ends = zip(*_columns(spans, "target", "end"), strict=True)
     return {
         "text": _token_texts(tokens),
         "ends": {target: end for target, end in ends if end > target + 1},

@@ -14,8 +14,10 @@ import pandas as pd
 from olmo_sparsity.analysis.results.statistics import (
     both_ways,
     half_of,
+    losses_of_targets,
     net_differences,
     pair,
+    with_ends,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import Shown, spell
@@ -159,10 +161,15 @@ class Results:
                 f"{selector} over {units} was not measured; the selectors are "
                 f"{self.meta.selectors} and units {self.meta.units}"
             )
-        losses = self.losses[(self.losses.document == document) & (self.losses.target == target)]
+        losses = losses_of_targets(self.losses, self.targets)
+        losses = losses[(losses.document == document) & (losses.target == target)]
         texts = self.tokens[self.tokens.document == document].sort_values("place").text.tolist()
+        of_target = (self.targets.document == document) & (self.targets.target == target)
+        end = int(with_ends(self.targets[of_target]).end.iloc[0])
         about = losses[["target", "loss_short", "loss_long"]].assign(
-            end=target + 1, text=texts[target], gap=losses.loss_short - losses.loss_long
+            end=end,
+            text="".join(texts[target:end]),
+            gap=losses.loss_short - losses.loss_long,
         )
         names = {"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
         far = rows[:k].rename(columns=names)

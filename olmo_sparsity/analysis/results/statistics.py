@@ -94,7 +94,8 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
     sets = recovery.pivot_table(names, by, "control")
     sets = sets.reindex(columns=list(product(names, ("own", "foreign"))))
     sets.columns = ["_".join(column) for column in sets.columns]
-    sets = sets.reset_index().merge(far_part_losses(losses), on=[*KEYS, "far_part"])
+    losses = far_part_losses(losses_of_targets(losses, targets))
+    sets = sets.reset_index().merge(losses, on=[*KEYS, "far_part"])
     rows = targets.merge(sets, how="left", on=[*KEYS, "far_part"])
     has_foreign = recovery.control.eq("foreign").any()
     if rows.loss_set_own.isna().any() or (has_foreign and rows.loss_set_foreign.isna().any()):
@@ -107,6 +108,40 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
         removed=rows.loss_without_own - rows.loss_long,
         targets=1.0,
     )
+
+
+def with_ends(targets: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `end`, one past a target's last token, where all are single tokens."""
+    return targets if "end" in targets else targets.assign(end=targets.target + 1)
+
+
+def has_spans(targets: pd.DataFrame) -> bool:
+    """Return whether a target has several tokens."""
+    return "end" in targets and bool((targets.end > targets.target + 1).any())
+
+
+def tokens_of_targets(targets: pd.DataFrame) -> pd.DataFrame:
+    """Return the `place` of each token of each target."""
+    spans = with_ends(targets)[[*KEYS, "end"]].drop_duplicates(ignore_index=True)
+    tokens = spans.loc[spans.index.repeat(spans.end - spans.target)]
+    return tokens.assign(place=tokens.target + tokens.groupby(level=0).cumcount())
+
+
+def losses_of_targets(losses: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:
+    """Return losses in which those of a target of several tokens are summed, in the row of its
+    first token."""
+    if not has_spans(targets):
+        return losses
+    tokens = tokens_of_targets(targets[targets.end > targets.target + 1])
+    of_tokens = losses.rename(columns={"target": "place"})
+    rows = tokens.merge(of_tokens, "left", on=["document", "place"]).groupby(KEYS)
+    numbers = list(losses.select_dtypes("floating"))
+    summed = losses.set_index(KEYS)
+    sums = rows[numbers].sum(min_count=1)
+    if rows.loss_short.count().ne(rows.size()).any():
+        raise DataError("the table losses lacks tokens of targets; measure again")
+    summed.loc[sums.index, numbers] = sums.astype(losses[numbers].dtypes)
+    return summed.reset_index()
 
 
 def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,13 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.dependencies import PARTS_OF_WORDS, parts_of_targets
 from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
-from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE, KEYS, summarize
+from olmo_sparsity.analysis.results.statistics import (
+    INDUCTION_SHARE,
+    KEYS,
+    has_spans,
+    losses_of_targets,
+    summarize,
+)
 from olmo_sparsity.analysis.results.view import spell
 
 FEW_DOCUMENTS = 10
@@ -142,6 +148,8 @@ def conclude(results: Results) -> str:
         f"{meta.model['name']}: {row.k} distant {units} by {spell(row.selector)}{chooser} "
         f"{recover} {row.recovery:.2f} of the gap of {row.num_targets:,} targets"
     )
+    if rows.excess.isna().all() and pd.notna(row.low):  # no unrelated text was ranked
+        return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
     headline = "net" if has_net(rows) and pd.notna(row.net) else "excess"
     low, high = row[f"{headline}_low"], row[f"{headline}_high"]
     if pd.isna(low):
@@ -180,7 +188,8 @@ def chosen_losses(results: Results) -> pd.DataFrame:
     """Losses of the targets of the main set."""
     targets = results.targets
     main = (targets.far_part == "document") & (targets.target_set == main_set(targets.target_set))
-    return results.losses.merge(targets.loc[main, KEYS], on=KEYS)
+    losses = losses_of_targets(results.losses, targets[main])
+    return losses.merge(targets.loc[main, KEYS], on=KEYS)
 
 
 def curve_name(selector: str, units: str) -> str:
@@ -224,10 +233,10 @@ def describe_gap(results: Results) -> str:
 
 def describe_words(results: Results) -> str:
     """Recovery of the targets of the main set by what part of a word they are; empty if the table
-    of tokens does not say, or all are of one kind."""
+    of tokens does not say, all are of one kind, or some have several tokens."""
     meta, targets, tokens = results.meta, results.targets, results.tokens
     targets = targets[targets.target_set == main_set(targets.target_set)]
-    if not len(targets) or not set(targets.document) <= set(tokens.document):
+    if not len(targets) or has_spans(targets) or not set(targets.document) <= set(tokens.document):
         return ""
     split = targets.assign(target_set=parts_of_targets(targets, tokens))
     rows = results.recovery

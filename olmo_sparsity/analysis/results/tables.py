@@ -77,7 +77,9 @@ _INTERVALS = {
     for end in ("", "_low", "_high")
 }
 SCHEMAS = MADE_OF_PARTS | {
-    "targets": _schema(document="int", target="int", far_part="text", target_set="text"),
+    "targets": _schema(
+        document="int", target="int", far_part="text", target_set="text", end="int"
+    ),
     "summary": _schema(
         target_set="text", units="text", selector="text", k="int", num_tokens="wide",
         **{name.replace("recovery_", ""): kind for name, kind in _INTERVALS.items()},
@@ -130,6 +132,9 @@ def write_table(path: Path, table: pa.Table) -> None:
 def read_table(path: Path, name: str) -> pa.Table:
     """Read a file of a folder with a verified manifest."""
     table = read_parquet(path, "measure again")
+    if name == "targets" and "end" not in table.column_names:  # written when all were tokens
+        ends = pa.array(table["target"].to_numpy() + 1, pa.int32())
+        table = table.append_column(SCHEMAS[name].field("end"), ends)
     check_columns(path, name, table.schema)
     return table.select(SCHEMAS[name].names)
 

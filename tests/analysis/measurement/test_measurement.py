@@ -424,7 +424,7 @@ def test_two_models_answer_for_the_same_targets(
     wanted = wanted[(wanted.far_part == "document") & wanted.target_set.isin(["gap", "kl"])]
     wanted = wanted.reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, wanted)
-    with pytest.raises(DataError, match="in text or tokenizer"):
+    with pytest.raises(DataError, match="in text or tokens"):
         Plan.of(loaded(model), Documents.of([np.arange(30)] * 2), nearest, given)
 
 

@@ -144,7 +144,7 @@ def fake_tables(
     rows = {
         "tokens": tokens,
         "losses": losses,
-        "targets": targets,
+        "targets": [(*target, target[1] + 1) for target in targets],
         "influence": influence,
         "recovery": recovery,
     }

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from olmo_sparsity.analysis.results.tables import SCHEMAS
+import pandas as pd
+import pytest
+
+from olmo_sparsity.analysis.results.statistics import losses_of_targets
+from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table, to_table, write_table
+from olmo_sparsity.errors import DataError
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,3 +21,20 @@ def test_the_format_document_names_every_column() -> None:
         section = text.split(f"### `{name}.parquet`")[1].split("\n##")[0]
         documented = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, flags=re.MULTILINE)
         assert documented == [(field.name, str(field.type)) for field in schema], name
+
+
+def test_targets_that_were_stored_without_their_ends_are_single_tokens(tmp_path: Path) -> None:
+    rows = {"document": [1, 1], "target": [3, 9], "far_part": ["document"] * 2}
+    table = to_table("targets", rows | {"target_set": ["gap"] * 2, "end": [5, 10]}, "here")
+    write_table(tmp_path / "new.parquet", table)
+    write_table(tmp_path / "old.parquet", table.drop_columns("end"))
+    ends = [read_table(tmp_path / f"{name}.parquet", "targets")["end"] for name in ("new", "old")]
+    assert [one.to_pylist() for one in ends] == [[5, 10], [4, 10]]
+
+
+def test_losses_of_a_target_of_several_tokens_are_all_there() -> None:
+    losses = pd.DataFrame({"document": 1, "target": [3, 4, 5], "loss_short": [1.0, 2.0, 4.0]})
+    targets = pd.DataFrame({"document": 1, "target": [3, 5], "end": [5, 6]})
+    assert losses_of_targets(losses, targets).loss_short.tolist() == [3.0, 2.0, 4.0]
+    with pytest.raises(DataError, match="lacks tokens of targets"):
+        losses_of_targets(losses[:1], targets)

@@ -1,0 +1,194 @@
+"""Match targets and units of a measurement with another tokenizer, by the characters of the text.
+
+Place in the flow: targets and ranked units of another measurement → **the same characters in this
+one's tokens** → reuse. Never imports torch.
+
+A target matches if tokens begin and end at its first and last character here as well. A unit
+matches if it is a unit here, white space around it aside. What does not match is left out and
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.windows import Windows, span_width
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.statistics import KEYS
+from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.errors import ConfigError, DataError
+
+RANKED_BY = [*KEYS, "units", "selector"]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Targets and ranked units of another measurement, as places in this one's documents."""
+
+    targets: pd.DataFrame
+    influence: pd.DataFrame
+    counts: dict[str, int] = field(default_factory=dict)
+    """What is left out, with another tokenizer; see docs/formats.md."""
+
+    def __str__(self) -> str:
+        told = {name: f"{number:,}" for name, number in self.counts.items()}
+        lines = [
+            "another tokenizer chose the targets: {targets} of {of_targets} are evaluated; "
+            "{targets_cut_otherwise} do not begin and end with tokens here, "
+            "{targets_outside_windows} have no full long window or lie in two blocks (--stride)"
+        ]
+        if "of_units" in self.counts:
+            lines.append(
+                ", {targets_with_few_units} keep too few units. Of {of_units} ranked units, "
+                "{units_cut_otherwise} are no whole units here, and {units_not_distant} not distant"
+            )
+        return "".join(lines).format_map(told)
+
+
+def is_other_tokenizer(results: Results, documents: Documents) -> bool:
+    """Return whether the first document with targets has the same text here, in other tokens."""
+    number = results.tokens.document.min()
+    if not number < len(documents):  # nor if no document is known
+        return False
+    there = results.tokens[results.tokens.document == number].sort_values("place")
+    here = documents[int(number)]
+    size = min(len(there), len(here.tokens))
+    is_same = np.array_equal(there.token_id[:size], here.tokens[:size])
+    return not is_same and _is_same_text(list(there.text), here.texts)
+
+
+def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
+    """Match the targets with the documents' own distant context. Sets that depend on tokens that
+    recur (`recurs`, `new`) are left out."""
+    own = results.targets.far_part == "document"
+    targets = results.targets[own & ~results.targets.target_set.str.contains("recurs|new")]
+    matched, texts_of = [targets[:0].assign(there=0)], _texts_of(results)
+    for number, rows in targets.groupby("document"):
+        texts = texts_of[int(number)]
+        here = _document(documents, int(number), texts)
+        place_B = boundaries(texts, here.texts)
+        of_here = {"target": place_B[rows.target], "end": place_B[rows.end]}
+        matched.append(rows.assign(there=rows.target, **of_here))
+    found = pd.concat(matched)
+    is_cut = (found.target < 0) | (found.end <= found.target)
+    start = windows.start_of(found.target)
+    is_outside = ~is_cut & (
+        (found.target < windows.first_target) | (start != windows.start_of(found.end - 1))
+    )
+    by_target = found.assign(cut=is_cut, outside=is_outside).drop_duplicates(["document", "there"])
+    kept = found[~is_cut & ~is_outside]
+    counts = {
+        "targets": len(kept.drop_duplicates(KEYS)),
+        "of_targets": len(by_target),
+        "targets_cut_otherwise": int(by_target.cut.sum()),
+        "targets_outside_windows": int(by_target.outside.sum()),
+    }
+    return Matched(kept, results.influence[:0], counts)
+
+
+def match_choices(results: Results, documents: Documents, settings: Settings) -> Matched:
+    """Match targets, and the units that rank first among those that are distant here, too, as many
+    as `ks` needs. A target for which fewer remain is left out. Units of unrelated texts are not
+    matched."""
+    if tokens := [kind for kind in results.meta.units if span_width(kind) is not None]:
+        raise ConfigError(
+            f"choices: units {', '.join(tokens)} are tokens, and {results.meta.model.get('name')} "
+            "has another tokenizer; rank units of the text there (--units words, sentences, "
+            "paragraphs or your own)"
+        )
+    windows, most = settings.windows, max(settings.ks)
+    found, texts_of = match_targets(results, documents, windows), _texts_of(results)
+    ranked = results.influence
+    ranked = ranked[(ranked.far_part == "document") & (ranked.control == "own")]
+    ranked = ranked[ranked.selector.isin(settings.selectors)]
+    of_here = found.targets[["document", "there", "target"]].drop_duplicates()
+    ranked = ranked.rename(columns={"target": "there"}).merge(of_here, on=["document", "there"])
+    matched = [ranked[:0]]
+    for (number, kind), rows in ranked.groupby(["document", "units"]):
+        texts = texts_of[int(number)]
+        units = _units(documents[int(number)], str(kind))
+        keys = characters(texts, rows.far_first.to_numpy(), rows.far_end.to_numpy())
+        rows = rows.drop(columns=["far_first", "far_end"])
+        matched.append(rows.assign(begin=keys[0], stop=keys[1]).merge(units, "left"))
+    rows = pd.concat(matched)
+    start = windows.start_of(rows.target)
+    is_unit = rows.far_first.notna()
+    is_far = rows.far_first >= windows.first_far(start)
+    is_far &= rows.far_end <= start - windows.short
+    counts = found.counts | {
+        "of_units": len(rows),
+        "units_cut_otherwise": int((~is_unit).sum()),
+        "units_not_distant": int((is_unit & ~is_far).sum()),
+    }
+    rows = rows[is_far].astype({"far_first": int, "far_end": int}).sort_values([*RANKED_BY, "rank"])
+    rows = rows.assign(rank=rows.groupby(RANKED_BY).cumcount() + 1)
+    rows = rows[rows["rank"] <= most]
+    num_full = rows[rows["rank"] == most].groupby(KEYS).size()
+    full = num_full.index[num_full == len(settings.units) * len(settings.selectors)]
+    targets, rows = (
+        table[pd.MultiIndex.from_frame(table[KEYS]).isin(full)] for table in (found.targets, rows)
+    )
+    counts |= {"targets": len(full), "targets_with_few_units": counts["targets"] - len(full)}
+    return Matched(targets, rows, counts)
+
+
+# --- one document ---------------------------------------------------------------------------------
+
+
+def boundaries(there: Sequence[str], here: Sequence[str]) -> np.ndarray:
+    """Return for each boundary between tokens there (before the first, …, after the last) the one
+    here at the same character, or −1. Where several are at one character, because tokens share a
+    character, they match in order if both have as many."""
+    bounds, others = (np.cumsum([0, *map(len, texts)]) for texts in (there, here))
+    first, end = (np.searchsorted(others, bounds, side) for side in ("left", "right"))
+    lowest, highest = (np.searchsorted(bounds, bounds, side) for side in ("left", "right"))
+    place = first + np.arange(len(bounds)) - lowest
+    return np.where(end - first == highest - lowest, place, -1)
+
+
+def characters(
+    texts: Sequence[str], first: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first character of each span of tokens and one past its last, without white space
+    around it."""
+    bounds = np.cumsum([0, *map(len, texts)])
+    text = "".join(texts)
+    solid = np.array([i for i, letter in enumerate(text) if not letter.isspace()] + [len(text)])
+    begin = solid[np.searchsorted(solid[:-1], bounds[first])]
+    last = np.searchsorted(solid[:-1], bounds[end]) - 1
+    return begin, np.where(last >= 0, solid[last] + 1, 0)
+
+
+def _units(document: Document, kind: str) -> pd.DataFrame:
+    """All units of a document that are more than white space, by their characters."""
+    units = document.units(kind, 0, len(document.tokens))
+    begin, stop = characters(document.texts, units.first, units.end)
+    columns = {"begin": begin, "stop": stop, "far_first": units.first, "far_end": units.end}
+    table = pd.DataFrame(columns)
+    return table[table.begin < table.stop]
+
+
+def _texts_of(results: Results) -> dict[int, list[str]]:
+    """The text of each token, by document."""
+    tokens = results.tokens.sort_values(["document", "place"])
+    return {int(number): list(rows.text) for number, rows in tokens.groupby("document")}
+
+
+def _is_same_text(there: Sequence[str], here: Sequence[str]) -> bool:
+    """Return whether one text begins the other: a shorter context ends a document earlier."""
+    one, other = ("".join(texts).rstrip("\ufffd") for texts in (there, here))
+    return bool(one) and bool(other) and (one.startswith(other) or other.startswith(one))
+
+
+def _document(documents: Documents, number: int, texts: Sequence[str]) -> Document:
+    if number < len(documents) and _is_same_text(texts, documents[number].texts):
+        return documents[number]
+    raise DataError(
+        f"document {number} of {documents.name} is not the document {number} in which the targets "
+        "were chosen; give both measurements the same text, read the same way"
+    )

@@ -1,0 +1,349 @@
+"""Targets and units of a model with another tokenizer, against a computation by characters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from olmo_sparsity import measure
+from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.measurement.matching import boundaries, characters, match_choices
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.statistics import pair
+from olmo_sparsity.analysis.results.summary import conclude, describe
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.build import build_model
+
+WORDS = [
+    "amber",
+    "basalt",
+    "cedar",
+    "dune",
+    "elm",
+    "falcon",
+    "garnet",
+    "heron",
+    "ivy",
+    "kelp",
+    "moss",
+]
+LARGE: dict[str, Any] = {"long": "all", "short": 6, "stride": 4}
+SMALL: dict[str, Any] = {"long": "all", "short": 20, "stride": 32}
+OPTIONS: dict[str, Any] = {"selectors": "add_one", "draws": 1, "halves": 0}
+CHOSEN: dict[str, Any] = {"share": 0.3, "min_gap": 0.0, "sets": "gap", "max_targets": "all"}
+
+
+def texts() -> list[str]:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, 40)).replace("elm", "elm,\n") for _ in range(8)]
+    return [*texts, "é" + texts[0][::-1]]
+
+
+def tokenizer_of(size: int, crosses_words: bool) -> Tokenizer:
+    """`crosses_words`: tokens may begin in one word and end in the next."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=not crosses_words)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, show_progress=False, max_token_length=9
+    )
+    tokenizer.train_from_iterator(
+        [t[i : i + 40] for t in texts() for i in range(0, 200, 30)], trainer
+    )
+    return tokenizer
+
+
+def model_of(name: str, size: int, crosses_words: bool = False) -> LoadedModel:
+    torch.manual_seed(size)
+    tokenizer = tokenizer_of(size, crosses_words)
+    config = ModelConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=1,
+        vocab_size=tokenizer.get_vocab_size(),
+        init_std=0.3,
+        max_sequence_length=512,
+        architecture="gpt_neox",
+    )
+    return LoadedModel(build_model(config).eval(), tokenizer, name, 0, None, name)
+
+
+@pytest.fixture(scope="module")
+def small() -> LoadedModel:
+    return model_of("small", 270)
+
+
+@pytest.fixture(scope="module")
+def large() -> LoadedModel:
+    return model_of("large", 330, crosses_words=True)
+
+
+@pytest.fixture(scope="module")
+def of_large(large: LoadedModel) -> Results:
+    return measure(large, texts(), units="words", ks=(1, 2), **LARGE, **OPTIONS, **CHOSEN)
+
+
+@pytest.fixture(scope="module")
+def of_small(small: LoadedModel, of_large: Results) -> Results:
+    return measure(
+        small, texts(), targets=of_large, units="words", ks=(1, 2, 4, 5), **SMALL, **OPTIONS
+    )
+
+
+def by_character(document: Document) -> list[int]:
+    """The number of the token of each character."""
+    return [i for i, text in enumerate(document.texts) for _ in text]
+
+
+def span_of(tokens: list[int], begin: int, end: int) -> tuple[int, int] | None:
+    """Tokens with exactly these characters."""
+    first, last = tokens[begin], tokens[end - 1]
+    is_exact = (begin == 0 or tokens[begin - 1] != first) and tokens[end : end + 1] != [last]
+    return (first, last + 1) if is_exact else None
+
+
+def test_targets_are_the_same_characters(
+    small: LoadedModel, large: LoadedModel, of_large: Results, of_small: Results
+) -> None:
+    here, there = (open_documents(texts(), model) for model in (small, large))
+    expected, cut, outside = set(), 0, 0
+    for target in of_large.targets.query(
+        "far_part == 'document' and target_set == 'gap'"
+    ).itertuples():
+        number = int(target.document)
+        begin = len("".join(there[number].texts[: target.target]))
+        end = begin + len(there[number].texts[target.target])
+        span = span_of(by_character(here[number]), begin, end)
+        first = SMALL["short"] * 2
+        if span is None:
+            cut += 1
+        elif span[0] < first or (span[0] - first) // 32 != (span[1] - 1 - first) // 32:
+            outside += 1
+        else:
+            expected.add((number, *span))
+    found = set(of_small.targets[["document", "target", "end"]].itertuples(index=False, name=None))
+    assert found == expected
+    assert (of_small.targets.end - of_small.targets.target).max() > 1
+    matched = of_small.meta.targets["matched"]
+    assert (matched["targets_cut_otherwise"], matched["targets_outside_windows"]) == (cut, outside)
+    assert matched["targets"] + cut + outside == matched["of_targets"]
+    assert outside > 0
+
+
+def test_recovery_of_a_target_of_several_tokens_is_of_their_sum(
+    small: LoadedModel, of_small: Results
+) -> None:
+    """Losses of its tokens are summed, and so are those with the chosen words."""
+    documents, scorer = open_documents(texts(), small), Scorer(small.model)
+    windows = Settings(**SMALL).windows
+    gaps, falls = [], []
+    for target in of_small.targets.itertuples():
+        document = documents[target.document]
+        losses = context_losses(scorer, document, windows).set_index("target")
+        rows = losses.loc[target.target : target.end - 1]
+        gaps.append((rows.loss_short - rows.loss_long).sum())
+        start = int(windows.start_of(target.target))
+        block = windows.block(document.tokens, start, min(start + 32, len(document.tokens)))
+        best = of_small.influence.query(
+            f"document == {target.document} and target == {target.target} and rank == 1"
+            " and control == 'own'"
+        ).iloc[0]
+        row = scorer.context(block).set_row(
+            np.arange(best.far_first, best.far_end), (target.target - start, target.end - start)
+        )
+        falls.append(rows.loss_short.sum() - float(scorer.losses([row])[0].sum()))
+        shown = of_small.show(target.document, target.target)
+        assert shown.targets.gap.iloc[0] == pytest.approx(gaps[-1], abs=1e-4)
+        assert shown.targets.text.iloc[0] == "".join(document.texts[target.target : target.end])
+    rows = pair(of_small.losses, of_small.targets, of_small.recovery).query("k == 1")
+    assert of_small.summary.gap.iloc[0] == pytest.approx(np.mean(gaps), abs=1e-4)
+    assert rows.own.mean() == pytest.approx(np.mean(falls), abs=1e-4)
+    assert rows.foreign.notna().all(), "the small model ranks words of unrelated texts itself"
+
+
+@pytest.fixture(scope="module")
+def judged(large: LoadedModel, of_small: Results, tmp_path_factory: Any) -> Results:
+    out = tmp_path_factory.mktemp("judged")
+    return measure(large, texts(), choices=of_small, ks=(1, 2, 4), out=out, **LARGE)
+
+
+def test_the_judge_sees_the_words_that_the_other_model_chose(
+    small: LoadedModel, large: LoadedModel, of_small: Results, judged: Results
+) -> None:
+    """For each target: its characters and those of the words that the small model ranked; then the
+    large model's tokens of each, and its losses with the first k that are distant."""
+    here, there = (open_documents(texts(), model) for model in (large, small))
+    scorer, windows = Scorer(large.model), Settings(**LARGE).windows
+    expected: dict[tuple[int, int, int], tuple[float, float]] = {}
+    num_units, num_cut, num_near = 0, 0, 0
+    for target in of_small.targets.itertuples():
+        number, document = int(target.document), here[int(target.document)]
+        text, tokens = texts()[number], by_character(document)
+        bounds = np.cumsum([0, *map(len, there[number].texts)])
+        span = span_of(tokens, bounds[target.target], bounds[target.end])
+        assert span is not None, "all come from the large model"
+        start = int(windows.start_of(span[0]))
+        words = []
+        ranked = of_small.influence.query(
+            f"document == {number} and target == {target.target} and control == 'own'"
+        )
+        for unit in ranked.sort_values("rank").itertuples():
+            begin, end = bounds[unit.far_first], bounds[unit.far_end]
+            begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+            end = begin + len(text[begin:end].rstrip())
+            num_units += 1
+            places = range(tokens[begin], tokens[end - 1] + 1)
+            if "".join(document.texts[p] for p in places).strip() != text[begin:end] or not places:
+                num_cut += 1
+            elif places[-1] >= start - windows.short:
+                num_near += 1
+            else:
+                # White space that is a token of its own belongs to the word behind it.
+                first = places[0]
+                while first and document.texts[first - 1].isspace():
+                    first -= 1
+                words.append(range(first, places[-1] + 1))
+        if len(words) < 4:
+            continue
+        block = windows.block(document.tokens, start, min(start + 4, len(document.tokens)))
+        context, inside = scorer.context(block), (span[0] - start, span[1] - start)
+        for k in (1, 2, 4):
+            far = np.unique(np.concatenate([list(word) for word in words[:k]]))
+            others = np.setdiff1d(np.arange(block.num_far), far)
+            losses = scorer.losses([context.set_row(some, inside) for some in (far, others)])
+            expected[number, span[0], k] = float(losses[0].sum()), float(losses[1].sum())
+    rows = judged.recovery.set_index(["document", "target", "k"])
+    assert set(rows.index) == expected.keys()
+    assert len(expected) >= 3 * 5
+    for key, losses in expected.items():
+        found = rows.loc[key, ["loss_set", "loss_without"]]
+        np.testing.assert_allclose(found.to_numpy(float), losses, atol=1e-4)
+    matched = judged.meta.targets["matched"]
+    counted = [matched[n] for n in ("of_units", "units_cut_otherwise", "units_not_distant")]
+    assert counted == [num_units, num_cut, num_near]
+    assert min(num_cut, num_near) > 0
+    assert matched["targets"] == len(expected) // 3
+    assert matched["targets"] + matched["targets_with_few_units"] == matched["of_targets"]
+
+
+def test_the_summary_of_a_judge_has_no_unrelated_text(judged: Results) -> None:
+    assert set(judged.recovery.control) == {"own"}
+    assert judged.summary.excess.isna().all()
+    assert judged.summary.recovery.notna().all()
+    row = judged.summary.query("k == 1").iloc[0]
+    assert f"{row.recovery:.2f} of the gap of {row.num_targets} targets ({row.recovery:.2f} [" in (
+        conclude(judged)
+    )
+    assert "selected with small" in describe(judged)
+
+
+def test_where_tokens_are_equal_characters_match_what_places_do(of_small: Results) -> None:
+    """So one rule serves both."""
+    documents = open_documents(texts(), model_of("again", 270))
+    settings = Settings(**SMALL, units=("words",), selectors=("add_one",), ks=(5,))
+    matched = match_choices(of_small, documents, settings)
+    columns = ["document", "target", "far_first", "far_end", "rank", "influence"]
+    own = of_small.influence.query("control == 'own'").sort_values(columns)[columns]
+    whole = own.merge(matched.influence, how="left", on=columns[:4], suffixes=("", "_here"))
+    num_cut = matched.counts["units_cut_otherwise"]
+    assert matched.counts["units_not_distant"] == matched.counts["targets_cut_otherwise"] == 0
+    assert matched.counts["targets_outside_windows"] == 0
+    kept = whole[whole.influence_here.notna()]
+    assert len(kept) == len(matched.influence) > 0
+    assert kept.influence.equals(kept.influence_here.astype(kept.influence.dtype))
+    # Only a word that the local window cuts is no unit of the text.
+    assert num_cut <= own.groupby(["document", "target"]).ngroups
+
+
+def test_boundaries_match_at_equal_characters() -> None:
+    one = ["ab", "c", "", "é", "f"]
+    assert boundaries(one, one).tolist() == [0, 1, 2, 3, 4, 5]
+    assert boundaries(["a", "bcé", "f"], one).tolist() == [0, -1, 4, 5]
+    # A boundary inside a character is none of the other tokenizer's.
+    assert boundaries(one, ["abc", "é", "f"]).tolist() == [0, -1, -1, -1, 2, 3]
+    begin, end = characters(["a", " \n", "b ", " c"], np.array([0, 1, 1]), np.array([4, 3, 2]))
+    assert list(zip(begin, end, strict=True))[:2] == [(0, 7), (3, 4)]
+    assert begin[2] >= end[2], "white space alone has no characters"
+
+
+def test_tokens_of_another_tokenizer_are_no_units_here(
+    small: LoadedModel, large: LoadedModel, of_large: Results, of_small: Results
+) -> None:
+    by_tokens = replace(of_small, meta=replace(of_small.meta, units=["words", "span:3", "tokens"]))
+    with pytest.raises(
+        ConfigError, match=r"units span:3, tokens are tokens, and small has another"
+    ):
+        measure(large, texts(), choices=by_tokens, ks=1, **LARGE)
+    with pytest.raises(ConfigError, match="ranked 5 units"):
+        measure(large, texts(), choices=of_small, ks=6, **LARGE)
+    with pytest.raises(ConfigError, match="seed, units: `choices` takes this"):
+        measure(large, texts(), choices=of_small, units="sentences", seed=3, **LARGE)
+    with pytest.raises(DataError, match="no target of the other measurement remains"):
+        measure(large, texts(), choices=of_small, ks=1, long="all", short=40, stride=4)
+    others = [text.replace("moss", "peat") for text in texts()]
+    with pytest.raises(DataError, match=r"differs from .* in text or tokens; give"):
+        measure(small, others, targets=of_large, **SMALL)
+    later = [*texts()[:3], *others[3:]]
+    with pytest.raises(DataError, match=r"document 3 of .* is not the document 3 in which"):
+        measure(small, later, targets=of_large, **SMALL)
+    with pytest.raises(DataError, match="give the same text and number of documents"):
+        measure(large, texts()[:8], targets=of_large, ks=1, **LARGE)
+
+
+def test_a_document_that_a_context_ends_earlier_has_the_targets_before(
+    small: LoadedModel, of_large: Results, of_small: Results
+) -> None:
+    documents = open_documents(texts(), small)
+    items = [replace(d, tokens=d.tokens[:80]) for d in documents]
+    cut = Documents(documents.name, items)
+    found = measure(small, cut, targets=of_large, units="words", ks=1, **SMALL, **OPTIONS)
+    expected = of_small.targets[of_small.targets.end <= 80].reset_index(drop=True)
+    pd.testing.assert_frame_equal(found.targets, expected)
+    assert len(found.targets) < len(of_small.targets)
+
+
+def test_from_a_shell(
+    small: LoadedModel,
+    large: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    found = {"small": small, "large": large}
+    monkeypatch.setattr(
+        "olmo_sparsity.analysis.measurement.plan.load_model", lambda name, **_: found[str(name)]
+    )
+    text = tmp_path / "text"
+    text.mkdir()
+    for number, one in enumerate(texts()):
+        (text / f"{number}.txt").write_text(one)
+    windows = ["--text", str(text), "--short", "6", "--stride", "4"]
+    chosen = ["--min-gap", "0", "--share", "top30%", "--units", "words", "--selectors", "add_one"]
+    folders = [str(tmp_path / name) for name in ("large", "small", "judged")]
+    assert main(["measure", "large", *windows, *chosen, "--ks", "1", "--out", folders[0]]) == 0
+    windows[-3:] = ["20", "--stride", "32"]
+    ranked = ["--units", "words", "--selectors", "add_one", "--ks", "1,2,5"]
+    command = ["measure", "small", *windows, *ranked, "--targets", folders[0]]
+    assert main([*command, "--out", folders[1]]) == 0
+    assert "another tokenizer chose the targets" in capsys.readouterr().err
+    windows[-3:] = ["6", "--stride", "4"]
+    command = ["measure", "large", *windows, "--ks", "1,2", "--choices", folders[1]]
+    assert main([*command, "--dry-run", "--out", folders[2]]) == 0
+    assert main([*command, "--losses", folders[0], "--out", folders[2]]) == 0
+    said = capsys.readouterr()
+    assert "selected with small, recovers" in said.out
+    assert "ranked units" in said.err
