@@ -179,6 +179,7 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     assert Outcome.STOPPED_BY_SIGNAL == EXIT_STOPPED
     path = make_grid(grid={"optimizer.max": {"ok": {}, "bad": {"optimizer.learning_rate": 1e30}}})
     words = ["sweep", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
@@ -200,6 +201,10 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == ["running"]
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("import time")]
+    imported = {line.rpartition("|")[2].strip() for line in lines}
+    assert {"torch", "olmo.model"} <= imported, "the process of the run"
+    assert not {"torch._dynamo", "transformers", "matplotlib", "deepspeed"} & imported
     assert first.state().name == "waiting"
     assert 0 < first.state().step < 200
     assert second.state().step == 0

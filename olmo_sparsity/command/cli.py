@@ -126,11 +126,15 @@ def prepare(options: argparse.Namespace) -> int:
 
 def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
+    from olmo_sparsity.runtime import read_launch
+
+    if options.dry_run or read_launch().world_size == 1:
+        config = load_config(options.config, options.overrides)  # a mistake is told at once
     from olmo_sparsity.training import loop, start
     from olmo_sparsity.training.distributed import LostProcess, connect
 
     if options.dry_run:
-        start.dry_run(load_config(options.config, options.overrides))
+        start.dry_run(config)
         return 0
     try:
         with connect() as processes:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from olmo.config import ModelConfig as OLMoModelConfig
-
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
 from olmo_sparsity.settings import option
 
@@ -18,9 +16,61 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass
-class ModelConfig(OLMoModelConfig):
-    """OLMo's fields, and the fields of this project."""
+class ModelConfig:
+    """The fields of `olmo.config.ModelConfig`, which takes seconds to import, and of this project.
+    OLMo's classes take it in place of theirs, whose enums equal these texts."""
 
+    # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
+    # published OLMo configs, so that our YAML files state only differences.
+    d_model: int = option(768, least=1)
+    n_heads: int = option(12, least=1)
+    n_kv_heads: int | None = option(None, least=1)
+    clip_qkv: float | None = option(None, least=1e-30, most=1e30)
+    n_layers: int = option(12, least=1)
+    mlp_ratio: int = option(4, least=1)
+    mlp_hidden_size: int | None = option(None, least=1)
+    activation_type: Literal["gelu", "relu", "swiglu"] = "swiglu"
+    block_type: Literal["sequential", "llama"] = "sequential"
+    block_group_size: int = option(1, refused="FSDP wrapping is not available here")
+    alibi: bool = False
+    alibi_bias_max: float = 8.0
+    rope: bool = True
+    rope_full_precision: bool = True
+    rope_theta: float = option(10_000.0, least=1)
+    """Base of RoPE's frequencies. OLMo: a whole number, hence the other type."""
+
+    flash_attention: bool = option(False, refused="PyTorch's own fused attention is always used")
+    attention_dropout: float = option(0.0, least=0, most=0.999)
+    multi_query_attention: bool | None = option(None, refused="set model.n_kv_heads=1")
+    attention_layer_norm: bool = False
+    residual_dropout: float = option(0.0, least=0, most=0.999)
+    embedding_dropout: float = option(0.0, least=0, most=0.999)
+    embedding_layer_norm: bool = False
+    layer_norm_type: Literal["default", "low_precision", "rms"] = "default"
+    layer_norm_with_affine: bool = True
+    layer_norm_eps: float = option(1e-5, least=0, most=1)
+    attention_layer_norm_with_affine: bool = True
+    max_sequence_length: int = option(1024, least=1)
+    include_bias: bool = False
+    bias_for_layer_norm: bool | None = None
+    scale_logits: bool = False
+    vocab_size: int = option(0, least=0, most=10**9)
+    """0: the tokenizer's size, rounded up to a multiple of 128 for fast matrix products."""
+
+    embedding_size: int | None = option(None, least=1)
+    weight_tying: bool = True
+    eos_token_id: int = 0
+    pad_token_id: int = 0
+    init_device: str | None = option(None, refused="set training.device")
+    init_fn: Literal["mitchell", "normal", "kaiming_normal", "fan_in", "full_megatron"] = "normal"
+    init_std: float = option(0.02, least=0, most=1e6)
+    init_cutoff_factor: float | None = option(None, least=1e-3, most=1e6)
+    precision: str | None = option(None, refused="set training.precision")
+    scale_emb_init: bool = False
+    emb_init_std: float | None = option(None, least=0, most=1e6)
+    norm_after: bool = False
+
+    # Not OLMo's.
     architecture: Literal["olmo", "gpt_neox"] = "olmo"
     """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""
 
@@ -40,46 +90,12 @@ class ModelConfig(OLMoModelConfig):
     attention_norm_per_head: bool = False
     """With attention_layer_norm: each head is normed by itself (Qwen 3), not all of them as one."""
 
-    rope_theta: float = option(10_000.0, least=1)  # type: ignore[assignment]
-    """Base of RoPE's frequencies. OLMo: a whole number, hence the other type."""
-
     rope_scaling: dict[str, Any] | None = option(None, refused="set positions.scaling")
     """How frequencies of RoPE are lowered, in the words of transformers. In a run: of positions."""
 
-    # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
-    # published OLMo configs, so that our YAML files state only differences.
-    attention_dropout: float = option(0.0, least=0, most=0.999)
-    residual_dropout: float = option(0.0, least=0, most=0.999)
-    embedding_dropout: float = option(0.0, least=0, most=0.999)
-    include_bias: bool = False
-    rope: bool = True
-    embedding_size: int | None = option(None, least=1)
-    vocab_size: int = option(0, least=0, most=10**9)
-    """0: the tokenizer's size, rounded up to a multiple of 128 for fast matrix products."""
-
-    eos_token_id: int = 0
-    pad_token_id: int = 0
-
-    # OLMo's own defaults; here: with ranges.
-    d_model: int = option(768, least=1)
-    n_heads: int = option(12, least=1)
-    n_layers: int = option(12, least=1)
-    n_kv_heads: int | None = option(None, least=1)
-    max_sequence_length: int = option(1024, least=1)
-    mlp_ratio: int = option(4, least=1)
-    mlp_hidden_size: int | None = option(None, least=1)
-    layer_norm_eps: float = option(1e-5, least=0, most=1)
-    init_std: float = option(0.02, least=0, most=1e6)
-    emb_init_std: float | None = option(None, least=0, most=1e6)
-    init_cutoff_factor: float | None = option(None, least=1e-3, most=1e6)
-    clip_qkv: float | None = option(None, least=1e-30, most=1e30)
-
-    # OLMo's, without effect here.
-    flash_attention: bool = option(False, refused="PyTorch's own fused attention is always used")
-    multi_query_attention: bool | None = option(None, refused="set model.n_kv_heads=1")
-    block_group_size: int = option(1, refused="FSDP wrapping is not available here")
-    precision: str | None = option(None, refused="set training.precision")
-    init_device: str | None = option(None, refused="set training.device")
+    @property
+    def effective_n_kv_heads(self) -> int:
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
     def effective_head_width(self) -> int:

@@ -8,6 +8,9 @@ rotated coordinates of a head.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from olmo.model import BufferCache, LayerNormBase, OLMoSequentialBlock
 from torch import Tensor, nn
@@ -24,13 +27,14 @@ KeysAndValues = tuple[Tensor, Tensor]
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
 
-    config: ModelConfig
+    config: Any  # OLMo: its own class; here: ModelConfig, which has its fields
     seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
     """If set, collects the last query, the rotated keys and the bias."""
 
     def __init__(self, layer_id: int, config: ModelConfig) -> None:
         # Upstream's rotation would fill a cache for all positions, which is unused here.
-        super().__init__(layer_id, config.update_with(rope=False), BufferCache())
+        without_rope: Any = replace(config, rope=False)
+        super().__init__(layer_id, without_rope, BufferCache())
         self.config = config
         self._take_other_shapes(config)
 
@@ -51,7 +55,7 @@ class PositionedBlock(OLMoSequentialBlock):
             affine = config.attention_layer_norm_with_affine
             for name, num_heads in (("q_norm", config.n_heads), ("k_norm", keys)):
                 size = width * (1 if config.attention_norm_per_head else num_heads)
-                norm = LayerNormBase.build(config, size=size, elementwise_affine=affine)
+                norm = LayerNormBase.build(self.config, size=size, elementwise_affine=affine)
                 setattr(self, name, norm)
 
     # OLMo: a module counts places from 0, and keys are cached before rotation. Here the tables come

@@ -3,7 +3,8 @@
 Place in the flow: below training's checkpoints and `load_model`; independent of the architecture.
 
 A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tokenizer.json`,
-`trainer.json` and `manifest.json`, which lists the others' SHA-256.
+`trainer.json` and `manifest.json`, which lists the others' SHA-256. PyTorch is imported where a
+weight is touched: lists of runs need only the folders.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
 from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import differences
 from olmo_sparsity.io import follow_umask, verify_manifest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 WEIGHTS = "model.safetensors"
 
@@ -37,6 +39,9 @@ def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> None:
     """Save a model, or a state dict gathered in sharded training, as one safetensors file."""
+    from safetensors.torch import save_file
+    from torch import nn
+
     state = model.state_dict() if isinstance(model, nn.Module) else model
     weights = {name: t.cpu().contiguous() for name, t in unique_weights(state).items()}
     save_file(weights, str(path), metadata={"format": "pt"})
@@ -58,13 +63,15 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     fill(model, read_weights(path), str(path))
 
 
-@torch.no_grad()
 def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
     """Copy weights into the model; all names and shapes must match, on both sides."""
+    import torch
+
     state = model.state_dict(keep_vars=True)
     check_fit(state, weights, origin)
-    for name, tensor in weights.items():
-        state[name].copy_(tensor)
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            state[name].copy_(tensor)
 
 
 def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str) -> None:

@@ -10,6 +10,7 @@ express is rejected by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,7 +282,7 @@ def _embedding_rows(config: ModelConfig) -> int:
 def _expected(config: ModelConfig) -> dict[str, Tensor]:
     """Names and shapes of `build_model(config)`, without allocating memory."""
     if config.architecture == "olmo":
-        on_meta = config.update_with(init_device="meta")
+        on_meta = replace(config, init_device="meta")
         return PositionedOLMo(on_meta, init_params=False).state_dict(keep_vars=True)
     from transformers import GPTNeoXForCausalLM
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def _same_kernels() -> Iterator[None]:
 class PositionedOLMo(OLMo):
     """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
 
-    config: ModelConfig
+    config: Any  # OLMo: its own class; here: ModelConfig, which has its fields
     transformer: Any  # a ModuleDict; its entries depend on the config
 
     def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
@@ -77,7 +77,7 @@ class PositionedOLMo(OLMo):
         # Upstream builds everything but the blocks. Its one block is replaced, and these arguments
         # avoid its position caches and learned position embeddings.
         with _same_kernels():
-            frame = config.update_with(n_layers=1, rope=True, alibi=False)
+            frame: Any = replace(config, n_layers=1, rope=True, alibi=False)
             super().__init__(frame, init_params=False)
         self.config = config
         blocks = [PositionedBlock(i, config) for i in range(config.n_layers)]
@@ -86,7 +86,7 @@ class PositionedOLMo(OLMo):
             for name, norm in parent.named_children():
                 if type(norm) is RMSLayerNorm:  # the same parameters, another forward
                     (size,), affine = norm.normalized_shape, norm.weight is not None
-                    parent.add_module(name, RMSNorm(config, size, affine))
+                    parent.add_module(name, RMSNorm(self.config, size, affine))
         if init_params:
             self.reset_parameters()
 

@@ -34,7 +34,11 @@ def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
     frequencies = rotary_frequencies(config, positions_BL.device)
     factor = attention_factor(config)
     with torch.autocast(positions_BL.device.type, enabled=False):
-        cos_BLR, sin_BLR = _cos_and_sin(positions_BL.float()[..., None] * frequencies)
+        angles = positions_BL.float()[..., None] * frequencies
+        if torch.compiler.is_compiling():
+            cos_BLR, sin_BLR = _cos_and_sin(angles)
+        else:  # the operation imports the compiler
+            cos_BLR, sin_BLR = angles.cos(), angles.sin()
     return (cos_BLR, sin_BLR) if factor == 1.0 else (cos_BLR * factor, sin_BLR * factor)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
@@ -26,7 +27,9 @@ from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.io import publish, read_json, verify_manifest, write_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
 from olmo_sparsity.runtime import say
-from olmo_sparsity.training.distributed import Processes
+
+if TYPE_CHECKING:
+    from olmo_sparsity.training.distributed import Processes
 
 ENGINE_FOLDER = "engine"
 

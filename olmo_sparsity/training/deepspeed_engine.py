@@ -47,7 +47,9 @@ class ZeroEngine(Engine):
         fresh = {id(p): p.detach().clone() for p in self.model.parameters() if bf16}
         self.deepspeed, self.zero, *_ = deepspeed.initialize(
             model=self.losses,
-            optimizer=build_optimizer(self.model, self.config.optimizer),
+            optimizer=build_optimizer(  # DeepSpeed accepts no subclass
+                self.model, self.config.optimizer, torch.optim.AdamW
+            ),
             config=settings,
             dist_init_required=False,
         )

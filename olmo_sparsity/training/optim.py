@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from inspect import unwrap
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,25 @@ from olmo_sparsity.config.sections import OptimizerConfig
 Batch = TypeVar("Batch")
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+class AdamW(torch.optim.AdamW):
+    """PyTorch's AdamW. Its methods are wrapped for optimizers that are themselves compiled, and the
+    wrappers import PyTorch's compiler, about a second of each start. Ours never is, so the methods
+    are called without the wrappers."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        unwrap(torch.optim.AdamW.add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        unwrap(torch.optim.AdamW.zero_grad)(self, set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return unwrap(torch.optim.AdamW.step)(self, closure)
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, kind: type[torch.optim.AdamW] = AdamW
+) -> torch.optim.AdamW:
     """AdamW; which parameters besides matrices are decayed is configured as in OLMo."""
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
@@ -30,7 +49,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
         else:
             decayed = parameter.ndim > 1 or config.decay_norm_and_bias
         groups[decayed].append(parameter)
-    return torch.optim.AdamW(
+    return kind(
         [
             {"params": parameters, "weight_decay": config.weight_decay if decayed else 0.0}
             for decayed, parameters in groups.items()

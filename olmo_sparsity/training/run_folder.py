@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.config.run import flatten, load_saved_config, save_config
 from olmo_sparsity.config.sections import RunConfig
@@ -30,6 +27,10 @@ from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.runtime import device_name, provenance, say, typed_command
 from olmo_sparsity.training.checkpoint import refuse_other_metrics, step_of
 from olmo_sparsity.training.sinks import Sink
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # A resumed run may differ in these: they change what is written, or what computes it, and not the
 # weights, except for rounding and (engine, micro_batch_size) the masks of dropout.
@@ -124,6 +125,8 @@ def _settings(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> l
 def describe_environment(
     run_folder: Path, engine: dict[str, Any], device: torch.device, resumed_at: int
 ) -> None:
+    import torch
+
     path = run_folder / "environment.json"
     entries = read_json(path, list[dict], "delete it to go on without") if path.exists() else []
     entries.append(

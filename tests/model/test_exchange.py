@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from olmo.config import LayerNormType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
@@ -42,8 +41,8 @@ TINY: dict[str, Any] = FIELDS | {
     "rope_theta": 500,
 }
 OLMO_1 = {"layer_norm_with_affine": False}
-OLMO_2 = {"layer_norm_type": LayerNormType.rms, "norm_after": True, "attention_layer_norm": True}
-LLAMA = {"layer_norm_type": LayerNormType.rms}
+OLMO_2 = {"layer_norm_type": "rms", "norm_after": True, "attention_layer_norm": True}
+LLAMA = {"layer_norm_type": "rms"}
 QWEN_3 = LLAMA | {"attention_layer_norm": True, "attention_norm_per_head": True}
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 8, "attention_factor": 1.3}
 LLAMA_3 = {"scaling": "llama3", "factor": 8, "original_length": 16}
@@ -57,7 +56,7 @@ EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo, low precision, padded": (
         "OlmoForCausalLM",
-        OLMO_1 | {"layer_norm_type": LayerNormType.low_precision, "embedding_size": 384},
+        OLMO_1 | {"layer_norm_type": "low_precision", "embedding_size": 384},
     ),
     "olmo 2": ("Olmo2ForCausalLM", OLMO_2),
     "olmo 2, grouped, untied": (

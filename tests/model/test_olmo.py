@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from dataclasses import fields
+from enum import Enum
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
-from olmo.config import ActivationType, InitFnType, LayerNormType
 from olmo.config import ModelConfig as UpstreamConfig
 from olmo.model import OLMo
 from torch import Tensor
 
 from olmo_sparsity.analysis.kernels.losses import mean_loss
+from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -28,24 +30,46 @@ UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {
     "qk-norm, norm after": {
         "attention_layer_norm": True,
         "norm_after": True,
-        "layer_norm_type": LayerNormType.rms,
+        "layer_norm_type": "rms",
     },
     "grouped queries with qk-norm": {"n_kv_heads": 2, "attention_layer_norm": True},
     "scaled logits": {"scale_logits": True},
-    "LayerNorm in low precision": {"layer_norm_type": LayerNormType.low_precision},
-    "RMSNorm": {"layer_norm_type": LayerNormType.rms},
+    "LayerNorm in low precision": {"layer_norm_type": "low_precision"},
+    "RMSNorm": {"layer_norm_type": "rms"},
     "norms without weights": {"layer_norm_with_affine": False},
     "untied": {"weight_tying": False},
     "biases": {"include_bias": True},
     "untied with biases": {"include_bias": True, "weight_tying": False},
     "clipped, normed embedding": {"clip_qkv": 0.05, "embedding_layer_norm": True},
     "padded embedding": {"embedding_size": 128},
-    "gelu": {"activation_type": ActivationType.gelu, "mlp_hidden_size": 48},
-    "mitchell": {"init_fn": InitFnType.mitchell},
+    "gelu": {"activation_type": "gelu", "mlp_hidden_size": 48},
+    "mitchell": {"init_fn": "mitchell"},
 }
 
 
 # --- equal to upstream --------------------------------------------------------------------------
+
+
+def test_settings_are_those_of_upstream() -> None:
+    """`ModelConfig` repeats them, with other defaults where its comment says so."""
+    ours, theirs = fields(ModelConfig), fields(UpstreamConfig)
+    assert [item.name for item in ours[: len(theirs)]] == [item.name for item in theirs]
+    changed = {
+        own.name for own, item in zip(ours, theirs, strict=False) if own.default != item.default
+    }
+    assert changed == {
+        *("rope", "attention_dropout", "residual_dropout", "embedding_dropout", "include_bias"),
+        *("vocab_size", "embedding_size", "eos_token_id", "pad_token_id"),
+    }
+    kinds, names = get_type_hints(UpstreamConfig), get_type_hints(ModelConfig)
+    choices = {name: kind for name, kind in kinds.items() if issubclass_of_enum(kind)}
+    assert set(choices) == {"activation_type", "block_type", "layer_norm_type", "init_fn"}
+    for name, kind in choices.items():
+        assert set(get_args(names[name])) == set(map(str, kind))
+
+
+def issubclass_of_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def upstream_of(model: PositionedOLMo) -> OLMo:
@@ -71,8 +95,8 @@ def test_equals_upstream_for_contiguous_positions(changes: dict[str, Any]) -> No
     assert bool(difference < 0.03 * ours.abs().max())
 
 
-@pytest.mark.parametrize("init_fn", [InitFnType.normal, InitFnType.mitchell])
-def test_initialises_as_upstream(init_fn: InitFnType) -> None:
+@pytest.mark.parametrize("init_fn", ["normal", "mitchell"])
+def test_initialises_as_upstream(init_fn: str) -> None:
     """Same distributions: the draws differ in order, so their spread is compared per parameter."""
     model = tiny_olmo(init_fn=init_fn, d_model=64, weight_tying=False)
     torch.manual_seed(0)
@@ -142,7 +166,7 @@ def test_an_attention_bias_replaces_causality() -> None:
 def test_unsupported_settings_are_refused_by_name() -> None:
     for field, value in {
         "block_type": "llama",
-        "init_fn": InitFnType.fan_in,
+        "init_fn": "fan_in",
         "rotary_fraction": 0.1,
     }.items():
         with pytest.raises(ConfigError, match=f"model.{field}={value}"):

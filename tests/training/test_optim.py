@@ -37,6 +37,31 @@ def test_decay_groups(make_config: MakeConfig) -> None:
     assert decayed(decay_embeddings=False) == everything - embedding
 
 
+def test_adamw_is_that_of_pytorch() -> None:
+    """Ours calls its methods without the wrappers that import the compiler (tests/test_jobs.py)."""
+    config, ends = OptimizerConfig(weight_decay=0.3), []
+    for build in (lambda model: build_optimizer(model, config), upstream_of):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = build(model)
+        for _ in range(3):
+            model(torch.randn(4, 5)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            assert model.weight.grad is None
+        assert not any(parameter.grad_fn for parameter in model.parameters())
+        states = [optimizer.state[parameter] for parameter in model.parameters()]
+        ends.append([model.state_dict(), states])
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+def upstream_of(model: nn.Module) -> torch.optim.AdamW:
+    config = OptimizerConfig()
+    betas = (config.beta1, config.beta2)
+    groups = [{"params": list(model.parameters()), "weight_decay": 0.3}]
+    return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
+
+
 def test_the_linear_schedule_is_that_of_transformers() -> None:
     from transformers import get_linear_schedule_with_warmup
 
