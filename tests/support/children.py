@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -26,18 +27,21 @@ import torch
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.training.engine import Engine
 
+server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined] # stops in tests
 os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")
-forkserver.set_forkserver_preload(
-    # The last one imports PyTorch's compiler, as the first start of any optimizer does.
-    [
-        "pytest",
-        "olmo_sparsity.training.loop",
-        "olmo_sparsity.analysis.measurement.measurement",
-        "deepspeed",
-        "deepspeed.runtime.zero.muon.original_muon",
-    ]
-)
+IMPORTED = [
+    "pytest",
+    "olmo_sparsity.training.loop",
+    "olmo_sparsity.analysis.measurement.measurement",
+]
+forkserver.set_forkserver_preload(IMPORTED)
+
+
+def restart(*more: str) -> None:
+    """Begin with a new server, which imports these modules too."""
+    server._stop()
+    forkserver.set_forkserver_preload([*IMPORTED, *more])
 
 
 @dataclass
