@@ -41,7 +41,12 @@ from docs.stored import (
     task_rows,
     tasks,
 )
-from olmo_sparsity.analysis.results.statistics import interval, net_differences, resample
+from olmo_sparsity.analysis.results.statistics import (
+    interval,
+    net_differences,
+    resample,
+    resample_weights,
+)
 from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.io import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table
@@ -238,6 +243,36 @@ def beside(of: dict[str, list[Any]], ks: tuple[int, ...] = (1,)) -> str:
             shown_k = f"{k}" if k == other_k else f"{k} − {other_k}"
             lines.append([called, shown_k, *(shown(row, column) for column in columns)])
     return table("difference | k | recovery | net | net at equal gaps", lines, left=2)
+
+
+def distances(of: str) -> str:
+    """How fast influence falls with distance."""
+    lines = [
+        [row.condition, shown(row, "p", ".2f"), f"{row.far:.3f}", f"{row.texts:.0f}"]
+        for _, row in other_table(of).iterrows()
+    ]
+    return table("text | p | far | articles", lines)
+
+
+def by_context(of: str, edges: list[int], ks: list[int]) -> str:
+    """Recovery and excess of targets by the number of tokens before them."""
+    rows = stored_rows(of)
+    rows = rows[(rows.target_set == "gap") & (rows.far_part == "document") & rows.k.isin(ks)]
+    lines = []
+    for units, k in product(read_meta(of)["units"], ks):
+        for least, most in pairwise(edges):
+            some = rows[
+                (rows.units == units) & (rows.k == k) & rows.target.between(least, most - 1)
+            ]
+            sums_D = some.groupby("document")[["gap", "own", "foreign"]].sum().to_numpy()
+            drawn_R = resample_weights(len(sums_D)) @ sums_D
+            line = [f"{least:,} to {most:,}", units, str(k)]
+            for more in (0.0, 1.0):  # without, with what an unrelated text gives
+                value = (sums_D[:, 1] - more * sums_D[:, 2]).sum() / sums_D[:, 0].sum()
+                ends = interval((drawn_R[:, 1] - more * drawn_R[:, 2]) / drawn_R[:, 0], value)
+                line.append("{:.2f} [{:.2f}, {:.2f}]".format(*ends))
+            lines.append([*line, f"{some.gap.mean():.2f}", f"{len(some)}"])
+    return table("context | units | k | recovery | excess | gap, nats | targets", lines, left=2)
 
 
 @cache
