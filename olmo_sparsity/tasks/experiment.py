@@ -173,11 +173,8 @@ def _train_in_workers(
     earlier = progress.done
     num_done = earlier // settings.training.num_steps
     num_trials = num_done + len(todo)
-    # Not forked from here: a child would inherit PyTorch's threads in an undefined state. Forked
-    # from a process that has only imported, which takes seconds, once for all workers.
-    context = multiprocessing.get_context("forkserver")
-    of_model = ["olmo_sparsity.model.olmo"] if settings.model.architecture == "olmo" else []
-    context.set_forkserver_preload([__name__, *of_model])
+    # Not forked: a child would inherit PyTorch's threads in an undefined state.
+    context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
     with ProcessPoolExecutor(
         settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
