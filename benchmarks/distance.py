@@ -5,12 +5,14 @@
 For the last token of each text, the norm of the gradient of its log-probability by the embedding of
 each token before it, with the text as it is, with another text in place of all but the last 64
 tokens, with the tokens in random order, and with random weights. The median over texts, by distance
-r, is fitted by γ + β (r + 1)^−p, as in arXiv 2606.29139. OUT.csv: a row for each condition.
+r, is fitted by γ + β (r + 1)^−p, as in arXiv 2606.29139, and by an exponential with a floor.
+OUT.csv: a row for each condition.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +25,22 @@ from olmo_sparsity.analysis.models.load import find_folder
 from olmo_sparsity.analysis.results.statistics import interval, resample_weights
 from olmo_sparsity.streams import stream
 
-LENGTH, LOCAL = 1024, 64
-EDGES = np.unique(np.geomspace(1, LENGTH - 1, 25).astype(int))
-"""Distances where a bin begins; the last ends at the beginning of the text."""
+LENGTH, LOCAL, FIRST = 1024, 64, 16
+"""Tokens of a text, those that an unrelated text leaves, and those at its beginning that are left
+out: attention rests on them."""
+
+EDGES = np.unique(np.geomspace(1, LENGTH - FIRST, 25).astype(int)) - 1
+"""Distances r where a bin begins, from 0, the token before the target, and where the last ends."""
+
+MIDDLES = (EDGES[:-1] + EDGES[1:] - 1) / 2
+P, RANGES = np.arange(0.05, 3, 0.01), np.geomspace(1, LENGTH, 200)
+POWERS, EXPONENTIALS = (MIDDLES + 1) ** -P[:, None], np.exp(-MIDDLES / RANGES[:, None])
+FLOORS = np.array([0, *np.geomspace(1e-6, 1, 61)])
+"""Tried values of p, of the range of an exponential, and of γ / β."""
 
 
 def influence(model: PreTrainedModel, ids: np.ndarray, newline: int) -> np.ndarray:
-    """By distance, 1 for the token before the target. The line break before the text, which
-    attention rests on, has none."""
+    """By distance. The line break before the text has none."""
     tokens = torch.from_numpy(np.concatenate([[newline], ids]))[None]
     with torch.no_grad():
         embedded = model.get_input_embeddings()(tokens[:, :-1])
@@ -41,24 +51,16 @@ def influence(model: PreTrainedModel, ids: np.ndarray, newline: int) -> np.ndarr
 
 
 def binned(rows: list[np.ndarray]) -> np.ndarray:
-    """profile_NE: of each text, the median in each bin of distances, 1 in the first."""
-    ends = [*EDGES[1:], LENGTH]
-    medians = [
-        [np.median(row[a - 1 : b - 1]) for a, b in zip(EDGES, ends, strict=True)] for row in rows
-    ]
-    return np.array(medians)
+    """profile_NE: of each text, the median in each bin of distances."""
+    return np.array([[np.median(row[a:b]) for a, b in pairwise(EDGES)] for row in rows])
 
 
-P = np.arange(0.05, 3, 0.01)
-C = np.array([0, *np.geomspace(1e-6, 1, 61)])
-"""Tried values of p and of γ / β."""
-
-
-def exponent(profile_E: np.ndarray) -> float:
-    """p of β (γ / β + (r + 1)^−p), by the smallest squares of the logarithms."""
-    law_PCE = np.log(C[:, None] + (EDGES + 1.0) ** -P[:, None, None])
-    errors_PC = (np.log(profile_E) - law_PCE).var(axis=-1)  # β is the mean of their differences
-    return float(P[errors_PC.min(axis=1).argmin()])
+def fitted(profile_E: np.ndarray, falls_KE: np.ndarray) -> tuple[int, float]:
+    """Which fall fits best as β (γ / β + fall), and the root mean square of the logarithms'
+    errors."""
+    errors_KCE = np.log(profile_E) - np.log(FLOORS[:, None] + falls_KE[:, None])
+    errors_KC = errors_KCE.std(axis=-1)  # β is the mean of their differences
+    return int(errors_KC.min(axis=1).argmin()), float(errors_KC.min())
 
 
 def summarize(profile_NE: np.ndarray) -> dict[str, float]:
@@ -66,13 +68,14 @@ def summarize(profile_NE: np.ndarray) -> dict[str, float]:
         np.repeat(profile_NE, w.astype(int), axis=0)
         for w in resample_weights(len(profile_NE))[:200]
     ]
-    p = [exponent(np.median(some, axis=0)) for some in (profile_NE, *drawn)]
     middle = np.median(profile_NE, axis=0)
-    far = middle[EDGES >= LOCAL] / middle[0]
+    p = [P[fitted(np.median(some, axis=0), POWERS)[0]] for some in (profile_NE, *drawn)]
     ends = interval(np.array(p[1:]), p[0])
     return dict(zip(("p", "p_low", "p_high"), ends, strict=True)) | {
+        "error": fitted(middle, POWERS)[1],
+        "error_exponential": fitted(middle, EXPONENTIALS)[1],
+        "far": float((middle[MIDDLES >= LOCAL] / middle[0]).mean()),
         "texts": len(profile_NE),
-        "far": float(far.mean()),
     }
 
 

@@ -248,10 +248,15 @@ def beside(of: dict[str, list[Any]], ks: tuple[int, ...] = (1,)) -> str:
 def distances(of: str) -> str:
     """How fast influence falls with distance."""
     lines = [
-        [row.condition, shown(row, "p", ".2f"), f"{row.far:.3f}", f"{row.texts:.0f}"]
+        [
+            row.condition,
+            shown(row, "p", ".2f"),
+            *(f"{row[name]:.3f}" for name in ("error", "error_exponential", "far")),
+            f"{row.texts:.0f}",
+        ]
         for _, row in other_table(of).iterrows()
     ]
-    return table("text | p | far | articles", lines)
+    return table("text | p | error | of an exponential | far | articles", lines)
 
 
 def by_context(of: str, edges: list[int], ks: list[int]) -> str:

@@ -95,7 +95,9 @@ class ModelConfig:
 
     @property
     def effective_n_kv_heads(self) -> int:
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+        if self.n_kv_heads is None:
+            return 1 if self.multi_query_attention else self.n_heads
+        return self.n_kv_heads
 
     @property
     def effective_head_width(self) -> int:

@@ -410,6 +410,7 @@ class Plan:
             "random_streams": VERSION,
             "settings": asdict(self.settings),
             **({"files": files} if files else {}),
+            **({"only_named": True} if self.only_named else {}),
             "targets": None if self.given is None else targets_fingerprint(self.given),
             "choices": None if self.choices is None else self.choices.fingerprint,
         }
@@ -490,6 +491,8 @@ def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
     """The section `targets` of meta.json."""
     if plan.given is not None:
         about: dict[str, Any] = {"given": targets_fingerprint(plan.given)}
+        if plan.only_named:
+            about["only_named"] = True
         if plan.matched:
             about["matched"] = plan.matched
         if plan.choices is None:

@@ -84,6 +84,11 @@ def losses_of(
 ) -> dict[int, pd.DataFrame]:
     """The losses of each document there, which must be what would be computed here."""
     meta = given.meta
+    if meta.targets.get("only_named"):
+        raise DataError(
+            f"{meta.model.get('name')} on {meta.data.get('source')} has the losses of named "
+            "targets' blocks alone; omit `losses` (--losses), or pass a measurement without `at`"
+        )
     differ = _differences(given, settings)
     if meta.data.get("fingerprint") != documents.fingerprint:
         differ.insert(0, "text")

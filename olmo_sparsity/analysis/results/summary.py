@@ -57,8 +57,9 @@ def describe(results: Results) -> str:
         )
     key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
+    of = "losses of named targets' blocks" if meta.targets.get("only_named") else "losses"
     lines.append(
-        f"losses: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
+        f"{of}: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
         f"perplexity {long['ppl']:.2f}, {key} ({long['key_share']:.2%} of {len(gap):,} targets)"
     )
     if name is None:
