@@ -58,6 +58,7 @@ def binned(rows: list[np.ndarray]) -> np.ndarray:
 def fitted(profile_E: np.ndarray, falls_KE: np.ndarray) -> tuple[int, float]:
     """Which fall fits best as β (γ / β + fall), and the root mean square of the logarithms'
     errors."""
+    falls_KE = np.maximum(falls_KE, 1e-30)  # an exponential may be 0
     errors_KCE = np.log(profile_E) - np.log(FLOORS[:, None] + falls_KE[:, None])
     errors_KC = errors_KCE.std(axis=-1)  # β is the mean of their differences
     return int(errors_KC.min(axis=1).argmin()), float(errors_KC.min())

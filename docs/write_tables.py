@@ -260,24 +260,31 @@ def distances(of: str) -> str:
 
 
 def by_context(of: str, edges: list[int], ks: list[int]) -> str:
-    """Recovery and excess of targets by the number of tokens before them."""
-    rows = stored_rows(of)
-    rows = rows[(rows.target_set == "gap") & (rows.far_part == "document") & rows.k.isin(ks)]
-    lines = []
+    """Recovery, excess and net excess of targets by the number of tokens before them."""
+    rows, lines = stored_rows(of), []
+    rows = rows[(rows.target_set == "gap") & rows.k.isin(ks)]
+    columns = ["gap", "own", "foreign"]
     for units, k in product(read_meta(of)["units"], ks):
         for least, most in pairwise(edges):
-            some = rows[
-                (rows.units == units) & (rows.k == k) & rows.target.between(least, most - 1)
+            some = rows[(rows.units == units) & (rows.k == k)]
+            some = some[some.target.between(least, most - 1)]
+            documents = some.document.unique()
+            sums_PDC = [
+                rows_P.groupby("document")[columns].sum().reindex(documents, fill_value=0)
+                for rows_P in (some[some.far_part == part] for part in ("document", "placebo"))
             ]
-            sums_D = some.groupby("document")[["gap", "own", "foreign"]].sum().to_numpy()
-            drawn_R = resample_weights(len(sums_D)) @ sums_D
-            line = [f"{least:,} to {most:,}", units, str(k)]
-            for more in (0.0, 1.0):  # without, with what an unrelated text gives
-                value = (sums_D[:, 1] - more * sums_D[:, 2]).sum() / sums_D[:, 0].sum()
-                ends = interval((drawn_R[:, 1] - more * drawn_R[:, 2]) / drawn_R[:, 0], value)
-                line.append("{:.2f} [{:.2f}, {:.2f}]".format(*ends))
-            lines.append([*line, f"{some.gap.mean():.2f}", f"{len(some)}"])
-    return table("context | units | k | recovery | excess | gap, nats | targets", lines, left=2)
+            weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
+            gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
+            excess_PR = (own_PR - foreign_PR) / gap_PR
+            found = (own_PR[0] / gap_PR[0], excess_PR[0], excess_PR[0] - excess_PR[1])
+            ends = [interval(values_R[1:], values_R[0]) for values_R in found]
+            own = some[some.far_part == "document"]
+            lines.append([f"{least:,} to {most:,}", units, str(k)])
+            lines[-1] += ["{:.2f} [{:.2f}, {:.2f}]".format(*end) for end in ends]
+            lines[-1] += [f"{own_PR[1, 0] / gap_PR[1, 0]:.2f}", f"{own.gap.mean():.2f}"]
+            lines[-1].append(f"{len(own)}, {len(some) - len(own)}")
+    names = "recovery | excess | net | at placebo targets | gap, nats | targets, placebo"
+    return table(f"context | units | k | {names}", lines, left=2)
 
 
 @cache
