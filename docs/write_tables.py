@@ -287,6 +287,32 @@ def by_context(of: str, edges: list[int], ks: list[int]) -> str:
     return table(f"context | units | k | {names}", lines, left=2)
 
 
+def chosen_words(own: str, others: dict[str, tuple[str, str]]) -> str:
+    """What one model recovers by words that another one chose, on the targets of both. `others`:
+    the measurement by these words → that of their choice, and its name."""
+    keys, lines = ["document", "target"], []
+
+    def rows_of(name: str, k: int) -> pd.DataFrame:
+        rows = stored_rows(name)
+        rows = rows[(rows.target_set == "gap") & (rows.far_part == "document") & (rows.k == k)]
+        return rows.set_index(keys)
+
+    def cost(name: str) -> float:
+        per_target = read_all(name).token_forwards_per_target.max()
+        return per_target * read_meta(name)["model"]["num_parameters"]
+
+    for name, (ranked, called) in {own: (own, "SmolLM2 itself"), **others}.items():
+        for k in (1, 2, 4):
+            rows = rows_of(name, k).join(rows_of(own, 1).own, rsuffix="_first", how="inner")
+            sums_DC = rows.groupby("document")[["gap", "own", "own_first"]].sum().to_numpy()
+            sums_RC = np.vstack([sums_DC.sum(0), resample_weights(len(sums_DC)) @ sums_DC])
+            found = (sums_RC[:, 1], sums_RC[:, 1] - sums_RC[:, 2])
+            ends = [interval(v[1:], v[0]) for v in (n / sums_RC[:, 0] for n in found)]
+            line = [called, str(k), *("{:.2f} [{:.2f}, {:.2f}]".format(*e) for e in ends)]
+            lines.append([*line, f"{cost(ranked) / cost(own):.3f}", f"{len(rows)}"])
+    return table("chosen by | k | recovery | difference | cost | targets", lines, left=2)
+
+
 @cache
 def difference(name: str, other: str, k: int, other_k: int) -> dict[str, float]:
     """Return a measurement minus another on the documents of both: targets of large gap, whatever
