@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -175,6 +176,8 @@ def give_back_freed_memory() -> None:
 def sweep(options: argparse.Namespace) -> int:
     from olmo_sparsity import jobs
 
+    if find_spec("olmo") is None:  # each of its runs would fail
+        raise ModuleNotFoundError(name="olmo")
     all_jobs = jobs.read_jobs(options.config, options.overrides)
     if options.list:
         print(jobs.format_states(all_jobs))

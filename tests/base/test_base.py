@@ -181,6 +181,7 @@ def test_what_needs_an_extra_names_it(folder: Path, words: tuple[str, ...], extr
     checkpoint.mkdir()
     for name in ("config.yaml", "model.safetensors", "tokenizer.json"):
         (checkpoint / name).touch()
+    (checkpoint / "config.yaml").write_text("data: {tokenizer: {name: tokenizer.json}}\n")
     write_manifest(checkpoint)
     done = run(COMMAND, *words, cwd=folder, code=2)
     said = [line for line in done.stderr.splitlines() if line.startswith("olmo-sparsity: ")]
