@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors import saliency
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.analysis.settings import Reading
@@ -117,3 +120,31 @@ def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
         weights.append(model.last_attention(tokens[:, 5:], positions[:, 5:], states))
     torch.testing.assert_close(*weights)
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 8))
+
+
+def test_the_memory_of_many_scores_is_returned(
+    document: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of few it is not; what the function does is seen in a process of its own."""
+    block, returned = next(iter(Windows(14, 6, 1).blocks(document))), list[int]()
+    scorer = Scorer(tiny("llama"), CPU)
+    monkeypatch.setattr(saliency, "release_freed_memory", lambda: returned.append(1))
+    few = gate_gradients(scorer, scorer.context(block), [(0, 1)])
+    assert not returned
+    monkeypatch.setattr(saliency, "MANY_SCORES", 0)
+    np.testing.assert_array_equal(gate_gradients(scorer, scorer.context(block), [(0, 1)]), few)
+    assert returned == [1]
+    script = """if True:
+        import platform, sys
+        from olmo_sparsity.runtime import release_freed_memory
+        def resident(): return int(open("/proc/self/statm").read().split()[1]) * 4096
+        parts = [bytearray(100_000) for _ in range(2000)]
+        kept = parts[::50]
+        del parts
+        before = resident()
+        release_freed_memory()
+        fell = before - resident()
+        assert fell > 100e6 or platform.libc_ver()[0] != "glibc", fell
+    """
+    if sys.platform == "linux":
+        subprocess.run([sys.executable, "-c", script], check=True)
