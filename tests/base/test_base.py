@@ -181,7 +181,8 @@ def test_what_needs_an_extra_names_it(folder: Path, words: tuple[str, ...], extr
     checkpoint.mkdir()
     for name in ("config.yaml", "model.safetensors", "tokenizer.json"):
         (checkpoint / name).touch()
-    (checkpoint / "config.yaml").write_text("data: {tokenizer: {name: tokenizer.json}}\n")
+    lines = "model: {vocab_size: 128}\ndata: {tokenizer: {name: tokenizer.json}}\n"
+    (checkpoint / "config.yaml").write_text(lines)
     write_manifest(checkpoint)
     done = run(COMMAND, *words, cwd=folder, code=2)
     said = [line for line in done.stderr.splitlines() if line.startswith("olmo-sparsity: ")]
