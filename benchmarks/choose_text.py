@@ -73,7 +73,7 @@ EDGES = {"loss_beginning": 0, "loss_1x": 256, "loss_2x": 512, "loss_4x": 1024}
 """Tokens where the stretches of a document begin; the last ends at 2,048."""
 
 NEEDLE, DISTANCES = "\nThe number of the house in Willow Lane is", (400, 900, 1800)
-"""What a number follows, and how many tokens lie before it is asked for."""
+"""What precedes a number, and how many tokens lie between its two occurrences."""
 
 STEPS = 250
 SETTINGS = [
@@ -283,13 +283,13 @@ def needle(model: LoadedModel, texts: list[str]) -> float:
     draws, drops = stream(0, "needle"), []
     for text in texts:
         right, other = (f" {number}." for number in draws.integers(10_000, 100_000, size=2))
-        filler, asked, answer, *said = model.encode(
+        filler, before, answer, *stated = model.encode(
             [text, NEEDLE, right, NEEDLE + right, NEEDLE + other]
         )
         for distance in DISTANCES:
             losses = []
-            for needle in said:
-                ids = torch.tensor([*needle, *filler[:distance], *asked, *answer])[None]
+            for needle in stated:
+                ids = torch.tensor([*needle, *filler[:distance], *before, *answer])[None]
                 labels = ids.roll(-1, 1)
                 labels[:, : -len(answer) - 1], labels[:, -1] = IGNORED, IGNORED
                 places = torch.arange(ids.shape[1])[None]

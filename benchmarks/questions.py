@@ -582,8 +582,8 @@ def _verdicts(rows: pd.DataFrame, num: int) -> list[str]:
         of = (rows.kind == kind) & (rows.nats >= 2)
         if kind == "both":
             of &= rows.right_lost >= 2
-        told = (rows[f"said_{num}"] == kind) & same
-        lines.append(f"  {kind} found, with its sources, ≥ 2 nats: {share(told[of])}")
+        found = (rows[f"said_{num}"] == kind) & same
+        lines.append(f"  {kind} found, with its sources, ≥ 2 nats: {share(found[of])}")
     return lines
 
 

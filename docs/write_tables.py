@@ -275,12 +275,16 @@ def by_context(of: str, edges: list[int], ks: list[int]) -> str:
             ]
             weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
             gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
-            excess_PR = (own_PR - foreign_PR) / gap_PR
+            with np.errstate(invalid="ignore"):  # a resample without a target of the placebo
+                excess_PR = (own_PR - foreign_PR) / gap_PR
             found = (own_PR[0] / gap_PR[0], excess_PR[0], excess_PR[0] - excess_PR[1])
             ends = [interval(values_R[1:], values_R[0]) for values_R in found]
             own = some[some.far_part == "document"]
             lines.append([f"{least:,} to {most:,}", units, str(k)])
-            lines[-1] += ["{:.2f} [{:.2f}, {:.2f}]".format(*end) for end in ends]
+            lines[-1] += [
+                "–" if math.isnan(end[0]) else "{:.2f} [{:.2f}, {:.2f}]".format(*end)
+                for end in ends
+            ]
             lines[-1] += [f"{own_PR[1, 0] / gap_PR[1, 0]:.2f}", f"{own.gap.mean():.2f}"]
             lines[-1].append(f"{len(own)}, {len(some) - len(own)}")
     names = "recovery | excess | net | at placebo targets | gap, nats | targets, placebo"

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -129,18 +130,19 @@ def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.runtime import read_launch
 
-    if options.dry_run or read_launch().world_size == 1:
-        config = load_config(options.config, options.overrides)  # a mistake is told at once
+    read = partial(load_config, options.config, options.overrides)
+    # One process reports a mistake before the imports below; several agree on it.
+    config = read() if options.dry_run or read_launch().world_size == 1 else None
     from olmo_sparsity.training import loop, start
     from olmo_sparsity.training.distributed import LostProcess, connect
 
     if options.dry_run:
-        start.dry_run(config)
+        start.dry_run(config or read())
         return 0
     try:
         with connect() as processes:
             with processes.agree():
-                config = load_config(options.config, options.overrides)
+                config = config or read()
             if config.training.length * config.model.d_model >= 2**22:
                 give_back_freed_memory()
             if config.evaluation.sparsity_targets:

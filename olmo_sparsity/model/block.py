@@ -27,7 +27,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
 
-    config: Any  # OLMo: its own class; here: ModelConfig, which has its fields
+    config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
     seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
     """If set, collects the last query, the rotated keys and the bias."""
 
@@ -55,7 +55,7 @@ class PositionedBlock(OLMoSequentialBlock):
             affine = config.attention_layer_norm_with_affine
             for name, num_heads in (("q_norm", config.n_heads), ("k_norm", keys)):
                 size = width * (1 if config.attention_norm_per_head else num_heads)
-                norm = LayerNormBase.build(self.config, size=size, elementwise_affine=affine)
+                norm = LayerNormBase.build(self.config, size=size, elementwise_affine=affine)  # type: ignore[arg-type] # the same fields
                 setattr(self, name, norm)
 
     # OLMo: a module counts places from 0, and keys are cached before rotation. Here the tables come

@@ -69,7 +69,7 @@ def _same_kernels() -> Iterator[None]:
 class PositionedOLMo(OLMo):
     """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
 
-    config: Any  # OLMo: its own class; here: ModelConfig, which has its fields
+    config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
     transformer: Any  # a ModuleDict; its entries depend on the config
 
     def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
@@ -86,7 +86,7 @@ class PositionedOLMo(OLMo):
             for name, norm in parent.named_children():
                 if type(norm) is RMSLayerNorm:  # the same parameters, another forward
                     (size,), affine = norm.normalized_shape, norm.weight is not None
-                    parent.add_module(name, RMSNorm(self.config, size, affine))
+                    parent.add_module(name, RMSNorm(self.config, size, affine))  # type: ignore[arg-type] # the same fields
         if init_params:
             self.reset_parameters()
 

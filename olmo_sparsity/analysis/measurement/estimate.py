@@ -48,6 +48,9 @@ document get losses at most."""
 PASSAGES, PASSAGE = 2, 64
 """Number of passages of the induction check in a dry run."""
 
+LONG = 2048
+"""Tokens of a context beyond which the gates' gradient takes memory that a trial does not show."""
+
 FEW_TARGETS = 10
 """Below so many chosen targets in the trial a warning is given."""
 
@@ -89,6 +92,9 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     ours = share_of(plan.measured, *shard)
     skipped = documents.num_too_short + len(documents) - len(plan.measured)
     device, per_target = plan.scorer.device, cost.recovery / max(cost.num_evaluated, 1e-9)
+    is_long = max(len(document.tokens) for document in documents) > LONG and (
+        plan.settings.long == "all" or plan.settings.long > LONG
+    )
     chosen = f"about {cost.num_evaluated:,.0f} evaluated"
     if plan.fits_thresholds and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
@@ -99,7 +105,8 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
         f"targets         {cost.num_losses:,} with both losses, {chosen}",
         f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
-        f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
+        f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial"
+        + ("; a ranking behind thousands of tokens keeps up to 2 more" if is_long else ""),
         f"time            about {format_duration(cost.forwards / trial.speed)} in one process "
         f"({trial.speed:,.0f} token-forwards a second)",
     ]

@@ -36,7 +36,7 @@ class Matched:
     """What is left out, with another tokenizer; see docs/formats.md."""
 
     def __str__(self) -> str:
-        told = {name: f"{number:,}" for name, number in self.counts.items()}
+        shown = {name: f"{number:,}" for name, number in self.counts.items()}
         lines = [
             "another tokenizer chose the targets: {targets} of {of_targets} are evaluated; "
             "{targets_cut_otherwise} do not begin and end with tokens here, "
@@ -45,9 +45,9 @@ class Matched:
         if "of_units" in self.counts:
             lines.append(
                 ", {targets_with_few_units} keep too few units. Of {of_units} ranked units, "
-                "{units_cut_otherwise} are no whole units here, and {units_not_distant} not distant"
+                "{units_cut_otherwise} are not whole here, and {units_not_distant} not distant"
             )
-        return "".join(lines).format_map(told)
+        return "".join(lines).format_map(shown)
 
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:
@@ -142,13 +142,13 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
 
 def boundaries(there: Sequence[str], here: Sequence[str]) -> np.ndarray:
     """Return for each boundary between tokens there (before the first, …, after the last) the one
-    here at the same character, or −1. Where several are at one character, because tokens share a
-    character, they match in order if both have as many."""
+    here at the same character, or −1. Tokens that share a character have their boundary inside it:
+    only the first boundary at a character is one of characters."""
     bounds, others = (np.cumsum([0, *map(len, texts)]) for texts in (there, here))
-    first, end = (np.searchsorted(others, bounds, side) for side in ("left", "right"))
-    lowest, highest = (np.searchsorted(bounds, bounds, side) for side in ("left", "right"))
-    place = first + np.arange(len(bounds)) - lowest
-    return np.where(end - first == highest - lowest, place, -1)
+    place = np.searchsorted(others, bounds)
+    is_same = np.append(others, -1)[place] == bounds
+    is_first = np.diff(bounds, prepend=-1) > 0
+    return np.where(is_same & is_first, place, -1)
 
 
 def characters(

@@ -115,12 +115,10 @@ def plan(
         settings = _sampled(settings, loaded.max_positions, len(ids))
     if settings.long == "all":
         opened = within_limit(opened, loaded, len(ids))
-    has_ids = loaded.tokenizer is not None and not is_other
-    if choices is not None and has_ids and ids != settings.prefix_ids:
-        _refuse_other_prefix(choices, settings.prefix_ids, loaded, ids)
+    if choices is not None and loaded.tokenizer is not None and not is_other:
+        _check_prefix(choices, settings.prefix_ids, loaded, ids)
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
-    transfers = choices is not None
-    made = Plan.of(loaded, opened, settings, named, options.batch_tokens, transfers)
+    made = Plan.of(loaded, opened, settings, named, options.batch_tokens, choices is not None)
     return made if known is None else made.with_losses(known)
 
 
@@ -416,9 +414,11 @@ class Plan:
         }
 
 
-def _refuse_other_prefix(
+def _check_prefix(
     choices: Results, prefix_ids: tuple[int, ...], model: LoadedModel, ids: tuple[int, ...]
 ) -> None:
+    if ids == prefix_ids:
+        return
     raise DataError(
         f"choices: {choices.meta.model.get('name')} was measured with the prefix "
         f"{list(prefix_ids)} (token IDs) before every window, and '{model.name}' "
