@@ -41,6 +41,8 @@ LONGEST = (
     "test_docs",
     "integration/test_engines",
     "training/test_engine",
+    "training/test_checkpoint",
+    "test_kill_and_resume",
 )
 
 
