@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from olmo_sparsity.analysis.results.statistics import (
     interval,
     pair,
     resample,
+    resample_weights,
     summarize,
 )
 from olmo_sparsity.tasks.results import Row
@@ -286,4 +287,42 @@ def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
                     "targets": len(some),
                 }
             )
+    return pd.DataFrame(found)
+
+
+def by_context(name: str, edges: list[int], ks: list[int]) -> pd.DataFrame:
+    """Return recovery, excess and net excess of targets by the number of tokens before them: a row
+    for each kind of unit, k and range."""
+    rows, found = stored_rows(name), []
+    columns = ["gap", "own", "foreign"]
+    for units, k in product(read_meta(name)["units"], ks):
+        of_k = rows[(rows.target_set == "gap") & (rows.units == units) & (rows.k == k)]
+        for low, high in pairwise(edges):
+            some = of_k[of_k.target.between(low, high - 1)]
+            documents = some.document.unique()
+            sums_PDC = [
+                rows_P.groupby("document")[columns].sum().reindex(documents, fill_value=0)
+                for rows_P in (some[some.far_part == part] for part in ("document", "placebo"))
+            ]
+            weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
+            gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
+            with np.errstate(invalid="ignore"):  # a resample without a target of the placebo
+                excess_PR = (own_PR - foreign_PR) / gap_PR
+            values = {
+                "recovery": own_PR[0] / gap_PR[0],
+                "excess": excess_PR[0],
+                "net": excess_PR[0] - excess_PR[1],
+            }
+            own = some[some.far_part == "document"]
+            row = {"from": low, "to": high, "units": units, "k": k}
+            for column, values_R in values.items():
+                ends = interval(values_R[1:], values_R[0])
+                row |= zip((column, f"{column}_low", f"{column}_high"), ends, strict=True)
+            row |= {
+                "placebo": own_PR[1, 0] / gap_PR[1, 0],
+                "gap": own.gap.mean(),
+                "targets": len(own),
+                "placebo_targets": len(some) - len(own),
+            }
+            found.append(row)
     return pd.DataFrame(found)

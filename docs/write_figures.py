@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from docs.stored import (
     FIGURES,
     SHOWN,
+    by_context,
     by_distance,
     other_table,
     read_all,
@@ -228,6 +229,37 @@ def distance() -> Figure:
         f"n = {between(nums)} targets; 95% over documents"
     )
     legend_above(figure, axes)
+    return figure
+
+
+def context() -> Figure:
+    """What distant units of SmolLM2 recover, by the length of the text before the target."""
+    shown = SHOWN["figures"]["context"]
+    figure = Figure((WIDTH, 4.8), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
+    counts = []
+    lines = [(name, *line) for name, of in shown["of"].items() for line in of["shown"]]
+    for number, ((name, units, k), color) in enumerate(colored(lines)):
+        called = shown["of"][name]["called"]
+        label = f"{called}, {k} {units if k > 1 else units.removesuffix('s')}"
+        rows = by_context(name, shown["edges"], [k]).query("units == @units")
+        counts.append(f"{called}, n = {', '.join(map(str, rows.targets))}")
+        at = np.arange(len(rows)) + 0.08 * (number - (len(lines) - 1) / 2)
+        for axes, column in zip(panels, ("recovery", "net"), strict=True):
+            ends = [rows[f"{column}_low"], rows[f"{column}_high"]]
+            errors = np.abs(np.subtract(ends, rows[column].to_numpy()))
+            label = f"{called}, {k} {units if k > 1 else units.removesuffix('s')}"
+            axes.errorbar(
+                at, rows[column], errors, fmt="o-", color=color, markersize=4, label=label
+            )
+    for axes, called in zip(panels, ("recovery", "net excess"), strict=True):
+        axes.axhline(0, color=GREY, linewidth=0.6)
+        axes.set_ylabel(called)
+    ends = [f"up to {shown['edges'][1]:,}", *(f"to {most:,}" for most in shown["edges"][2:])]
+    panels[1].set_xticks(range(len(ends)), ends)
+    panels[1].set_xlabel("tokens before the target")
+    panels[0].set_title("\n".join(["SmolLM2-135M, 95% over documents;", *dict.fromkeys(counts)]))
+    legend_above(figure, panels[0])
     return figure
 
 
@@ -466,7 +498,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     f"results_{draw.__name__}": draw
     for draw in (
         *(forest, copying, appears, distance, length, parity, calibration, schemes, course),
-        *(quick, code, ladder, beyond),
+        *(quick, code, ladder, beyond, context),
     )
 }
 

@@ -22,6 +22,7 @@ from docs.stored import (
     RESULTS,
     ROOT,
     SHOWN,
+    by_context,
     by_distance,
     mean_loss,
     measurements,
@@ -259,34 +260,20 @@ def distances(of: str) -> str:
     return table("text | p | error | of an exponential | far | articles", lines)
 
 
-def by_context(of: str, edges: list[int], ks: list[int]) -> str:
+def context(of: str, edges: list[int], ks: list[int]) -> str:
     """Recovery, excess and net excess of targets by the number of tokens before them."""
-    rows, lines = stored_rows(of), []
-    rows = rows[(rows.target_set == "gap") & rows.k.isin(ks)]
-    columns = ["gap", "own", "foreign"]
-    for units, k in product(read_meta(of)["units"], ks):
-        for least, most in pairwise(edges):
-            some = rows[(rows.units == units) & (rows.k == k)]
-            some = some[some.target.between(least, most - 1)]
-            documents = some.document.unique()
-            sums_PDC = [
-                rows_P.groupby("document")[columns].sum().reindex(documents, fill_value=0)
-                for rows_P in (some[some.far_part == part] for part in ("document", "placebo"))
-            ]
-            weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
-            gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
-            with np.errstate(invalid="ignore"):  # a resample without a target of the placebo
-                excess_PR = (own_PR - foreign_PR) / gap_PR
-            found = (own_PR[0] / gap_PR[0], excess_PR[0], excess_PR[0] - excess_PR[1])
-            ends = [interval(values_R[1:], values_R[0]) for values_R in found]
-            own = some[some.far_part == "document"]
-            lines.append([f"{least:,} to {most:,}", units, str(k)])
-            lines[-1] += [
-                "–" if math.isnan(end[0]) else "{:.2f} [{:.2f}, {:.2f}]".format(*end)
-                for end in ends
-            ]
-            lines[-1] += [f"{own_PR[1, 0] / gap_PR[1, 0]:.2f}", f"{own.gap.mean():.2f}"]
-            lines[-1].append(f"{len(own)}, {len(some) - len(own)}")
+    lines = [
+        [
+            f"{row['from']:,} to {row['to']:,}",
+            row.units,
+            str(row.k),
+            *(shown(row, column, ".2f") for column in ("recovery", "excess", "net")),
+            f"{row.placebo:.2f}",
+            f"{row.gap:.2f}",
+            f"{row.targets}, {row.placebo_targets}",
+        ]
+        for _, row in by_context(of, edges, ks).iterrows()
+    ]
     names = "recovery | excess | net | at placebo targets | gap, nats | targets, placebo"
     return table(f"context | units | k | {names}", lines, left=2)
 

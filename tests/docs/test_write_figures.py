@@ -34,7 +34,7 @@ def test_figures_are_those_of_the_stored_results(name: str) -> None:
 def test_a_page_shows_every_figure(name: str) -> None:
     pages = [
         (ROOT / f"docs/{page}.md").read_text()
-        for page in ("results", "results_prose", "results_tasks")
+        for page in ("results", "results_prose", "results_models", "results_tasks")
     ]
     assert sum(f"](figures/{name}.svg)" in page for page in pages) == 1
 
