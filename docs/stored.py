@@ -186,6 +186,16 @@ def rule_of(name: str) -> str:
     return next(rule for rule in read_meta(name)["selectors"] if rule.startswith("add_one"))
 
 
+def shown_part(named: str) -> tuple[str, list[str], str]:
+    """Of `name`, `name:units` or `name:selector`: the measurement, what units of it are shown, and
+    which selector; by default all units and the form of `add_one`."""
+    name, _, part = named.partition(":")
+    meta = read_meta(name)
+    if part in meta["selectors"]:
+        return name, meta["units"], part
+    return name, [part] if part else meta["units"], rule_of(name)
+
+
 @cache
 def stored_rows(name: str) -> pd.DataFrame:
     return pair(*stored_tables(name))

@@ -36,8 +36,8 @@ from docs.stored import (
     read_ladder,
     read_meta,
     read_summary,
-    rule_of,
     scheme_losses,
+    shown_part,
     stored_rows,
     task_rows,
     tasks,
@@ -160,22 +160,18 @@ def net_excess(
 def headline(of: dict[str, str], ks: tuple[int, ...]) -> str:
     """Recovery beside an unrelated text and the placebo: targets of large gap, or named ones."""
     lines = []
-    for name, called in of.items():
-        meta = read_meta(name)
+    for named, called in of.items():
+        name, shown_units, rule = shown_part(named)
+        windows = read_meta(name)["windows"]
         target_set = "gap" if "gap" in set(read_all(name).target_set) else "named"
-        for units, k in product(meta["units"], ks):
+        for units, k in product(shown_units, ks):
             rows = read_summary(name, target_set, units)
-            if (rule_of(name), k) not in rows.index:
+            if (rule, k) not in rows.index:
                 continue
-            row = rows.loc[rule_of(name), k]
-            line = [
-                called,
-                f"{meta['windows']['long']} / {meta['windows']['short']}",
-                units,
-                str(k),
-            ]
+            row = rows.loc[rule, k]
+            line = [called, f"{windows['long']} / {windows['short']}", units, str(k)]
             line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
-            line += [placebo_recovery(name, units, k)]
+            line += [placebo_recovery(name, units, rule, k)]
             line += [shown(row, column) for column in ("excess", "net", "net_equal")]
             line += [shown(row, "removal", ".2f"), f"{row.gap:.2f}"]
             lines.append([*line, f"{row.num_targets:.0f}", f"{row.num_documents:.0f}"])
@@ -186,11 +182,11 @@ def headline(of: dict[str, str], ks: tuple[int, ...]) -> str:
     return table(f"{names} | removal | gap, nats | targets | documents", lines, left=4)
 
 
-def placebo_recovery(name: str, units: str, k: int) -> str:
+def placebo_recovery(name: str, units: str, rule: str, k: int) -> str:
     """Return the recovery by an unrelated text's best units at targets selected by its gap."""
     rows = stored_rows(name)
     rows = rows[(rows.target_set == "gap") & (rows.far_part == "placebo") & (rows.k == k)]
-    rows = rows[(rows.units == units) & (rows.selector == rule_of(name))]
+    rows = rows[(rows.units == units) & (rows.selector == rule)]
     return f"{rows.own.sum() / rows.gap.sum():.2f}" if len(rows) else "–"
 
 
@@ -234,8 +230,8 @@ def worth_beside(name: str, of: dict[str, tuple[str, str]]) -> str:
 
 
 def beside(of: dict[str, list[Any]], ks: tuple[int, ...] = (1,)) -> str:
-    """Two measurements, by name or as `name:units`; or, of a measurement beside itself, so many
-    units and so many: with k of the first and k of the second."""
+    """Two measurements (see `shown_part`); or, of a measurement beside itself, so many units and so
+    many: with k of the first and k of the second."""
     lines = []
     for called, (name, other, *own_ks) in of.items():
         for k, other_k in [own_ks] if own_ks else zip(ks, ks, strict=True):
@@ -307,14 +303,14 @@ def chosen_words(own: str, others: dict[str, tuple[str, str]]) -> str:
 @cache
 def difference(name: str, other: str, k: int, other_k: int) -> dict[str, float]:
     """Return a measurement minus another on the documents of both: targets of large gap, whatever
-    the units and the form of `add_one`. Documents are resampled for both at once."""
+    the units and the selector. Documents are resampled for both at once."""
     num_documents = min(num_documents_read(one.partition(":")[0]) for one in (name, other))
 
     def rows_of(one: str, at: int) -> pd.DataFrame:
-        called, _, units = one.partition(":")
+        called, units, rule = shown_part(one)
         rows = stored_rows(called)
-        rows = rows[(rows.selector == rule_of(called)) & (rows.document < num_documents)]
-        rows = rows[(rows.k == at) & (rows.units.eq(units) | (units == ""))]
+        rows = rows[(rows.selector == rule) & (rows.document < num_documents)]
+        rows = rows[(rows.k == at) & rows.units.isin(units)]
         return rows.assign(units="all", selector="add_one", k=k)
 
     first, second = rows_of(name, k), rows_of(other, other_k)
