@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.results.statistics import PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer, counted_selector
-from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.settings import Settings, parse_budget
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
@@ -71,8 +71,9 @@ class _Counts:
     """Targets, own and placebo, that are evaluated."""
 
     losses: float
+    """Token-forwards, with those of the induction check."""
+
     recovery: float
-    """Token-forwards."""
 
     @property
     def forwards(self) -> float:
@@ -250,6 +251,7 @@ class _Trial:
         blocks = {n: plan.blocks(plan.documents[n]) for n in ours}
         num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
         losses = sum(losses_forwards(plan, blocks[n]) for n in ours if n not in plan.known)
+        losses += sum(2 * len(passage) for passage in passages_of(*plan.for_induction()))
         if plan.fits_thresholds:
             reported = {n: size for n, size in num_losses.items() if half_of(n) == "report"}
             expected = self._expected(plan, reported)

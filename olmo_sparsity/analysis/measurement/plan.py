@@ -323,9 +323,13 @@ class Plan:
     def fits_thresholds(self) -> bool:
         return self.given is None and not self.documents.are_planted
 
-    def induction(self) -> dict[str, Any]:
+    def for_induction(self) -> tuple[list[Document], int]:
+        """The documents of the induction check, and the length of its passages."""
         documents = [self.documents[number] for number in self.measured]
-        return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
+        return documents, self.settings.windows.first_target // 2
+
+    def induction(self) -> dict[str, Any]:
+        return repetition_drop(self.scorer, *self.for_induction())
 
     def blocks(self, document: Document) -> list[Block]:
         """The blocks of a document whose losses are computed: of the sample, or with

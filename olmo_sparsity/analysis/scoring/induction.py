@@ -17,15 +17,26 @@ from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 
+MOST, LEAST, TOKENS = 64, 4, 32768
+"""The most passages; fewer, but not fewer than `LEAST`, if these and their repetitions have more
+tokens. Thousands of tokens make a mean exact enough, and long windows would take minutes."""
+
+
+def passages_of(documents: Sequence[Document], length: int, most: int = MOST) -> list[np.ndarray]:
+    """The first `length` tokens of the first documents that have as many."""
+    num = min(most, max(LEAST, TOKENS // (2 * length)))
+    return [d.tokens[:length] for d in documents if len(d.tokens) >= length][:num]
+
 
 @with_model_in_use
 def repetition_drop(
-    scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = 64
+    scorer: Scorer, documents: Sequence[Document], length: int, most: int = MOST
 ) -> dict[str, float | bool | int]:
     """The induction check: mean loss on passages of `length` tokens and on their repetition in the
     same context. Copying is most of what far tokens give to models of text: one that copies little
     has few nats to show."""
-    passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
+    passages = passages_of(documents, length, most)
+    scorer.token_forwards += 2 * length * len(passages)
 
     def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
         return repetition_losses(

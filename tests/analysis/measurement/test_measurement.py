@@ -27,7 +27,7 @@ from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.results import FILES, read_results
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.summary import describe, format_summary
-from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.command.cli import main
@@ -511,6 +511,12 @@ def test_the_check_tells_a_parrot_from_a_model_without_induction(model: Any) -> 
     assert parrot["has_induction"]
     assert not repetition_drop(Scorer(model), passages, 20)["has_induction"]
     assert not repetition_drop(Scorer(model), [], 20)["has_induction"]
+
+
+@pytest.mark.parametrize(("length", "num"), [(128, 64), (512, 32), (3800, 4), (8000, 4)])
+def test_the_check_reads_fewer_passages_if_these_are_long(length: int, num: int) -> None:
+    documents = [Document(np.arange(9000))] * 80
+    assert [len(passage) for passage in passages_of(documents, length)] == [length] * num
 
 
 @pytest.mark.parametrize(("first", "repeated", "copies"), [(2.9, 2.2, True), (5.9, 5.2, False)])
