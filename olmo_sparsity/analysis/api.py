@@ -82,7 +82,7 @@ def explain(
         text: One document, or a `Path` to read it from.
         at: Targets in the text: words (every occurrence), a regular expression (`re.compile`), a
             token's number, a slice of tokens, or several of these. Default: the tokens with the
-            largest gaps.
+            largest gaps (of more than 1,024 tokens, neighbours share a local window for this).
         prompt: A prompt, in place of `text`. Its answer is the target.
         target: The answer to the prompt. Default: the model generates one, greedily.
         foreign: Unrelated texts for `Explanation.check`, in any form that `open_documents` reads.

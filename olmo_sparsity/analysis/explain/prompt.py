@@ -28,6 +28,9 @@ from olmo_sparsity.analysis.settings import AskSettings
 from olmo_sparsity.errors import ConfigError, DataError, one_line
 from olmo_sparsity.runtime import say
 
+MOST_WINDOWS = 1024
+"""How many local windows are computed to select targets."""
+
 SHORT = 32
 
 NEW_TOKENS = 32
@@ -127,6 +130,14 @@ class Prepared:
         return Prepared(
             model, scorers[0], document, windows, settings, spans, judge, judging, states
         )
+
+    @property
+    def windows_to_select(self) -> Windows:
+        """In a text of more than `MOST_WINDOWS` tokens neighbouring targets share local windows, as
+        those of every token would take more than all that is evaluated at the selected ones."""
+        stride = math.ceil(len(self.document.tokens) / MOST_WINDOWS)
+        most = self.windows.most and max(self.windows.short + 1, self.windows.most - stride + 1)
+        return replace(self.windows, stride=stride, most=most)
 
     def refuse_changed_models(self) -> None:
         for scorer, state in zip((self.scorer, self.evaluating), self.states, strict=True):

@@ -239,6 +239,24 @@ def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> 
     assert chosen == largest(losses.placebo_loss_long).index.tolist() != []
 
 
+@pytest.mark.parametrize("long", ["all", 30])
+def test_a_long_text_has_at_most_so_many_windows(
+    model: Any, long: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then targets of the largest gaps are those of shared windows; their numbers stay exact."""
+    exact = asked(model, at=None, long=long, selector="nearest")
+    monkeypatch.setattr("olmo_sparsity.analysis.explain.prompt.MOST_WINDOWS", 8)
+    found = asked(model, at=None, long=long, selector="nearest")
+    windows, document = found.prepared.windows_to_select, found.document
+    assert len(list(windows.blocks(document.tokens))) <= 8 < len(document.tokens) // 2
+    losses = context_losses(found.prepared.scorer, document, windows).set_index("target")
+    gaps = (losses.loss_short - losses.loss_long).loc[SHORT + windows.least :].nlargest(8)
+    assert set(found.targets.target) == set(gaps[gaps >= 0.1].index) != set()
+    assert found.token_forwards < exact.token_forwards
+    both = exact.targets.merge(found.targets, on="target", suffixes=("", "_shared"))
+    np.testing.assert_allclose(both.gap, both.gap_shared, atol=1e-5)
+
+
 @pytest.mark.parametrize("selector", ["attention", "nearest", "random", "drop_one", "greedy"])
 def test_nats_are_falls_whatever_a_selector_goes_by(model: Any, selector: str) -> None:
     found = asked(model, selector=selector, at="w8")
