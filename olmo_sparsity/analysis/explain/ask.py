@@ -173,7 +173,9 @@ def load(
 def _targets_with_far_part(prepared: Prepared) -> Spans:
     document, windows, units = prepared.document, prepared.windows, prepared.settings.units
     if prepared.spans is None:
-        losses = context_losses(prepared.scorer, document, prepared.windows_to_select)
+        losses = context_losses(
+            prepared.scorer, document, windows, blocks=prepared.blocks_to_select()
+        )
         refuse_no_numbers(losses[BOTH].to_numpy(), "targets")
         spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
     else:

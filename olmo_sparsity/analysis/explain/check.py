@@ -136,7 +136,7 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
     parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
     if chosen_by_gap:
-        losses = context_losses(scorer, document, prepared.windows_to_select, controls)
+        losses = context_losses(scorer, document, windows, controls, prepared.blocks_to_select())
         losses = losses[losses.target >= first_place(windows, settings.units)]
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
     k = settings.k

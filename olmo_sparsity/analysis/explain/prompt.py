@@ -18,7 +18,7 @@ import torch
 
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT, encoding_of
-from olmo_sparsity.analysis.inputs.windows import Spans, Windows
+from olmo_sparsity.analysis.inputs.windows import Block, Spans, Windows
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
 from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel
@@ -28,8 +28,9 @@ from olmo_sparsity.analysis.settings import AskSettings
 from olmo_sparsity.errors import ConfigError, DataError, one_line
 from olmo_sparsity.runtime import say
 
-MOST_WINDOWS = 1024
-"""How many local windows are computed to select targets."""
+MOST_WINDOWS, MOST_TOKENS = 1024, 2**16
+"""How many local windows are computed to select targets, and how many tokens of long windows
+besides the one pass for those that begin with the text."""
 
 SHORT = 32
 
@@ -131,13 +132,23 @@ class Prepared:
             model, scorers[0], document, windows, settings, spans, judge, judging, states
         )
 
-    @property
-    def windows_to_select(self) -> Windows:
-        """In a text of more than `MOST_WINDOWS` tokens neighbouring targets share local windows, as
-        those of every token would take more than all that is evaluated at the selected ones."""
-        stride = math.ceil(len(self.document.tokens) / MOST_WINDOWS)
-        most = self.windows.most and max(self.windows.short + 1, self.windows.most - stride + 1)
-        return replace(self.windows, stride=stride, most=most)
+    def blocks_to_select(self) -> list[Block]:
+        """Where targets are looked for if none is named. Neighbours in a long text share windows.
+        A long window that does not begin where the text begins is a pass of its own: if these have
+        more than `MOST_TOKENS` tokens together, so many of them are evenly spaced."""
+        windows, tokens = self.windows, self.document.tokens
+        stride = math.ceil(len(tokens) / MOST_WINDOWS)
+        most = windows.most and max(windows.short + 1, windows.most - stride + 1)
+        blocks = list(replace(windows, stride=stride, most=most).blocks(tokens))
+        later = [block for block in blocks if block.first > 0]
+        step = math.ceil(sum(len(block.tokens) for block in later) / MOST_TOKENS)
+        if step > 1:
+            later = later[::step]
+            say(
+                "the text is longer than a long window: targets are selected from one in "
+                f"{step} of its later tokens; name them (--at) to look elsewhere"
+            )
+        return [block for block in blocks if block.first == 0] + later
 
     def refuse_changed_models(self) -> None:
         for scorer, state in zip((self.scorer, self.evaluating), self.states, strict=True):

@@ -247,14 +247,33 @@ def test_a_long_text_has_at_most_so_many_windows(
     exact = asked(model, at=None, long=long, selector="nearest")
     monkeypatch.setattr("olmo_sparsity.analysis.explain.prompt.MOST_WINDOWS", 8)
     found = asked(model, at=None, long=long, selector="nearest")
-    windows, document = found.prepared.windows_to_select, found.document
-    assert len(list(windows.blocks(document.tokens))) <= 8 < len(document.tokens) // 2
-    losses = context_losses(found.prepared.scorer, document, windows).set_index("target")
-    gaps = (losses.loss_short - losses.loss_long).loc[SHORT + windows.least :].nlargest(8)
+    blocks, document = found.prepared.blocks_to_select(), found.document
+    assert len(blocks) <= 8 < len(document.tokens) // 2
+    assert sum(block.num_targets for block in blocks) > 8
+    losses = context_losses(found.prepared.scorer, document, found.windows, blocks=blocks)
+    losses = losses.set_index("target")
+    gaps = (losses.loss_short - losses.loss_long).loc[SHORT + 1 :].nlargest(8)
     assert set(found.targets.target) == set(gaps[gaps >= 0.1].index) != set()
     assert found.token_forwards < exact.token_forwards
     both = exact.targets.merge(found.targets, on="target", suffixes=("", "_shared"))
     np.testing.assert_allclose(both.gap, both.gap_shared, atol=1e-5)
+
+
+def test_of_long_windows_that_are_passes_of_their_own_few_are_evaluated(
+    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("olmo_sparsity.analysis.explain.prompt.MOST_TOKENS", 200)
+    found = asked(model, at=None, long=30, selector="nearest")
+    later = [block for block in found.prepared.blocks_to_select() if block.first > 0]
+    starts = np.diff([block.start for block in later])
+    assert sum(len(block.tokens) for block in later) <= 200
+    assert len(set(starts)) == 1 < starts[0]
+    assert f"one in {starts[0]} of its later tokens" in capsys.readouterr().err
+    assert set(found.targets.target) <= {
+        place
+        for block in found.prepared.blocks_to_select()
+        for place in range(block.start, block.start + block.num_targets)
+    }
 
 
 @pytest.mark.parametrize("selector", ["attention", "nearest", "random", "drop_one", "greedy"])
