@@ -112,7 +112,7 @@ class Explaining:
             raise DataError(
                 f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this "
                 "text into other tokens, so their losses cannot be compared; pass a judge with the "
-                "same tokenizer"
+                "same tokenizer, or match words or sentences by characters (measure --choices)"
             )
         ours, theirs = (m.prefix_ids(self.options.prefix, texts[0]) for m in (model, loaded))
         if ours != theirs:
