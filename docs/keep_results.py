@@ -5,8 +5,9 @@ FOUND is a measurement, a task result or a training run, each a folder, or a tab
 the same name is replaced; the entries of a record are added to the stored ones.
 
 Of a measurement: summary, mean losses, kinds of dependency and provenance; and the rows of its
-targets, from which the summary can be computed again (--no-rows leaves them out). Of a task: its
-table and provenance. Of a training run: the evaluations.
+targets by `add_one` (of all selectors, if there is none), from which the summary can be computed
+again (--no-rows leaves them out). Of a task: its table and provenance. Of a training run: the
+evaluations.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], di
             if not has_spans(table):
                 table = table.drop(columns="end", errors="ignore")
         if "selector" in table:
-            table = table[table.selector.str.startswith("add_one")]
+            is_add_one = table.selector.str.startswith("add_one")
+            table = table[is_add_one] if is_add_one.any() else table
         if name == "influence":
             table = table[(table.control == "own") & (table["rank"] <= 4)]
         tables[name] = table.reset_index(drop=True)

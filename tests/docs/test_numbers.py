@@ -249,7 +249,7 @@ FREE = {
     "measure.md": "0.1 89% 13% 0.9",
     "paper_map.md": "1.4 0.05",
     "results.md": "0.2 0.1 0.1 0.3",
-    "results_models.md": "0.1 0.7 0.9",
+    "results_models.md": "0.1 0.001 −0.003 0.004 0.021 0.22% 0.7 0.9 0.001 −0.003 0.004",
     "results_prose.md": "0.67 0.64 0.87",
     "results_sources.md": "0.83 0.05 0.05 0.85 1.00 0.90 1.00 0.05 0.88 0.1",
     "results_tasks.md": "0.9 0.99",
