@@ -50,6 +50,8 @@ run() {
   [[ $1 == measure ]] && wait=0
   # shellcheck disable=SC2086 # it holds several words
   srun --kill-on-bad-exit=0 --wait="$wait" ${SRUN_FLAGS:-} olmo-sparsity "$@" || status=$?
+  # SLURM signals the tasks first: they may have left before this shell is told.
+  [[ $status == 0 || $status == 2 ]] || { sleep 3 & wait "$!"; } || true
   if [[ -n ${ended_by_slurm:-} ]]; then # srun may then say 0 of tasks that never finished
     log "ended by SLURM"
   elif [[ $status == 0 ]]; then
