@@ -73,7 +73,7 @@ EDGES = {"loss_beginning": 0, "loss_1x": 256, "loss_2x": 512, "loss_4x": 1024}
 """Tokens where the stretches of a document begin; the last ends at 2,048."""
 
 NEEDLE, DISTANCES = "\nThe number of the house in Willow Lane is", (400, 900, 1800)
-"""What precedes a number, and how many tokens lie between its two occurrences."""
+"""The sentence before a number, and how many tokens separate its two occurrences."""
 
 STEPS = 250
 SETTINGS = [

@@ -187,8 +187,8 @@ def rule_of(name: str) -> str:
 
 
 def shown_part(named: str) -> tuple[str, list[str], str]:
-    """Of `name`, `name:units` or `name:selector`: the measurement, what units of it are shown, and
-    which selector; by default all units and the form of `add_one`."""
+    """Split `name`, `name:units` or `name:selector` into the measurement, the units that are shown
+    and the selector. Default: all units, and the form of `add_one` that was used."""
     name, _, part = named.partition(":")
     meta = read_meta(name)
     if part in meta["selectors"]:

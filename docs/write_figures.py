@@ -233,7 +233,7 @@ def distance() -> Figure:
 
 
 def context() -> Figure:
-    """What distant units of SmolLM2 recover, by the length of the text before the target."""
+    """Recovery and net excess on SmolLM2, by the length of the text before the target."""
     shown = SHOWN["figures"]["context"]
     figure = Figure((WIDTH, 4.8), layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)
