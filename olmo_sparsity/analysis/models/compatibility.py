@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION, causal_bias
-from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.analysis.kernels.losses import LanguageModel
 from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_of_memory, one_line
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 
 # --- how long a text may be -----------------------------------------------------------------------
 
@@ -117,21 +115,8 @@ def _logit_maps(config: Any) -> list[LogitMap]:
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-class Wrapped(LanguageModel, Protocol):
-    """The interface of `HuggingFaceLM` that the trial uses."""
-
-    model: PreTrainedModel
-
-    @property
-    def body(self) -> nn.Module: ...
-    def hidden_sharing(
-        self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates, last: int | None = None
-    ) -> Tensor: ...
-    def raw_logits(self, hidden: Tensor) -> Tensor: ...
-
-
 @torch.no_grad()
-def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool, float]:
+def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, bool, float]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits match the given
     model (`original`, with its adapters). Returns how they follow from the last linear map,
@@ -146,18 +131,15 @@ def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool,
 
     _check_kind(wrapped, original, require)
     try:
-        tried = _try(wrapped, original)
+        logit_map, shares_far = _try(wrapped, original, family, require)
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
         raise ConfigError(_cause(family, wrapped, original, error)) from None
-    if not all(bool(found.isfinite().all()) for found in (tried.counted, tried.logits)):
-        raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
-    found = _check_answers(tried, _logit_maps(config), require)
-    return *found, _batch_noise(wrapped, found[0])
+    return logit_map, shares_far, _batch_noise(wrapped, logit_map)
 
 
-def _cause(family: str, wrapped: Wrapped, original: nn.Module, error: Exception) -> str:
+def _cause(family: str, wrapped: HuggingFaceLM, original: nn.Module, error: Exception) -> str:
     """Return whether it is this model that cannot be used, or a setting of this moment."""
     moment = _moment(wrapped.device)
     try:
@@ -188,7 +170,7 @@ def reason_of(error: Exception) -> str:
 Require = Callable[[bool, str], None]
 
 
-def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None:
+def _check_kind(wrapped: HuggingFaceLM, original: nn.Module, require: Require) -> None:
     """Find what config and signature show."""
     model, text = wrapped.model, wrapped.model.config.get_text_config()
     require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
@@ -219,41 +201,11 @@ def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None
     )
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """Hidden states of eight tokens, and their logits."""
-
-    counted: Tensor
-    again: Tensor
-    """The same inputs as `counted`."""
-
-    gapped: Tensor
-    """With a gap in the middle of the position IDs."""
-
-    seen: Tensor
-    """Gapped, with a causal mask."""
-
-    hiding: Tensor
-    """Gapped, with a mask that hides what precedes the gap."""
-
-    looked_back: Tensor
-    """The places after the gap, given kept states of those before."""
-
-    shared: Tensor | None
-    """The same by `hidden_sharing`; None: the model's code does not take it."""
-
-    alone: Tensor
-    """The places after the gap, given nothing."""
-
-    nudged: Tensor
-    """As `seen`, after a tiny change of the input."""
-
-    logits: Tensor
-    raw: Tensor
-    """By the last linear map from our states."""
-
-
-def _try(wrapped: Wrapped, original: nn.Module) -> _Tried:
+def _try(
+    wrapped: HuggingFaceLM, original: nn.Module, family: str, require: Require
+) -> tuple[LogitMap, bool]:
+    """Compare hidden states and logits of eight tokens, with a gap in the middle of their position
+    IDs and without."""
     device = wrapped.device
     tokens_BL = torch.arange(8, device=device)[None] % wrapped.embedding.weight.shape[0]
     counted_BL = torch.arange(8, device=device)[None]
@@ -265,34 +217,74 @@ def _try(wrapped: Wrapped, original: nn.Module) -> _Tried:
     def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
         return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
 
+    counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
+    # The gap again, with a causal mask, and with one that hides what precedes it.
+    seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
+    # The places after the gap, given kept states of those before, the same without copies of
+    # these, and given nothing.
     earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
     later = (tokens_BL[:, 4:], gapped_BL[:, 4:])
+    looked_back = wrapped.hidden(*later, far=earlier).float()
     try:
         shared = wrapped.hidden_sharing(*later, earlier).float()
     except Exception:  # of the model's own code, which may use its attention in any way
         shared = None
+    alone = wrapped.hidden(*later).float()
     nudge_BLD = wrapped.embedding(tokens_BL)
     nudge_BLD[..., ::2] *= -1
     nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+    nudged = hidden(gapped_BL, causal, added_BLD=nudge_BLD)
     logits = original(
         input_ids=tokens_BL,
         attention_mask=torch.ones_like(tokens_BL),
         position_ids=counted_BL,
         use_cache=False,
     ).logits.to(device)
-    return _Tried(
-        counted=hidden(counted_BL),
-        again=hidden(counted_BL),
-        gapped=hidden(gapped_BL),
-        seen=hidden(gapped_BL, causal),
-        hiding=hidden(gapped_BL, packed),
-        looked_back=wrapped.hidden(*later, far=earlier).float(),
-        shared=shared,
-        alone=wrapped.hidden(*later).float(),
-        nudged=hidden(gapped_BL, causal, added_BLD=nudge_BLD),
-        logits=logits,
-        raw=wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL)),
+    raw = wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL))
+    if not all(bool(found.isfinite().all()) for found in (counted, logits)):
+        raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
+
+    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
+    # as small as the effect of a tiny change of the input are ignored.
+    rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
+    noise = 2 * _distance(nudged, seen)
+
+    def alike(a: Tensor, b: Tensor) -> bool:
+        return _distance(a, b) <= rounding * _distance(b) + noise
+
+    def small(error: float, effect: float) -> bool:
+        return error <= max(noise, effect / 4)
+
+    logit_map = min(
+        _logit_maps(wrapped.model.config), key=lambda candidate: _distance(candidate(raw), logits)
     )
+    require(
+        _distance(logit_map(raw), logits) <= rounding * _distance(logits),
+        "its logits are not the last linear map of its hidden states, nor that scaled or capped "
+        "as its config says (or its adapter is not part of its layers)",
+    )
+    after = slice(4, None)
+    require(
+        _distance(gapped[:, after], counted[:, after]) > _distance(again, counted),
+        "position IDs do not reach its attention (ALiBi, or positions counted by place)",
+    )
+    error = _distance(gapped[:, after], seen[:, after])
+    require(
+        alike(gapped, seen) and small(error, _distance(hiding[:, after], seen[:, after])),
+        "its attention is not causal, or a gap in its position IDs changes who may attend to whom",
+    )
+    require(
+        alike(gapped[:, :4], counted[:, :4]),
+        "a gap in its position IDs changes the places before it",
+    )
+    require(
+        alike(looked_back, seen[:, after]),
+        "the keys and values that it keeps of earlier places do not replace these places",
+    )
+    if shared is None:
+        return logit_map, False
+    error, effect = _distance(shared, looked_back), _distance(alone, looked_back)
+    return logit_map, alike(shared, looked_back) and small(error, effect)
 
 
 def _not_finite(model: nn.Module) -> str:
@@ -302,54 +294,7 @@ def _not_finite(model: nn.Module) -> str:
     return "; its weights are finite, so try dtype=fp32"
 
 
-def _check_answers(
-    tried: _Tried, logit_maps: Iterable[LogitMap], require: Require
-) -> tuple[LogitMap, bool]:
-    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
-    # as small as the effect of a tiny change of the input are ignored.
-    logits, seen = tried.logits, tried.seen
-    rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
-    noise = 2 * _distance(tried.nudged, seen)
-
-    def alike(a: Tensor, b: Tensor) -> bool:
-        return _distance(a, b) <= rounding * _distance(b) + noise
-
-    def small(error: float, effect: float) -> bool:
-        return error <= max(noise, effect / 4)
-
-    logit_map = min(logit_maps, key=lambda candidate: _distance(candidate(tried.raw), logits))
-    require(
-        _distance(logit_map(tried.raw), logits) <= rounding * _distance(logits),
-        "its logits are not the last linear map of its hidden states, nor that scaled or capped "
-        "as its config says (or its adapter is not part of its layers)",
-    )
-    after = slice(4, None)
-    counted, gapped = tried.counted, tried.gapped
-    require(
-        _distance(gapped[:, after], counted[:, after]) > _distance(tried.again, counted),
-        "position IDs do not reach its attention (ALiBi, or positions counted by place)",
-    )
-    error = _distance(gapped[:, after], seen[:, after])
-    require(
-        alike(gapped, seen) and small(error, _distance(tried.hiding[:, after], seen[:, after])),
-        "its attention is not causal, or a gap in its position IDs changes who may attend to whom",
-    )
-    require(
-        alike(gapped[:, :4], counted[:, :4]),
-        "a gap in its position IDs changes the places before it",
-    )
-    looked_back = tried.looked_back
-    require(
-        alike(looked_back, seen[:, after]),
-        "the keys and values that it keeps of earlier places do not replace these places",
-    )
-    if tried.shared is None:
-        return logit_map, False
-    error, effect = _distance(tried.shared, looked_back), _distance(tried.alone, looked_back)
-    return logit_map, alike(tried.shared, looked_back) and small(error, effect)
-
-
-def _batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
+def _batch_noise(wrapped: HuggingFaceLM, logit_map: LogitMap) -> float:
     """The largest change of seven losses. Some quantized models round all rows of a batch by their
     largest number."""
     tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7

@@ -188,19 +188,9 @@ def _read_weights(folder: Path) -> PreTrainedModel:
 # --- read the header ----------------------------------------------------------------------------
 
 
-_FORMATS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""The letter of `struct` for each type of an entry."""
+
 _STRING, _ARRAY = 8, 9
 _TOKENIZER_ARRAYS = tuple(
     f"tokenizer.ggml.{name}"
@@ -552,30 +542,27 @@ def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
             }.items()
             if f"{long}_token_id" in about
         }  # fmt: skip
-        ends = [
-            (about[f"{name}_token_id"], named[f"{name}_token"])
-            if about.get(f"add_{name}_token", default) and f"{name}_token" in named
-            else None
+        added = {
+            name: named[f"{name}_token"]
             for name, default in (("bos", puts_bos), ("eos", False))
-        ]
+            if about.get(f"add_{name}_token", default) and f"{name}_token" in named
+        }
+        special = [(token, about[f"{name}_token_id"]) for name, token in added.items()]
     except (KeyError, IndexError, TypeError) as error:
         raise DataError(
             f"'{header.path}': its tokenizer is incomplete ({type(error).__name__}: {error}); "
             "download the file again"
         ) from None
-    backend.post_processor = _around(*ends)
+    parts = (added.get("bos"), "$A", added.get("eos"))
+    backend.post_processor = processors.TemplateProcessing(
+        single=[part for part in parts if part is not None], special_tokens=special
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=about.get("chat_template"),
         clean_up_tokenization_spaces=False,
         **named,
     )
-
-
-def _around(bos: tuple[int, str] | None, eos: tuple[int, str] | None) -> Any:
-    parts = [*([bos[1]] if bos else []), "$A", *([eos[1]] if eos else [])]
-    special = {text: number for number, text in (end for end in (bos, eos) if end)}
-    return processors.TemplateProcessing(single=parts, special_tokens=list(special.items()))
 
 
 def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
@@ -591,14 +578,15 @@ def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
     if pre in _DIGITS:
         split = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), split])
     elif pre not in _GPT2:
-        expressions = _expressions()
-        if pre not in expressions:
-            known = sorted({*_GPT2, *_DIGITS, *expressions})
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+        if pre not in GGUF_PRE_TOKENIZER_SPLITS:
+            known = sorted({*_GPT2, *_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS})
             raise DataError(
                 f"'{path}': its tokenizer splits text by '{pre}' (tokenizer.ggml.pre), which is "
                 f"not supported; supported: {', '.join(known)}"
             )
-        words = pre_tokenizers.Split(Regex(expressions[pre]), "isolated")
+        words = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), "isolated")
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         split = pre_tokenizers.Sequence([words, plain])
     backend.pre_tokenizer = split
@@ -612,12 +600,6 @@ def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
         ]
         (backend.add_special_tokens if kind == _SPECIAL else backend.add_tokens)(added)
     return backend
-
-
-def _expressions() -> dict[str, str]:
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    return GGUF_PRE_TOKENIZER_SPLITS
 
 
 def _by_transformers(header: Header, about: dict[str, Any]) -> Tokenizer:

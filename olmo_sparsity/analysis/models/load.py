@@ -305,7 +305,7 @@ def wrap_model(
             given_tokenizer=tokenizer,
             name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
             weights_sha256=None,
-            find_transformers_tokenizer=partial(_given, theirs),
+            find_transformers_tokenizer=lambda: theirs,
         )
     )
 
@@ -317,10 +317,6 @@ def _unwrapped(model: Any) -> Any:
         if name in inner:
             return _unwrapped(inner[name])
     return model
-
-
-def _given(tokenizer: Any) -> Any:
-    return tokenizer
 
 
 def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
