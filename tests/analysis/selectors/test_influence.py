@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,10 @@ from tests.support.brute import (
     units_of,
 )
 
+FAMILIES = [*OURS, "llama"]
 
-@pytest.fixture(scope="module", params=[*OURS, "llama"])
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
 
@@ -53,9 +55,13 @@ def block(document: np.ndarray) -> Block:
 @READINGS
 @pytest.mark.parametrize(("windows", "kind"), OF_KINDS)
 @pytest.mark.parametrize(
-    "selector",
-    # Of so few units, the cheaper forms of add_one evaluate all.
-    ["add_one", "add_one_screened", "add_one_nested", "drop_one", "divergence", "gradient", "lrp"],
+    ("model", "selector"),
+    [
+        *product(FAMILIES, ["add_one", "drop_one", "divergence", "gradient", "lrp"]),
+        # Of so few units these evaluate all, as add_one does.
+        *product(["olmo"], ["add_one_screened", "add_one_nested"]),
+    ],
+    indirect=["model"],
 )
 def test_selectors(
     model: Any,
