@@ -149,7 +149,7 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     train(config)
     run = load_model(config.run_folder, device="cpu")
     windows = Windows(18, 5)
-    documents = plant_dependencies(open_documents(None, run, limit=20), run, windows)
+    documents = plant_dependencies(open_documents(None, run, limit=12), run, windows)
     results = measure(run, documents, windows, selectors=["add_one", "random"], ks=(1, 2))
     assert "planted found" in describe(results)
     assert "planted dependency, taken out" in describe(results)

@@ -44,7 +44,7 @@ from tests.support.models import tiny_olmo
 from tests.support.sources import GIVEN, model_of
 
 WHERE = re.compile("w7 w8")
-TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 80).tolist()) for i in range(10, 16)]
+TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 80).tolist()) for i in range(10, 14)]
 MEASURED: dict[str, Any] = {
     "long": 32, "short": 8, "stride": 16, "selectors": "add_one_screened", "ks": (1,), "draws": 1,
     "halves": 0, "min_gap": 0.0, "share": 0.5, "max_targets": 2,
