@@ -40,7 +40,6 @@ class LlamaCpp:
         self._num_places = 0
         self._cached: list[int] = []
         self.token_forwards = 0
-        self._open(2 * BATCH)
         model = self._open(2 * BATCH).model
         if llama_cpp.llama_model_has_encoder(model):
             raise DataError(f"'{path}' holds an encoder; pass a decoder-only model")

@@ -86,8 +86,7 @@ def _attend_with_sum(
     if q.device.type == "cpu":
         if bias is not None:
             bias = bias.expand(-1, -1, q.shape[2], -1)
-        cpu_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return cpu_kernel(q, k, v, attn_mask=bias, scale=scale)
+        return _KERNEL(q, k, v, attn_mask=bias, scale=scale)
     if bias is not None:
         num_keys = bias.shape[-1]
         aligned = F.pad(bias, (0, -num_keys % 16))  # rows of a bias begin at multiples of 16 bytes

@@ -8,11 +8,10 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -200,7 +199,7 @@ class HuggingFaceLM(nn.Module):
                 stack.enter_context(self.embedding.register_forward_hook(add))
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
-            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last, more)
+            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last, **more)
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         text = self.text_config  # in training, transformers does so itself
@@ -244,7 +243,7 @@ class HuggingFaceLM(nn.Module):
         mask: Tensor,
         cache: Cache | None,
         last: int | None,
-        more: Mapping[str, Any] = MappingProxyType({}),
+        **more: Any,
     ) -> Tensor:
         hidden_BLD = self._run(tokens_BL, positions_BL, mask, cache, **more).last_hidden_state
         if last is not None:

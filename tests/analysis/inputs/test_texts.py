@@ -379,15 +379,6 @@ SAID: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("path", SAID)
-def test_what_a_bad_file_holds_instead_is_said(path: str, model: LoadedModel) -> None:
-    content, message = SAID[path]
-    packed(path, content)
-    with pytest.raises(DataError, match=message) as caught:
-        open_documents(path, model)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_list_of_lists_is_said(model: LoadedModel) -> None:
     packed("arrays.jsonl", b'{"text": "a"}\n["one"]\n')
     with pytest.raises(DataError, match="a JSON array: write one object a line"):
@@ -412,9 +403,9 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("path", DAMAGED)
-def test_a_damaged_or_empty_file_is_one_line(path: str, model: LoadedModel) -> None:
-    content, message = DAMAGED[path]
+@pytest.mark.parametrize("path", SAID | DAMAGED)
+def test_a_wrong_damaged_or_empty_file_is_one_line(path: str, model: LoadedModel) -> None:
+    content, message = (SAID | DAMAGED)[path]
     packed(path, content)
     with pytest.raises(DataError, match=message) as caught:
         open_documents(path, model)
