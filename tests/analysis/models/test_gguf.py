@@ -293,9 +293,9 @@ def test_smollm2_is_what_transformers_reads(monkeypatch: pytest.MonkeyPatch) -> 
         logits = loaded.model.model(tokens).logits
     # By `from_pretrained(CACHE, gguf_file=smollm2.FILE)`, which takes three times as long.
     theirs = [28.218857, 22.393663, 15.127062, 24.223024, 17.629350]
-    np.testing.assert_allclose(logits[0].logsumexp(-1), theirs, atol=1e-4)
+    np.testing.assert_allclose(logits[0].logsumexp(-1), theirs, atol=1e-3)
     theirs = [1.613647, 4.924678, 0.863679, 3.223009, -0.001663]
-    np.testing.assert_allclose(logits[0, -1, ::9999], theirs, atol=1e-4)
+    np.testing.assert_allclose(logits[0, -1, ::9999], theirs, atol=1e-3)
     assert loaded.tokenizer is not None
     assert loaded.tokenizer.decode([int(logits[0, -1].argmax())]) == " Paris"
     assert loaded.encode(["a\n\n12"])[0] == [
