@@ -131,7 +131,8 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
 
     _check_kind(wrapped, original, require)
     try:
-        logit_map, shares_far = _try(wrapped, original, family, require)
+        logit_map, rounding = _check_logits(wrapped, original, family, require)
+        shares_far = _check_positions(wrapped, rounding, require)
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
@@ -201,60 +202,23 @@ def _check_kind(wrapped: HuggingFaceLM, original: nn.Module, require: Require) -
     )
 
 
-def _try(
+def _check_logits(
     wrapped: HuggingFaceLM, original: nn.Module, family: str, require: Require
-) -> tuple[LogitMap, bool]:
-    """Compare hidden states and logits of eight tokens, with a gap in the middle of their position
-    IDs and without."""
-    device = wrapped.device
-    tokens_BL = torch.arange(8, device=device)[None] % wrapped.embedding.weight.shape[0]
-    counted_BL = torch.arange(8, device=device)[None]
-    gapped_BL = counted_BL + 4 * (counted_BL > 3)
-    causal = causal_bias(8, device)
-    packed = causal.clone()  # transformers' own reading of a gap: the start of another text
-    packed[..., 4:, :4] = causal[..., 0, 1]
-
-    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
-        return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
-
-    counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
-    # The gap again, with a causal mask, and with one that hides what precedes it.
-    seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
-    # The places after the gap, given kept states of those before, the same without copies of
-    # these, and given nothing.
-    earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
-    later = (tokens_BL[:, 4:], gapped_BL[:, 4:])
-    looked_back = wrapped.hidden(*later, far=earlier).float()
-    try:
-        shared = wrapped.hidden_sharing(*later, earlier).float()
-    except Exception:  # of the model's own code, which may use its attention in any way
-        shared = None
-    alone = wrapped.hidden(*later).float()
-    nudge_BLD = wrapped.embedding(tokens_BL)
-    nudge_BLD[..., ::2] *= -1
-    nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
-    nudged = hidden(gapped_BL, causal, added_BLD=nudge_BLD)
+) -> tuple[LogitMap, float]:
+    """Return how the logits of eight tokens follow from the last linear map, and by which share
+    numbers may differ by rounding."""
+    tokens_BL, counted_BL = _eight_tokens(wrapped)
+    hidden_BLD = wrapped.hidden(tokens_BL, counted_BL)
+    raw = wrapped.raw_logits(hidden_BLD)
     logits = original(
         input_ids=tokens_BL,
         attention_mask=torch.ones_like(tokens_BL),
         position_ids=counted_BL,
         use_cache=False,
-    ).logits.to(device)
-    raw = wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL))
-    if not all(bool(found.isfinite().all()) for found in (counted, logits)):
+    ).logits.to(wrapped.device)
+    if not all(bool(found.isfinite().all()) for found in (hidden_BLD, logits)):
         raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
-
-    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
-    # as small as the effect of a tiny change of the input are ignored.
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
-    noise = 2 * _distance(nudged, seen)
-
-    def alike(a: Tensor, b: Tensor) -> bool:
-        return _distance(a, b) <= rounding * _distance(b) + noise
-
-    def small(error: float, effect: float) -> bool:
-        return error <= max(noise, effect / 4)
-
     logit_map = min(
         _logit_maps(wrapped.model.config), key=lambda candidate: _distance(candidate(raw), logits)
     )
@@ -263,6 +227,36 @@ def _try(
         "its logits are not the last linear map of its hidden states, nor that scaled or capped "
         "as its config says (or its adapter is not part of its layers)",
     )
+    return logit_map, rounding
+
+
+def _check_positions(wrapped: HuggingFaceLM, rounding: float, require: Require) -> bool:
+    """Compare hidden states of eight tokens with and without a gap in the middle of their position
+    IDs. Return whether `hidden_sharing` gives the same as copies of kept states."""
+    tokens_BL, counted_BL = _eight_tokens(wrapped)
+    gapped_BL = counted_BL + 4 * (counted_BL > 3)
+    causal = causal_bias(8, wrapped.device)
+    packed = causal.clone()  # transformers' own reading of a gap: the start of another text
+    packed[..., 4:, :4] = causal[..., 0, 1]
+
+    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
+        return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
+
+    counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
+    seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
+    nudge_BLD = wrapped.embedding(tokens_BL)
+    nudge_BLD[..., ::2] *= -1
+    nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
+    # as small as the effect of a tiny change of the input are ignored.
+    noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
+
+    def alike(a: Tensor, b: Tensor) -> bool:
+        return _distance(a, b) <= rounding * _distance(b) + noise
+
+    def small(error: float, effect: float) -> bool:
+        return error <= max(noise, effect / 4)
+
     after = slice(4, None)
     require(
         _distance(gapped[:, after], counted[:, after]) > _distance(again, counted),
@@ -277,14 +271,27 @@ def _try(
         alike(gapped[:, :4], counted[:, :4]),
         "a gap in its position IDs changes the places before it",
     )
+    # The places after the gap, given kept states of those before.
+    earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
+    later = (tokens_BL[:, after], gapped_BL[:, after])
+    looked_back = wrapped.hidden(*later, far=earlier).float()
     require(
         alike(looked_back, seen[:, after]),
         "the keys and values that it keeps of earlier places do not replace these places",
     )
-    if shared is None:
-        return logit_map, False
+    try:
+        shared = wrapped.hidden_sharing(*later, earlier).float()
+    except Exception:  # of the model's own code, which may use its attention in any way
+        return False
+    alone = wrapped.hidden(*later).float()
     error, effect = _distance(shared, looked_back), _distance(alone, looked_back)
-    return logit_map, alike(shared, looked_back) and small(error, effect)
+    return alike(shared, looked_back) and small(error, effect)
+
+
+def _eight_tokens(wrapped: HuggingFaceLM) -> tuple[Tensor, Tensor]:
+    """Return tokens_BL, and their position IDs without a gap."""
+    counted_BL = torch.arange(8, device=wrapped.device)[None]
+    return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
 
 
 def _not_finite(model: nn.Module) -> str:

@@ -411,8 +411,11 @@ def test_an_event_loop_and_another_default_dtype_change_nothing(
 
 def test_the_cause_of_a_failed_trial_is_the_model_or_the_moment(model: Any) -> None:
     model.model.layers[0].mlp = nn.Linear(3, 3)
-    with pytest.raises(ConfigError, match=r"does not run: its own forward pass raises RuntimeErr"):
+    with pytest.raises(
+        ConfigError, match=r"does not run: its own forward pass raises RuntimeErr"
+    ) as e:
         wrap_model(model)
+    assert "\n" not in str(e.value)
     torch.set_default_dtype(torch.bfloat16)
     try:
         with pytest.raises(ConfigError, match=r"default dtype is torch\.bfloat16: try it with fl"):
