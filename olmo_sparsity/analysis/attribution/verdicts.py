@@ -13,7 +13,8 @@ Dimension key: T statements, S sources, D decoys of a source.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from math import sqrt
 
 import numpy as np
@@ -88,7 +89,7 @@ class Losses:
     without_TSD: np.ndarray
     """… of the source alone."""
 
-    @property
+    @cached_property
     def most_T(self) -> np.ndarray:
         """The usual loss with decoys. Losses are capped here: what raises a loss above it misleads,
         and does not show what sources give."""
@@ -112,15 +113,13 @@ class Losses:
 
     def first(self, num: int) -> Losses:
         """Return the losses with the first decoys only."""
-        parts = {
-            n: of if n.endswith(("_T", "_TS")) else of[..., :num] for n, of in vars(self).items()
-        }
-        return Losses(**parts)
+        of_decoys = ("decoys_TD", "among_TSD", "without_TSD")
+        return replace(self, **{name: getattr(self, name)[..., :num] for name in of_decoys})
 
     @staticmethod
     def mean(parts: Sequence[Losses]) -> Losses:
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return Losses(*(np.mean(column, axis=0) for column in columns))
+        names = [field.name for field in fields(Losses)]
+        return Losses(*(np.mean([getattr(p, name) for p in parts], axis=0) for name in names))
 
 
 def mean_of_tried(nats_TSD: np.ndarray) -> np.ndarray:
