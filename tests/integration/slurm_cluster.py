@@ -140,21 +140,23 @@ class Cluster:
     def lose_node(self, node: str) -> None:
         """Its daemon and all that it runs die at once, as if the power had gone."""
         self.lose_daemon(node)
-        self._kill_steps(node)
+        self.signal_steps(signal.SIGKILL, node)
 
-    def _kill_steps(self, node: str) -> None:
-        log, children, doomed = str(self.folder / f"slurmd.{node}.log"), defaultdict(list), []
+    def signal_steps(self, number: signal.Signals, *nodes: str) -> None:
+        """Send a signal to all that runs on these nodes, but to no daemon."""
+        logs = {str(self.folder / f"slurmd.{node}.log") for node in nodes}
+        children, found = defaultdict(list), []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, ValueError):
                 status = process.joinpath("stat").read_text().rpartition(")")[2].split()
                 children[int(status[1])].append(int(process.name))
                 # slurmstepd, which starts a step's processes, logs into its daemon's file.
-                if any(os.path.realpath(fd) == log for fd in process.glob("fd/*")):
-                    doomed.append(int(process.name))
-        for pid in doomed:  # grows: a step's processes, and theirs
-            doomed += [child for child in children[pid] if child not in doomed]
+                if any(os.path.realpath(fd) in logs for fd in process.glob("fd/*")):
+                    found.append(int(process.name))
+        for pid in found:  # grows: a step's processes, and theirs
+            found += [child for child in children[pid] if child not in found]
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
 
     def wait_for_nodes(self) -> None:
         def ready() -> bool:
@@ -207,8 +209,7 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for node in NODES:
-            self._kill_steps(node)
+        self.signal_steps(signal.SIGKILL, *NODES)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _launch(self, *command: str, name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -189,8 +190,16 @@ def losing(bench: Bench) -> Job:
     lose(waiting, bench.cluster.lose_node)
     assert waiting.end().fact("JobState") == "COMPLETED"
     job = bench.train("losing", FOREVER, flags=flags)
-    job.reach(25)
-    lose(job, bench.cluster.lose_daemon)
+
+    def lose_daemon(node: str) -> None:
+        """It hangs until SLURM has noticed: the steps of the run would take all cores."""
+        bench.cluster.lose_daemon(node)
+        bench.cluster.signal_steps(signal.SIGSTOP, node)
+        job.wait_for(lambda: job.fact("JobState") != "RUNNING", "the loss to be noticed")
+        bench.cluster.signal_steps(signal.SIGCONT, node)
+
+    job.reach(35)
+    lose(job, lose_daemon)
     job.go_on(start=2)
     bench.cluster.run("scancel", job.number)
     return job.end()
