@@ -16,6 +16,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,7 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
     return "bf16" if multiplies(device, torch.bfloat16) else "fp32"
 
 
+@cache
 def measure_matmul_peak(device: torch.device, precision: str) -> float:
     """FLOP/s of a plain square matmul on this device, as a reference for throughput."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -117,6 +118,7 @@ def _run(
     disturb: Disturb | None,
 ) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # DeepSpeed collects garbage, in a second if that includes all that was imported
     os.environ |= variables
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
