@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import yaml
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.folders import LOCK, Owner
 from tests.conftest import data_section, small_run, small_task
-from tests.support.children import forkserver
+from tests.support import children
 
 MEASURE = ["--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--draws", "1"]
 MEASURE += ["--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "4"]
@@ -47,6 +48,14 @@ def words_of(command: str, folder: Path, run: Path, here: Path) -> list[str]:
         settings = small_task(folder) | {"seeds": [1], "num_test_samples": 20}
     (path := here / f"{command}.yaml").write_text(yaml.safe_dump(settings))
     return [command, str(path)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _transformers_is_imported() -> Iterator[None]:
+    """As `export` does."""
+    children.restart("transformers.models.llama.modeling_llama")
+    yield
+    children.restart()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +111,7 @@ def test_killed_at_a_file_operation_the_same_command_ends_with_the_same_files(
 
     def run_until(folder: Path, die_at: float) -> int | None:
         words = words_of(command, folder, made / "train", tmp_path)
-        child = forkserver.Process(
+        child = children.forkserver.Process(
             target=run_killed, args=(words, str(folder), die_at, str(counted))
         )
         child.start()

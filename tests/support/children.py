@@ -33,6 +33,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")
 IMPORTED = [
     "pytest",
+    "hypothesis",
     "olmo_sparsity.training.loop",
     "olmo_sparsity.analysis.measurement.measurement",
 ]
