@@ -309,7 +309,8 @@ def measuring(bench: Bench) -> None:
              "num_key_value_heads", "vocab_size")  # fmt: skip
     llama = LlamaConfig(**dict(zip(names, sizes, strict=True)), max_position_embeddings=2048)
     windows = Windows(48, 16, 4) if bench.small else Windows(512, 128, 16)
-    document = Document(np.random.default_rng(0).integers(3, 500, windows.long + 4 * 16))
+    num_targets = 4 if bench.small else 64
+    document = Document(np.random.default_rng(0).integers(3, 500, windows.long + num_targets))
     models: dict[str, Callable[[], Any]] = {
         "olmo 150m": lambda: build_model(config),
         "llama 135m": lambda: HuggingFaceLM(LlamaForCausalLM(llama)),
