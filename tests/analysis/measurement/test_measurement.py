@@ -385,7 +385,7 @@ def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     config = ModelConfig(**SHAPE | {"vocab_size": 256}, n_layers=1, architecture="gpt_neox")
     untrained = build_model(config).eval()
     generator = np.random.default_rng(seed)
-    words = generator.zipf(1.3, size=(100, 60)) % 256  # as in text, few types are most tokens
+    words = generator.zipf(1.3, size=(60, 60)) % 256  # as in text, few types are most tokens
     settings = Settings(
         long=32,
         short=8,
@@ -400,7 +400,7 @@ def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     results = measured_into(tmp_path, untrained, Documents.of(list(words)), settings)
     summary = results.summary.set_index(["target_set", "k"])
     gap, others = summary.loc["gap"], summary.drop(index="gap", level="target_set")
-    assert gap.num_documents.min() >= 40
+    assert gap.num_documents.min() >= 25
     assert (gap.excess_low > 0).all(), "no excess to explain: the test has no force"
     assert (gap.net_low <= 0).all()
     assert (gap.net_high >= 0).all()

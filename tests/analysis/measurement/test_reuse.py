@@ -180,7 +180,7 @@ def test_both_directions_on_the_command_line(
 def test_models_of_random_weights_give_each_other_nothing() -> None:
     """Their own choices recover a good part of their gaps."""
     rng = np.random.default_rng(1)
-    documents = Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(40)])
+    documents = Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(24)])
     options = OPTIONS | {
         "sets": ("gap",),
         "units": "tokens",
