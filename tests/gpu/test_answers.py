@@ -108,9 +108,10 @@ def test_the_host_does_not_wait_for_batches(name: str) -> None:
 @pytest.mark.parametrize(("name", "prefix"), [("olmo", ()), ("LlamaForCausalLM", (1, 2))])
 @on_pretended_gpus
 def test_rows_that_see_different_far_places_share_forwards(
-    name: str, prefix: tuple[int, ...]
+    name: str, prefix: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, if one forward holds them all; to launch one takes longer than to compute it."""
+    """If one forward holds them all, and on a CPU if they are few."""
+    from olmo_sparsity.analysis.scoring import scorer as scoring
     from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from tests.gpu.pretend import pretend
@@ -130,8 +131,12 @@ def test_rows_that_see_different_far_places_share_forwards(
         scorer._hidden = counted  # type: ignore[method-assign] # counts rows
         return np.stack(scorer.losses([context.set_row(far, (0, 2)) for far in sets])), sizes
 
+    found, sizes = losses(1000)
+    assert sizes == [len(sets)]
+    monkeypatch.setattr(scoring, "FEW_PAIRS", 0)
     expected, on_cpu = losses(1000)
     assert on_cpu == [1, 4, 1, 1, 1, 1]
+    np.testing.assert_allclose(found, expected, atol=2e-4)
     with pretend():
         model.to("cuda:0")
         for batch_tokens, wanted in ((5 * len(sets), [len(sets)]), (5 * len(sets) - 1, on_cpu)):

@@ -50,6 +50,10 @@ many numbers (256 MiB in fp32), but not fewer than so many places."""
 TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
 
+FEW_PAIRS = 2**15
+"""On a CPU, rows that see different numbers of distant places share a forward if they have at most
+this many pairs of a token and a distant place: more would cost more in attention."""
+
 
 @dataclass(frozen=True, eq=False)
 class Context:
@@ -291,9 +295,9 @@ class Scorer:
 
     def _groups(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], bool, int]]:
         """Rows that share forwards, whether far places are hidden from them (see `_hidden`), and
-        the number of keys of each: a far state takes as much memory as a state of the row. On a
-        GPU rows may see different numbers of far places, if one forward holds them all: to launch
-        one of a few rows takes longer than to compute it."""
+        the number of keys of each: a far state takes as much memory as a state of the row. Rows may
+        see different numbers of far places, if one forward holds them all: to launch one on a GPU,
+        and to read the weights on a CPU, takes longer than to compute a few rows."""
         shapes: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for index, row in enumerate(rows):
             context, num_seen = (None, 0) if row.seen is None else (row.context, len(row.seen))
@@ -307,8 +311,10 @@ class Scorer:
                 continue
             num_places = context.states.num_places
             shares = self.model.shares_far(num_places, length)
-            fits = len(every) * length <= self.batch_tokens
-            if self.device.type != "cpu" and shares and len(of_shape) > 1 and fits:
+            most = self.batch_tokens
+            if self.device.type == "cpu":
+                most = min(most, FEW_PAIRS // max(1, num_places))
+            if shares and len(of_shape) > 1 and len(every) * length <= most:
                 yield every, True, length
                 continue
             for num_seen, indices in of_shape.items():
