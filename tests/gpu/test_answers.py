@@ -111,8 +111,8 @@ def test_rows_that_see_different_far_places_share_forwards(
     name: str, prefix: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If one forward holds them all, and on a CPU if they are few."""
-    from olmo_sparsity.analysis.scoring import scorer as scoring
     from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.scoring import scorer as scoring
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from tests.gpu.pretend import pretend
 
