@@ -178,21 +178,19 @@ class Settings:
         given = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
         object.__setattr__(self, "_given", given)
         is_all = self.long == "all"
-        if self.short is None:
-            quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
-            object.__setattr__(self, "short", max(1, min(LOCAL, quarter)))
-        if self.stride is None:
-            object.__setattr__(self, "stride", LOCAL // 2 if is_all else 1)
-        if self.max_targets is None:
-            object.__setattr__(self, "max_targets", TARGETS_OF_DOCUMENT if is_all else "all")
-        if not self.selectors:
-            object.__setattr__(self, "selectors", SCREENED if is_all else EXHAUSTIVE)
-        if not self.sets:
-            object.__setattr__(self, "sets", ("gap",) if is_all else CHOSEN_SETS)
-        if self.draws is None:
-            object.__setattr__(self, "draws", 1 if is_all else 3)
-        if self.halves is None:
-            object.__setattr__(self, "halves", 0 if is_all else 16)
+        quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
+        defaults = {
+            "short": max(1, min(LOCAL, quarter)),
+            "stride": LOCAL // 2 if is_all else 1,
+            "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
+            "selectors": SCREENED if is_all else EXHAUSTIVE,
+            "sets": ("gap",) if is_all else CHOSEN_SETS,
+            "draws": 1 if is_all else 3,
+            "halves": 0 if is_all else 16,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) in (None, (), []):
+                object.__setattr__(self, name, value)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -241,8 +239,7 @@ class Settings:
             if max(self.ks) > num_units:
                 raise ConfigError(
                     f"ks: {max(self.ks)} is more than the {max(num_units, 0)} distant units "
-                    f"({units}) "
-                    f"of the first target with long={self.long} and short={self.short}"
+                    f"({units}) of the first target with long={self.long} and short={self.short}"
                 )
 
 
@@ -337,7 +334,7 @@ class SourceSettings:
             if self.orders > 1:
                 raise ConfigError(
                     f"orders={self.orders} reorders whole sources and cannot be combined with "
-                    f"units={self.units} out"
+                    f"units={self.units}"
                 )
 
 

@@ -39,7 +39,7 @@ def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str,
     if isinstance(number, bool) or not -len(turns) <= number < len(turns):
         raise ConfigError(f"message={number}: the log has messages 0 to {len(turns) - 1}")
     number = numbers[number]
-    answer = _joined(turns[number])
+    answer = "\n\n".join(text.strip() for text in turns[number]["texts"] if text.strip())
     if turns[number]["role"] != "assistant" or not answer:
         raise ConfigError(
             f"message={number} must be text of the assistant, and is of {turns[number]['role']}"
@@ -88,8 +88,7 @@ def read_log(path: str | Path) -> Messages:
 def blocks(text: str) -> list[str]:
     """Split a prompt at its headings (`# …` or a tag alone in its line), or at blank lines if it
     has none. Tags and headings belong to what follows."""
-    at_headings = [part.strip() for part in HEADING.split(text)]
-    parts = at_headings if HEADING.search(text) else re.split(r"\n\s*\n", text)
+    parts = HEADING.split(text) if HEADING.search(text) else re.split(r"\n\s*\n", text)
     return [part.strip() for part in parts if part.strip()]
 
 
@@ -160,10 +159,6 @@ def _call(call: Any, number: int) -> dict[str, Any]:
             f"messages: number {number} has a tool call without a function and JSON arguments: "
             f"{printable(str(call))[:80]}"
         ) from None
-
-
-def _joined(turn: Mapping[str, Any]) -> str:
-    return "\n\n".join(text.strip() for text in turn["texts"] if text.strip())
 
 
 def _title(text: str) -> str:

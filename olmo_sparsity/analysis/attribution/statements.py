@@ -107,8 +107,9 @@ class Trials:
         if not new:
             return
         for layout, found in zip(self.layouts, self.found, strict=True):
-            far_PF = [self.far(layout, *key) for key in new]
-            losses_TP = score_far(self.engine, layout, far_PF)
+            blocks = [layout.block.with_far(self.far(layout, *key)) for key in new]
+            prompts = [Prompt(one.tokens[: one.num_before], one.targets_W) for one in blocks]
+            losses_TP = layout.by_statement(-np.stack(self.engine.score(prompts)))
             refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
             for key, losses_T in zip(new, losses_TP.T, strict=True):
                 found[key[0]][(slice(None), *key[1:])] = losses_T
@@ -151,7 +152,7 @@ def measure_losses(
     layouts: Sequence[Layout],
     decoys: Sequence[np.ndarray],
     rate: float,
-    done: Callable[[int], None] = lambda number: None,
+    done: Callable[[int], None],
 ) -> list[Losses]:
     """Losses of each order of the sources (`layouts`). `engine` scores what verdicts go by, with as
     many of the decoys as these need, `scorer` what sources give alone and left out; without
@@ -184,13 +185,6 @@ def _without_decoys(
         refuse_no_numbers(losses_TR, "statements, with these sources")
     alone_TS, left_out_TS = np.split(losses_TR[:, 1:], 2, axis=1)
     return losses_TR[:, 0], alone_TS, left_out_TS
-
-
-def score_far(engine: LogprobModel, layout: Layout, far_PF: Sequence[np.ndarray]) -> np.ndarray:
-    """losses_TP: of each statement, with each of these texts in the place of all sources."""
-    blocks = [layout.block.with_far(far_F) for far_F in far_PF]
-    prompts = [Prompt(block.tokens[: block.num_before], block.targets_W) for block in blocks]
-    return layout.by_statement(-np.stack(engine.score(prompts)))
 
 
 # --- the whole ------------------------------------------------------------------------------------
