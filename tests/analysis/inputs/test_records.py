@@ -165,38 +165,38 @@ def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) ->
 # --- what is too large ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "split_at", "said"),
-    [
-        ("hole.txt", "whole", "longer than 33,554,432 bytes"),
-        ("hole.md", "blank-lines", "line 1 has more than 536,870,912 bytes"),
-        ("hole.jsonl", "whole", "line 1 has more than 536,870,912 bytes"),
-        ("hole.json", "whole", "line 1 has more than 536,870,912 bytes"),
-        ("hole.csv", "whole", "hole.csv: zero bytes, so it is not a text file"),
-        ("hole.json.zst", "whole", "damaged after line 0 (ZSTD"),
-        ("hole.parquet", "whole", "damaged after row 0 (Parquet magic bytes"),
-    ],
-)
-def test_a_file_of_5_gib_is_read_in_little_memory(
-    tmp_path: Path, name: str, split_at: str, said: str
-) -> None:
-    """A sparse one, of no line's end, in a process that may not grow by more than half a GiB."""
-    path = tmp_path / name
-    path.touch()
-    os.truncate(path, 5 * 2**30)
+HOLES = {
+    ("hole.txt", "whole"): "longer than 33,554,432 bytes",
+    ("hole.md", "blank-lines"): "line 1 has more than 536,870,912 bytes",
+    ("hole.jsonl", "whole"): "line 1 has more than 536,870,912 bytes",
+    ("hole.json", "whole"): "line 1 has more than 536,870,912 bytes",
+    ("hole.csv", "whole"): "hole.csv: zero bytes, so it is not a text file",
+    ("hole.json.zst", "whole"): "damaged after line 0 (ZSTD",
+    ("hole.parquet", "whole"): "damaged after row 0 (Parquet magic bytes",
+}
+
+
+def test_files_of_5_gib_are_read_in_little_memory(tmp_path: Path) -> None:
+    """Sparse ones, of no line's end, in a process that may not grow by more than half a GiB."""
+    for name, _ in HOLES:
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 5 * 2**30)
     code = (
         "import pyarrow, pyarrow.parquet, resource, sys\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "most = pages * resource.getpagesize() + 2**29\n"
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
-        "config = Config(source='files', path=sys.argv[1], split_at=sys.argv[2], field='text',"
+        "for path, split_at in zip(sys.argv[1::2], sys.argv[2::2]):\n"
+        "    config = Config(source='files', path=path, split_at=split_at, field='text',"
         " group_field=None, prompt_field=None, max_documents=None)\n"
-        "try: print(*corpus.read_records(config))\n"
-        "except DataError as error: print(error)\n"
+        "    try: print(*corpus.read_records(config))\n"
+        "    except DataError as error: print(error)\n"
     )
-    answer = run(code, str(path), split_at)
-    assert str(path) in answer
-    assert said in answer
+    words = [word for name, split_at in HOLES for word in (str(tmp_path / name), split_at)]
+    answers = run(code, *words).splitlines()
+    for answer, ((name, _), said) in zip(answers, HOLES.items(), strict=True):
+        assert str(tmp_path / name) in answer
+        assert said in answer
 
 
 def test_a_line_without_end_is_refused_and_a_long_one_passed_over(
