@@ -617,7 +617,7 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     tokens = np.random.default_rng(0).integers(0, 512, windows.long + num_blocks * windows.stride)
     for selector in ("add_one", "drop_one"):
         taken: list[float] = []
-        for _ in range(1 if small else 2):  # the first one starts libraries
+        for _ in range(2):  # the first one starts libraries
             scorer, started = Scorer(model), time.perf_counter()
             recover(scorer, Document(tokens), windows, selectors=selector, ks=(1, 4))
             taken.append(time.perf_counter() - started)

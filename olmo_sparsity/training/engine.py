@@ -313,7 +313,8 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
 
 @cache
 def measure_matmul_peak(device: torch.device, precision: str) -> float:
-    """FLOP/s of a plain square matmul on this device, as a reference for throughput."""
+    """FLOP/s of a plain square matmul on this device, as a reference for throughput, measured once
+    in a process."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # A CPU that lacks the dtype takes seconds for 1,024.
     on_cpu = 1024 if multiplies(device, dtype) else 256

@@ -113,7 +113,7 @@ class Losses:
 
     def first(self, num: int) -> Losses:
         """Return the losses with the first decoys only."""
-        of_decoys = ("decoys_TD", "among_TSD", "without_TSD")
+        of_decoys = [field.name for field in fields(self) if field.name.endswith("D")]
         return replace(self, **{name: getattr(self, name)[..., :num] for name in of_decoys})
 
     @staticmethod

@@ -29,8 +29,8 @@ from olmo_sparsity.runtime import Progress
 SAME_TEXT = 32
 """Tokens in a row that two texts share if one has something of the other."""
 
-PASSAGE, PASSAGES = 128, 4
-"""Tokens and number of the passages that the induction check repeats."""
+PASSAGE = 128
+"""Tokens of the passages that the induction check repeats."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,5 +219,5 @@ def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
 
 def _passages(others: Documents) -> list[Document]:
     tokens = others[0].tokens
-    starts = range(0, min(len(tokens) - PASSAGE, PASSAGES * PASSAGE), PASSAGE)
+    starts = range(0, min(len(tokens) - PASSAGE, 16 * PASSAGE), PASSAGE)
     return [Document(tokens[start : start + PASSAGE]) for start in starts]

@@ -187,10 +187,10 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) ->
 def both_ways(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """From rows of `pair` of two measurements, in which each of two models evaluates what the other
     chose: the mean of both. Each document is resampled for both at once."""
-    groups, others = (_by_group(rows[rows.far_part == PARTS[0]]) for rows in (first, second))
+    groups, others = (_own_and_placebo(rows) for rows in (first, second))
     means = []
     for names in sorted(groups.keys() & others.keys()):
-        own = groups[names], others[names]
+        own = groups[names][0], others[names][0]
         documents = _documents_of(*own)
         one, other = (_quantities(_sums(rows, documents), seed) for rows in own)
         mean = {name: (one[name] + other[name]) / 2 for name in one}
@@ -205,12 +205,11 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.Da
 
 def _own_and_placebo(rows: pd.DataFrame) -> dict[tuple, tuple[pd.DataFrame, pd.DataFrame]]:
     """By target set, units, selector and k, where there are own targets."""
-    own, placebo = (_by_group(rows[rows.far_part == part]) for part in PARTS)
-    return {names: (group, placebo.get(names, rows[:0])) for names, group in own.items()}
-
-
-def _by_group(rows: pd.DataFrame) -> dict[tuple, pd.DataFrame]:
-    return dict(list(rows.groupby(GROUPS)))
+    own, placebo = (rows[rows.far_part == part] for part in PARTS)
+    of_placebo = dict(list(placebo.groupby(GROUPS)))
+    return {
+        names: (group, of_placebo.get(names, placebo[:0])) for names, group in own.groupby(GROUPS)
+    }
 
 
 def _documents_of(*rows: pd.DataFrame) -> pd.Index:
@@ -283,18 +282,12 @@ def resample(counts: pd.DataFrame | np.ndarray, seed: int = 0) -> np.ndarray:
     return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV), seed) @ counts_DV])
 
 
+@lru_cache(maxsize=4)
 def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
     """weights_RD: how often each document is drawn in each resample."""
-    return _draw_resamples(num_documents, seed).astype(float)
-
-
-@lru_cache(maxsize=16)
-def _draw_resamples(num_documents: int, seed: int) -> np.ndarray:
-    """`resample_weights` in small numbers, so that many fit into memory."""
     generator = np.random.default_rng(seed)
     share = np.full(num_documents, 1 / num_documents)
-    drawn = generator.multinomial(num_documents, share, size=NUM_RESAMPLES)
-    return drawn.astype(np.uint16 if num_documents < 2**16 else np.uint32)
+    return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
 
 
 def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:

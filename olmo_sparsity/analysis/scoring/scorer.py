@@ -311,10 +311,11 @@ class Scorer:
                 continue
             num_places = context.states.num_places
             shares = self.model.shares_far(num_places, length)
-            most = self.batch_tokens
+            num_tokens = len(every) * length
+            fits = num_tokens <= self.batch_tokens
             if self.device.type == "cpu":
-                most = min(most, FEW_PAIRS // max(1, num_places))
-            if shares and len(of_shape) > 1 and len(every) * length <= most:
+                fits &= num_tokens * num_places <= FEW_PAIRS
+            if shares and len(of_shape) > 1 and fits:
                 yield every, True, length
                 continue
             for num_seen, indices in of_shape.items():
