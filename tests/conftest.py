@@ -45,11 +45,33 @@ LONGEST = (
     "test_kill_and_resume",
 )
 
+SHARE_A_SERVER = (
+    (  # of tests/support/children.py
+        "tests/integration/test_engines.py",
+        "tests/test_kill_and_resume.py",
+        "tests/training/test_checkpoint.py",
+    ),
+    ("tests/gpu/test_answers.py", "tests/gpu/test_commands.py"),
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process ends alone with one of them."""
     longest = tuple(f"tests/{name}.py" for name in LONGEST)
     items.sort(key=lambda item: not item.nodeid.startswith(longest))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out the files whose children fork from one server as if they were one file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((files[0] for files in SHARE_A_SERVER if file in files), file)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

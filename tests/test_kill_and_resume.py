@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,14 +47,6 @@ def words_of(command: str, folder: Path, run: Path, here: Path) -> list[str]:
         settings = small_task(folder) | {"seeds": [1], "num_test_samples": 20}
     (path := here / f"{command}.yaml").write_text(yaml.safe_dump(settings))
     return [command, str(path)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _transformers_is_imported() -> Iterator[None]:
-    """As `export` does."""
-    children.restart("transformers.models.llama.modeling_llama")
-    yield
-    children.restart()
 
 
 @pytest.fixture(scope="module")

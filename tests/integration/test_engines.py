@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,6 @@ from tests.support import children
 
 NUM_STEPS = 20
 ENGINES = ["ddp", "zero1", "zero2", "zero3"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _deepspeed_is_imported() -> Iterator[None]:
-    """The last one imports PyTorch's compiler, as the first step with DeepSpeed does."""
-    children.restart("deepspeed", "deepspeed.runtime.zero.muon.original_muon")
-    yield
-    children.restart()
 
 
 @pytest.fixture(scope="module")

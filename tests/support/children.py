@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import json
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -28,22 +27,19 @@ import torch
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.training.engine import Engine
 
-server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined] # stops in tests
 os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")
-IMPORTED = [
-    "pytest",
-    "hypothesis",
-    "olmo_sparsity.training.loop",
-    "olmo_sparsity.analysis.measurement.measurement",
-]
-forkserver.set_forkserver_preload(IMPORTED)
-
-
-def restart(*more: str) -> None:
-    """Begin with a new server, which imports these modules too."""
-    server._stop()
-    forkserver.set_forkserver_preload([*IMPORTED, *more])
+forkserver.set_forkserver_preload(
+    [
+        "pytest",
+        "hypothesis",
+        "olmo_sparsity.training.loop",
+        "olmo_sparsity.analysis.measurement.measurement",
+        "transformers.models.llama.modeling_llama",  # as `export` does
+        "deepspeed",
+        "deepspeed.runtime.zero.muon.original_muon",  # PyTorch's compiler, as its first step does
+    ]
+)
 
 
 @dataclass

@@ -345,17 +345,18 @@ def test_the_loss_of_a_masked_document_is_its_loss_alone(
     assert (one - other).norm() < near["rtol"] * other.norm()
 
 
-@pytest.mark.parametrize(("abilities", "size"), [({"amx_bf16": True}, 1024), ({}, 256)])
+@pytest.mark.parametrize(("flop_per_s", "size"), [(1e12, 1024), (1e8, 256)])
 def test_the_peak_is_measured_on_matrices_that_take_no_seconds(
-    monkeypatch: pytest.MonkeyPatch, abilities: dict, size: int
+    monkeypatch: pytest.MonkeyPatch, flop_per_s: float, size: int
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: abilities)
-    asked, randn = [], torch.randn
+    asked = []
     monkeypatch.setattr(
-        torch, "randn", lambda *shape, **given: asked.append(shape) or randn(8, 8, **given)
+        "olmo_sparsity.training.engine._seconds_to_square",
+        lambda matrix: asked.append(len(matrix)) or 2 * len(matrix) ** 3 / flop_per_s,
     )
-    assert measure_matmul_peak.__wrapped__(torch.device("cpu"), "bf16") > 0
-    assert asked == [(size, size)]
+    peak = measure_matmul_peak.__wrapped__(torch.device("cpu"), "bf16")
+    assert peak == pytest.approx(flop_per_s)
+    assert max(asked) == size
 
 
 def test_devices_and_precisions_are_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
