@@ -1,4 +1,4 @@
-"""The report page in a real browser: what lights up, what is spoken, what stays inert."""
+"""The pages in a real browser: what lights up, what is spoken, what stays inert."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests.support.hostile import (
     hostile_words,
     tiny_explanation,
 )
+from tests.support.sources import asked, with_verdicts
 
 pytestmark = needs(
     ("chromium", "chromedriver"), "chromium chromium-driver", "OLMO_SPARSITY_REQUIRE_BROWSER"
@@ -546,3 +547,54 @@ def test_code_is_set_in_a_typeface_for_code(
     browser.open(tmp_path / "page.html")
     shown = browser.run("return getComputedStyle(document.getElementById('text')).fontFamily")
     assert ("monospace" in shown) == is_code
+
+
+# --- an answer and its sources --------------------------------------------------------------------
+
+SHOWN = """return [...document.querySelectorAll('.panel')]
+    .map((panel) => getComputedStyle(panel).display !== 'none')"""
+RELIED_ON = """return [...document.querySelectorAll('details')]
+    .map((source) => getComputedStyle(source).outlineStyle === 'solid')"""
+OUTLINED = """return [...document.querySelectorAll('.matrix tbody tr')]
+    .map((row) => getComputedStyle(row).outlineStyle === 'solid')"""
+
+
+@pytest.fixture
+def answer(browser: Browser, tmp_path: Path) -> Iterator[Browser]:
+    with_verdicts(asked()).to_html(tmp_path / "answer.html")
+    browser.open(tmp_path / "answer.html")
+    yield browser
+    browser.emulate_width(None)
+    browser.prefer(prefers_color_scheme="light")
+    assert browser.console() == []
+
+
+def test_arrow_keys_go_from_statement_to_statement(answer: Browser) -> None:
+    assert answer.run(SHOWN) == answer.run(OUTLINED) == [True, False, False]
+    answer.press("Tab", "ArrowRight")
+    assert answer.run("return document.activeElement.id") == "s1"
+    assert answer.run(SHOWN) == answer.run(OUTLINED) == [False, True, False]
+    assert answer.run(RELIED_ON) == [True, False, True]
+    answer.press("ArrowLeft")
+    assert answer.run(SHOWN) == answer.run(RELIED_ON) == [True, False, False]
+    answer.click("return document.querySelector('label[for=s2].statement')")
+    assert answer.run(SHOWN) == [False, False, True]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_and_is_legible(answer: Browser, scheme: str, width: int) -> None:
+    answer.prefer(prefers_color_scheme=scheme)
+    answer.emulate_width(width)
+    assert answer.run("return document.documentElement.scrollWidth") == width
+    side_by_side = """const [answer, matrix] = ['.answer', '.matrix'].map(
+        (name) => document.querySelector(name).getBoundingClientRect());
+        return matrix.left > answer.right"""
+    assert answer.run(side_by_side) == (width == 1280)
+    # Statements of different sources have different colours; the paper has that of the scheme.
+    colours = answer.run("""return [...document.querySelectorAll('.statement')]
+        .map((node) => getComputedStyle(node)).map((style) => style.backgroundImage
+        + style.backgroundColor)""")
+    assert len(set(colours)) == 3
+    paper = answer.run("return getComputedStyle(document.documentElement).backgroundColor")
+    assert paper == {"light": "rgb(250, 249, 246)", "dark": "rgb(21, 23, 26)"}[scheme]
