@@ -18,10 +18,10 @@ from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO, recover
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.results.statistics import interval, resample_weights
+from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE, interval, resample_weights
 from olmo_sparsity.analysis.results.view import places, quoted
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.settings import MIN_GAP
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import Progress
@@ -176,10 +176,18 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
         share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
-        induction=repetition_drop(prepared.evaluating, _passages(others), PASSAGE),
+        induction=_induction(prepared.evaluating, _passages(others)),
         apart=apart,
         tables=tables,
     )
+
+
+def _induction(scorer: Scorer, passages: list[Document]) -> dict[str, Any]:
+    """The induction check on four passages; on all of them if these leave a doubt."""
+    found = repetition_drop(scorer, passages[:4], PASSAGE)
+    if found["drop"] >= 2 * INDUCTION_SHARE * found["loss_first"] > 0:
+        return found
+    return repetition_drop(scorer, passages, PASSAGE)
 
 
 def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:

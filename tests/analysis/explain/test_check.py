@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.explain.check import _unrelated
+from olmo_sparsity.analysis.explain.check import _induction, _unrelated
 from olmo_sparsity.errors import DataError
 from tests.support.explanations import FOREIGN, TEXT, asked, make_model, make_tokenizer
 
@@ -66,6 +66,21 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: Any, at: Any, selecto
     assert value == pytest.approx((checked.table.own - checked.table.foreign).mean(), abs=1e-5)
     assert not checked.induction["has_induction"]  # random weights
     assert "copies little" in str(checked)
+
+
+@pytest.mark.parametrize(("share", "num_read"), [(0.35, [4]), (0.25, [4, 6]), (-0.1, [4, 6])])
+def test_four_passages_suffice_for_a_model_that_copies_much(
+    monkeypatch: pytest.MonkeyPatch, share: float, num_read: list[int]
+) -> None:
+    read: list[int] = []
+
+    def drop(scorer: Any, passages: list, length: int) -> dict[str, float]:
+        read.append(len(passages))
+        return {"loss_first": 4.0, "drop": share * 4.0}
+
+    monkeypatch.setattr("olmo_sparsity.analysis.explain.check.repetition_drop", drop)
+    assert _induction(None, [None] * 6)["drop"] == share * 4.0
+    assert read == num_read
 
 
 def test_a_share_of_negative_gaps_is_no_share(model: Any) -> None:
