@@ -26,10 +26,10 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/mypy --strict --follow-imports=silent tests/typed_user.py
 
-# A process for each core and two more, as some wait for others, each with one thread. The tests of a file share what they
+# A process for each core and one more, as some wait for others, each with one thread. The tests of a file share what they
 # prepare, and the processes that they start share Python's bytecode.
 test: install
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 2 : 8)) \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)) \
 		--dist=loadfile --no-loadscope-reorder
 
 # What the wheel does without extras, in an environment of its own with numpy 2, where no file of
