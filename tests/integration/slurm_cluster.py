@@ -183,7 +183,8 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while not holds():
             for name, daemon in list(self.daemons.items()):
-                if daemon.poll() is not None:
+                # Another thread may have taken it down since the list was made.
+                if daemon.poll() is not None and self.daemons.get(name) is daemon:
                     raise RuntimeError(f"{name} has left with {daemon.returncode}:\n{self.logs()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout_s} s for {what}\n{self.logs()}")
