@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,6 +280,11 @@ def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
 def _version(name: str) -> str | None:
     if name == "torch" and name in sys.modules:
         return str(sys.modules[name].__version__)  # names the CUDA it was built for, too
+    return _installed(name)
+
+
+@cache
+def _installed(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
