@@ -244,14 +244,15 @@ def recipe(bench: Bench) -> Job:
 
 def swept(bench: Bench) -> Job:
     grid = {"folder": f"{bench.folder}/swept", "configs": ["config.yaml"]}
-    grid |= {"grid": {"seed": [2, 3]}}
+    grid |= {"grid": {"seed": [3, 2]}}
     (bench.folder / "grid.yaml").write_text(json.dumps(grid))
     command = (sys.executable, "-m", "olmo_sparsity", "sweep", f"{bench.folder}/grid.yaml")
     told = bench.cluster.run(*command, f"--slurm=--output={bench.folder}/swept-%a.log")
     array = re.search(r"Submitted batch job (\d+)", told)
     assert array is not None
-    run_folder, log = bench.folder / "swept/config_seed3", bench.folder / "swept-1.log"
-    job = Job(bench.cluster, f"{array[1]}_1", run_folder, log)
+    run_folder, log = bench.folder / "swept/config_seed3", bench.folder / "swept-0.log"
+    # The last element has the number of the array, and its signals reach the others too.
+    job = Job(bench.cluster, f"{array[1]}_0", run_folder, log)
     job.reach(20)
     bench.cluster.run("scancel", "--signal=USR2", job.number)
     # Of an array each element has its own state.
@@ -324,7 +325,7 @@ def jobs(
     config["optimizer"] |= {"learning_rate": 1e-3, "schedule": "constant"}
     config["training"] |= {"num_steps": NUM_STEPS, "batch_size": 8, "micro_batch_size": 2}
     config["training"]["device"] = "cpu"
-    config |= {"checkpoint": {"interval_steps": 10}, "logging": {"interval_steps": 5}}
+    config |= {"checkpoint": {"interval_steps": 20}, "logging": {"interval_steps": 5}}
     (folder / "config.yaml").write_text(json.dumps(config))
     asked = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [call.params["job"] for call in asked if call is not None and "job" in call.params]
@@ -427,9 +428,11 @@ def test_an_array_on_two_nodes_measures_a_folder_of_documents(job: Job) -> None:
 def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
     runs = expand(str(job.run_folder.parents[1] / "grid.yaml"), [])
-    assert [run.name for run in runs] == ["config_seed2", "config_seed3"]
+    assert [run.name for run in runs] == ["config_seed3", "config_seed2"]
     assert [run.state().name for run in runs] == ["done", "done"]
-    assert runs[1].folder == job.run_folder
+    assert runs[0].folder == job.run_folder
+    starts = [json.loads((run.folder / "environment.json").read_text()) for run in runs]
+    assert list(map(len, starts)) == [2, 1]
     saved = job.starts()[1]["resumed_at_step"]
     assert f"SIGUSR2: saved step {saved}; the same command goes on" in job.log
     assert job.losses() == expected
