@@ -318,7 +318,7 @@ def measure_matmul_peak(device: torch.device, precision: str) -> float:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     own = torch.Generator(device)  # does not change the run's random numbers
     size, peak, took = (8192 if device.type == "cuda" else 256), 0.0, 0.0
-    # A larger one needs more cores to be fast, and takes a CPU that lacks the dtype seconds.
+    # Larger ones are faster on many cores only, and take seconds on a CPU that lacks the dtype.
     while took < 2e-3 and size <= 8192:
         left = torch.randn(size, size, device=device, dtype=dtype, generator=own)
         took = min(_seconds_to_square(left) for _ in range(4))

@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE, interval, resample_weights
 from olmo_sparsity.analysis.results.view import places, quoted
-from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.induction import LEAST, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.settings import MIN_GAP
 from olmo_sparsity.errors import ConfigError, DataError
@@ -183,9 +183,9 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
 
 
 def _induction(scorer: Scorer, passages: list[Document]) -> dict[str, Any]:
-    """The induction check on four passages; on all of them if these leave a doubt."""
-    found = repetition_drop(scorer, passages[:4], PASSAGE)
-    if found["drop"] >= 2 * INDUCTION_SHARE * found["loss_first"] > 0:
+    """The induction check on the least passages; on all if their drop is not twice what it asks."""
+    found = repetition_drop(scorer, passages[:LEAST], PASSAGE)
+    if found["drop"] >= 2 * INDUCTION_SHARE * found["loss_first"] > 0 or len(passages) <= LEAST:
         return found
     return repetition_drop(scorer, passages, PASSAGE)
 

@@ -68,9 +68,12 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: Any, at: Any, selecto
     assert "copies little" in str(checked)
 
 
-@pytest.mark.parametrize(("share", "num_read"), [(0.35, [4]), (0.25, [4, 6]), (-0.1, [4, 6])])
+@pytest.mark.parametrize(
+    ("share", "num", "num_read"),
+    [(0.35, 6, [4]), (0.25, 6, [4, 6]), (-0.1, 6, [4, 6]), (-0.1, 3, [3])],
+)
 def test_four_passages_suffice_for_a_model_that_copies_much(
-    monkeypatch: pytest.MonkeyPatch, share: float, num_read: list[int]
+    monkeypatch: pytest.MonkeyPatch, share: float, num: int, num_read: list[int]
 ) -> None:
     read: list[int] = []
 
@@ -79,7 +82,7 @@ def test_four_passages_suffice_for_a_model_that_copies_much(
         return {"loss_first": 4.0, "drop": share * 4.0}
 
     monkeypatch.setattr("olmo_sparsity.analysis.explain.check.repetition_drop", drop)
-    assert _induction(None, [None] * 6)["drop"] == share * 4.0
+    assert _induction(None, [None] * num)["drop"] == share * 4.0
     assert read == num_read
 
 
