@@ -256,8 +256,8 @@ def _add_results(command: Commands) -> None:
     )
     sub.add("--out", help="a .csv file of all values")
 
-    sub = command("report", "write a measurement, or scores, as one page to read in a browser")
-    sub.add("results", metavar="RESULTS", help="a folder of `measure`, or a file of `score`")
+    sub = command("report", "write a measurement as one page to read in a browser")
+    sub.add("results", metavar="RESULTS", help="a folder of `measure`")
     sub.add("--out", required=True, help="an .html file")
     sub.add("--max-documents", type=int)
 

@@ -394,13 +394,7 @@ def report(options: argparse.Namespace) -> int:
     if options.max_documents is not None and options.max_documents < 1:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
     refuse_suffix("--out", options.out, ".html")
-    found, out = Path(options.results), Path(options.out)
-    if found.is_file():
-        from olmo_sparsity.analysis.report.scores_page import write_scores
-
-        write_scores(found, out)
-    else:
-        write_report(read_results(found), out, options.max_documents)
+    write_report(read_results(options.results), Path(options.out), options.max_documents)
     print(options.out)
     return 0
 
