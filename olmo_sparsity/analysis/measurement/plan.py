@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_fingerprint,
     targets_of_records,
 )
-from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using
+from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, load_model, using
 from olmo_sparsity.analysis.models.use import refuse_changed, state_of
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import half_of
@@ -405,8 +405,7 @@ class Plan:
         """Processes that measure into one folder must agree in all of this."""
         files = fingerprint_of_files((*self.settings.selectors, *self.settings.units))
         return {
-            "model": self.model.fingerprint,
-            "dtype": self.model.dtype,
+            **identity_of(self.model),
             "data": self.documents.fingerprint,
             "num_documents": len(self.documents),
             "random_streams": VERSION,

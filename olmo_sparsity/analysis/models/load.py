@@ -10,10 +10,12 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
+from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
 from olmo_sparsity.analysis.models.compatibility import (
     SHORTER,
     PositionLimit,
@@ -213,6 +216,27 @@ class LoadedModel:
         """Reject more positions than the model supports, with the cause."""
         if self.limit is not None:
             self.limit.check(num_positions, self.name, remedy)
+
+
+def identity_of(model: LoadedModel) -> dict[str, str | None]:
+    """Return what determines a model's numbers and how text becomes its tokens: `model` (weights
+    and config), `config` (of a checkpoint of ours), `dtype`, `tokenizer`, `chat_template` (with
+    special tokens), each as a hash or name. Stored parts may be resumed only by a call of equal
+    identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
+    config = getattr(model.model, "config", None)
+    theirs = model.transformers_tokenizer
+    template = getattr(theirs, "chat_template", None)
+    return {
+        "model": model.fingerprint,
+        "config": _sha256(asdict(config)) if is_dataclass(config) else None,
+        "dtype": model.dtype,
+        "tokenizer": None if model.tokenizer is None else tokenizer_fingerprint(model.tokenizer),
+        "chat_template": None if theirs is None else _sha256([template, mark_of(theirs)]),
+    }
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=repr, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

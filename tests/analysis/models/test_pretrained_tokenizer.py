@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,15 @@ import pytest
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs.documents import token_texts
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.models.load import load_model, wrap_model
+from olmo_sparsity.analysis.models.load import identity_of, load_model, wrap_model
 from olmo_sparsity.analysis.models.pretrained_tokenizer import tokens_before
+from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
-from tests.support.models import SIZES, tiny
+from olmo_sparsity.model.build import build_model
+from tests.support.models import FIELDS, SIZES, tiny
 
 
 def llama(**settings: Any) -> transformers.PreTrainedModel:
@@ -228,3 +233,67 @@ def test_a_config_of_a_tokenizer_is_tried(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
     with pytest.raises(DataError, match="cannot read its tokenizer"):
         _ = load_model(str(tmp_path), device="cpu").transformers_tokenizer
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "changed"),
+    [
+        ("tokenizer.json", lambda c: None, []),
+        ("config.json", lambda c: c.update(rms_norm_eps=0.5), ["model"]),
+        ("tokenizer.json", lambda c: c["model"]["merges"].clear(), ["tokenizer"]),
+        (
+            "tokenizer.json",
+            lambda c: c.update(normalizer={"type": "Lowercase"}),
+            ["tokenizer", "chat_template"],
+        ),
+        (
+            "tokenizer_config.json",
+            lambda c: c.update(chat_template=TEMPLATE + "!"),
+            ["chat_template"],
+        ),
+        ("tokenizer_config.json", lambda c: c.update(bos_token="</s>"), ["chat_template"]),
+    ],
+)
+def test_the_identity_of_a_folder_is_of_all_that_makes_its_numbers(
+    file: str, change: Any, changed: list[str], tmp_path: Path
+) -> None:
+    llama().save_pretrained(tmp_path)
+    fast_tokenizer().save_pretrained(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", lambda c: c.update(chat_template=TEMPLATE))
+    before = identity_of(load_model(tmp_path, device="cpu"))
+    edit_json(tmp_path / file, change)
+    after = identity_of(load_model(tmp_path, device="cpu"))
+    assert [name for name in before if before[name] != after[name]] == changed
+
+
+def test_the_identity_of_a_model_in_memory_is_that_of_now() -> None:
+    model, tokenizer = llama(), fast_tokenizer()
+    found = [identity_of(loaded := wrap_model(model, tokenizer))]
+    tokenizer.chat_template = TEMPLATE
+    found.append(identity_of(loaded))
+    model.lm_head.weight.data[0, 0] += 1
+    found.append(identity_of(loaded))
+    changed = [[name for name in one if one[name] != other[name]] for one, other in pairwise(found)]
+    assert changed == [["chat_template"], ["model"]]
+
+
+def test_the_identity_of_a_run_is_of_its_angles_too() -> None:
+    one, other = (
+        wrap_model(build_model(ModelConfig(**FIELDS, rope_theta=base))) for base in (1e4, 2e4)
+    )
+    assert identity_of(one)["config"] != identity_of(other)["config"]
+
+
+def test_a_measurement_is_not_resumed_with_another_template(tmp_path: Path) -> None:
+    texts = [f"{word} bc cd " * 9 for word in ("ab", "bd", "ca")]
+    made: dict[str, Any] = {"out": tmp_path, "long": 24, "short": 8, "draws": 1, "halves": 0}
+    made |= {"selectors": "add_one_screened", "min_gap": 0.0, "max_targets": 1}
+    measure(wrap_model(llama(), fast_tokenizer()), texts, **made)
+    with pytest.raises(ConfigError, match="holds work with chat_template"):
+        measure(wrap_model(llama(), fast_tokenizer(chat_template=TEMPLATE)), texts, **made)
