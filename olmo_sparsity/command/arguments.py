@@ -85,11 +85,6 @@ def _add_training(command: Commands) -> None:
 
     sub = command("prepare", "turn a corpus into token shards")
     sub.add("config", metavar="CONFIG")
-    sub.add(
-        "--report",
-        action="store_true",
-        help="also print how often copying from far back would help on this text",
-    )
 
     sub = command("train", "train a model on prepared shards (resumes where it stopped)")
     sub.add("config", metavar="CONFIG")

@@ -116,15 +116,8 @@ def configs(options: argparse.Namespace) -> int:
 def prepare(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data import tokens
-    from olmo_sparsity.data.copying import report_copying
-    from olmo_sparsity.data.shards import open_shards
 
-    data = load_config(options.config, options.overrides).data
-    if data.train_files is None or not options.report:
-        tokens.prepare(data)
-    for part in data.parts() if options.report else ():
-        title = f"{part.folder}: " if data.corpora else ""
-        print(f"{title}{report_copying(open_shards(part, 'train', None))}")
+    tokens.prepare(load_config(options.config, options.overrides).data)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from copy import deepcopy
 from itertools import islice
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
 from olmo_sparsity.data import tokens
@@ -199,14 +197,3 @@ def test_a_corpus_without_one_whole_sequence_is_named(mixed: TokenShards) -> Non
     length = mixed.parts[1].shards.num_tokens + 1
     with pytest.raises(DataError, match=r"letters: the training text has 0 sequences"):
         TrainingBatches(mixed, PositionsConfig(), length=length, batch_size=2, seed=1)
-
-
-def test_the_report_names_each_corpus(
-    mixed_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps({"data": mixed_section(mixed_folder)}))
-    assert main(["prepare", str(config), "--report"]) == 0
-    shown = capsys.readouterr().out
-    for name in ("wikipedia", "letters"):
-        assert f"{mixed_folder}/data/{name}: how often copying would help" in shown
