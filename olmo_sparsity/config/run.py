@@ -22,10 +22,18 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     return config_from_dict(read_given(path, overrides), str(path))
 
 
+REMOVED = {"train_files": None, "heldout_files": None, "token_dtype": "uint16"}
+"""Settings of `data` that earlier versions saved, with the values that meant nothing."""
+
+
 def load_saved_config(path: str | Path) -> RunConfig:
     """Read what `save_config` wrote. The folder may be anybody's, so the file is read by itself: no
     base, no references."""
-    return config_from_dict(read_yaml(Path(path)), str(path))
+    given = read_yaml(Path(path))
+    if isinstance(data := given.get("data"), dict):
+        kept = {name: value for name, value in data.items() if (name, value) not in REMOVED.items()}
+        given = given | {"data": kept}
+    return config_from_dict(given, str(path))
 
 
 def config_from_dict(given: dict, origin: str = "config") -> RunConfig:
@@ -147,10 +155,6 @@ def _data(config: RunConfig) -> Rules:
     training, model, data = config.training, config.model, config.data
     planted, repeated, shortest = data.planted, data.repeated, training.shortest
     yield (
-        data.train_files is not None or data.token_dtype == "uint16",
-        f"{data.token_dtype=!s} is for data.train_files; a prepared folder knows its own",
-    )
-    yield (
         not data.mask_documents or model.query_scale_length is None,
         f"{model.query_scale_length=} counts the keys of a whole sequence, which "
         "data.mask_documents=true hides; unset one of them",
@@ -176,10 +180,6 @@ def _data(config: RunConfig) -> Rules:
         f"{data.planted.share=} and {data.repeated.share=} add up to more than 1",
     )
     yield (
-        (data.train_files is None) == (data.heldout_files is None),
-        "data.train_files and data.heldout_files go together",
-    )
-    yield (
         (data.tokenizer.name is None) != (data.tokenizer.train_vocab is None),
         "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab",
     )
@@ -199,10 +199,6 @@ def _corpora(config: RunConfig) -> Rules:
             f"data.corpus[{number}].weight={one.weight} is less than {LEAST_SHARE} of all; leave "
             "it out or raise it",
         )
-    yield (
-        not data.corpora or data.train_files is None,
-        "data.train_files takes the place of data.corpus, which has a list; leave one of them out",
-    )
 
 
 def check_model(model: ModelConfig, origin: str) -> None:

@@ -72,18 +72,12 @@ class DataConfig:
     heldout_share: float = option(0.05, least=0, most=0.999)
     """Share of documents held out, by content hash: equal documents fall on the same side."""
 
-    train_files: list[str] | None = None
-    """Official OLMo token files (globs of raw memmaps) instead of a prepared folder."""
-
-    heldout_files: list[str] | None = None
     mask_documents: bool = False
     """Restrict attention to the own document of a sequence, in training and held-out evaluation.
     Position IDs count through the sequence, unless positions.per_document is set."""
 
     planted: PlantedConfig = field(default_factory=PlantedConfig)
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
-    token_dtype: Literal["uint16", "uint32"] = "uint16"
-    """Only with train_files; a prepared folder knows its own."""
 
     def parts(self) -> list[DataConfig]:
         """Return the settings to prepare each corpus with; each of several has a folder of its

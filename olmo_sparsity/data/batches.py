@@ -91,8 +91,8 @@ class Sequences:
         if tokens.max() >= self.vocab_size:
             raise DataError(
                 f"{self.paths[shard]} holds token {tokens.max()} near place {start:,}, its "
-                f"tokenizer has {self.vocab_size}: the file is damaged, or token_dtype is wrong; "
-                "`olmo-sparsity prepare` checks all files"
+                f"tokenizer has {self.vocab_size}: the file is damaged; `olmo-sparsity "
+                "prepare` checks all files"
             )
         return tokens
 

@@ -10,13 +10,11 @@ Place in the flow: `tokens` fills the folder, `batches` reads it. It holds
     heldout-00000.tokens.uint16  ...
 
 The token files have OLMo's format (`olmo.data.memmap_dataset.MemMapDataset` reads them). OLMo names
-such files .npy although they have no NumPy header; here the name states the content. Official OLMo
-token files open through the same function.
+such files .npy although they have no NumPy header; here the name states the content.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 from bisect import bisect_right
@@ -33,7 +31,7 @@ from olmo_sparsity.analysis.inputs.corpus import Tally
 from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary, tokenizer_fingerprint
 from olmo_sparsity.conform import conform, with_crc
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import Listed, read_json, stays_inside, verify_files, write_atomically
 
 if TYPE_CHECKING:
@@ -179,7 +177,7 @@ class TokenShards:
         dtype: str,
         tokenizer: Tokenizer,
         fingerprint: str,
-        ends_paths: list[Path] | None = None,
+        ends_paths: list[Path],
         groups_paths: list[Path] | None = None,
         parts: list[Part] | None = None,
     ) -> None:
@@ -201,9 +199,7 @@ class TokenShards:
 
     @cached_property
     def ends(self) -> list[np.ndarray]:
-        """For each file, where its documents end. Raw files are searched for EOS once."""
-        if self.ends_paths is None:
-            return [_find_ends(array, self.eos_id) for array in self.arrays]
+        """For each file, where its documents end."""
         ends = [np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths]
         for path, tokens, ends_of in zip(self.ends_paths, self.arrays, ends, strict=True):
             _check_ends(path, ends_of, len(tokens))
@@ -243,19 +239,15 @@ class TokenShards:
         local = index - self._first_documents[shard]
         ends, tokens = self.ends[shard], self.arrays[shard]
         start, end = int(ends[local - 1]) if local else 0, int(ends[local])
-        if tokens[end - 1] == self.eos_id:
-            end -= 1
-        return np.array(tokens[start:end])
+        return np.array(tokens[start : end - 1])
 
 
 def open_shards(
     data: DataConfig, split: str, share: tuple[int, int] | None = (0, 1)
 ) -> TokenShards:
-    """Open the prepared folder, or the OLMo token files that `data.train_files` names. `share`: the
-    i-th of n processes verifies its share of the files; None: only their sizes."""
+    """Open the prepared folder. `share`: the i-th of n processes verifies its share of the files;
+    None: only their sizes."""
     assert split in SPLITS
-    if data.train_files is not None:
-        return _open_raw(data, split)
     if data.corpora:
         return _open_mixed(data, split, share)
     folder = Path(data.folder)
@@ -305,7 +297,7 @@ def _open_mixed(data: DataConfig, split: str, share: tuple[int, int] | None) -> 
         first.dtype.name,
         first.tokenizer,
         hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-        [path for shards in all_shards for path in shards.ends_paths or []],
+        [path for shards in all_shards for path in shards.ends_paths],
         groups if all(shards.groups_paths for shards in all_shards) else None,
         parts,
     )
@@ -318,54 +310,3 @@ def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
             f"{path} does not hold the ends of documents: they must rise to the file's "
             f"{num_tokens:,} tokens; {_remedy(path.parent)}"
         )
-
-
-def _find_ends(tokens: np.ndarray, eos_id: int, chunk: int = 2**24) -> np.ndarray:
-    parts = [
-        np.flatnonzero(tokens[start : start + chunk] == eos_id) + start + 1
-        for start in range(0, len(tokens), chunk)
-    ]
-    ends = np.concatenate(parts)
-    if not len(ends) or ends[-1] != len(tokens):
-        ends = np.append(ends, len(tokens))  # A file may end inside a document.
-    return ends
-
-
-def _open_raw(data: DataConfig, split: str) -> TokenShards:
-    if data.tokenizer.name is None:
-        raise ConfigError("data.train_files needs data.tokenizer.name, which they were made with")
-    tokenizer = load_tokenizer(data.tokenizer.name)
-    files = {
-        name: [Path(p) for pattern in patterns or [] for p in sorted(glob.glob(pattern))]
-        for name, patterns in (("train", data.train_files), ("heldout", data.heldout_files))
-    }
-    paths = files[split]
-    if not paths:
-        raise DataError(f"data.{split}_files={getattr(data, f'{split}_files')} matches no file")
-    both = {p.resolve() for p in files["train"]} & {p.resolve() for p in files["heldout"]}
-    if both:
-        raise DataError(f"{min(both)} is in both data.train_files and data.heldout_files")
-    digest = hashlib.sha256(tokenizer_fingerprint(tokenizer).encode())
-    for path in paths:
-        digest.update(_check_raw(path, np.dtype(data.token_dtype), count_vocabulary(tokenizer)))
-    return TokenShards(paths, data.token_dtype, tokenizer, digest.hexdigest())
-
-
-def _check_raw(path: Path, dtype: np.dtype, vocab_size: int, sample: int = 2**16) -> bytes:
-    """Check that the file fits the config. Returns its size and the tokens at both ends, to
-    identify it without hashing terabytes."""
-    size = path.stat().st_size
-    if size == 0 or size % dtype.itemsize:
-        raise DataError(f"{path} has {size:,} bytes, not a whole number of {dtype} tokens")
-    tokens = np.memmap(path, dtype=dtype.newbyteorder("<"), mode="r")
-    edges = np.concatenate([tokens[:sample], tokens[-sample:]])
-    if edges.tobytes().startswith(b"\x93NUMPY"):
-        raise DataError(f"{path} has a NumPy header; OLMo's token files are raw: write .tobytes()")
-    if edges.max() >= vocab_size:
-        raise DataError(
-            f"{path} holds token {edges.max():,}, the tokenizer has {vocab_size:,}; is "
-            f"data.token_dtype={dtype} or data.tokenizer.name wrong?"
-        )
-    if dtype.itemsize == 2 and len(edges) > 2 and not edges[1::2].any():
-        raise DataError(f"{path}: every second token is 0; is data.token_dtype=uint32 meant?")
-    return f"{size}".encode() + edges.tobytes()

@@ -71,8 +71,6 @@ the number of distinct words, and the sample has all common ones, which become t
 def prepare(data: DataConfig) -> Manifest:
     """Fill `data.folder`, or resume filling it, or find it finished; of a mixture, all its folders.
     Returns the manifest, of a mixture the last one."""
-    if data.train_files is not None:
-        raise ConfigError("data.train_files names token files: there is nothing to prepare")
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
     return _prepare_mixture(data) if data.corpora else _prepare(data)
@@ -177,8 +175,6 @@ def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest
 
 def refuse_other_settings(data: DataConfig) -> None:
     """Reject a run with a config that names another text than its shards hold."""
-    if data.train_files is not None:
-        return
     for part in data.parts():
         manifest = Manifest.load(Path(part.folder))
         changed = differences(manifest.settings, _decisive_settings(part))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from olmo_sparsity.config.run import config_from_dict
+from olmo_sparsity.config.run import config_from_dict, load_saved_config, save_config
 from olmo_sparsity.errors import ConfigError
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
@@ -69,7 +71,6 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"data": {"tokenizer": {"name": "a", "train_vocab": 300}}}, "exactly one of"),
         ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),
         ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),
-        ({"data": {"train_files": ["a.npy"]}}, "go together"),
         (
             {"data": {"mask_documents": True}, "model": {"query_scale_length": 16}},
             "query_scale_length=16.0 counts the keys",
@@ -84,7 +85,6 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"engine": {"name": "ddp", "deepspeed_config": "x.json"}},
             "engine.deepspeed_config is set, but engine.name=ddp",
         ),
-        ({"data": {"token_dtype": "uint32"}}, "is for data.train_files"),
         ({"data": {"repeated": {"share": 0.5, "min_length": 20, "max_length": 10}}}, "above max_"),
         ({"data": {"repeated": {"share": 0.5, "max_length": 10**6}}}, "does not fit twice"),
         ({"data": {"repeated": {"of": "text"}}}, "repeats nothing"),
@@ -155,10 +155,6 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             "config: unknown key 'data.corpus[0].sorce'; did you mean 'data.corpus.source'?",
         ),
         ({"data": {"corpora": [{"name": "a"}]}}, "unknown key 'data.corpora'"),
-        (
-            {"data": {"corpus": [{"name": "a"}], "train_files": ["a"], "heldout_files": ["b"]}},
-            "data.train_files takes the place of data.corpus",
-        ),
         ({"run_folder": 2024}, "run_folder must be a string, but 2024 is a number"),
         ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path must be a string, but 1000"),
         ({"optimizer": 5}, "optimizer must be a mapping, not 5"),
@@ -177,3 +173,16 @@ def given(data: dict | None = None, **sections: Any) -> dict:
 def test_wrong_settings_are_refused_by_name(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         config_from_dict(given(**wrong))
+
+
+def test_a_saved_config_may_hold_removed_settings_that_meant_nothing(tmp_path: Path) -> None:
+    config, path = config_from_dict(MINIMAL), tmp_path / "config.yaml"
+    save_config(config, path)
+    saved = yaml.safe_load(path.read_text())
+    saved["data"] |= {"train_files": None, "heldout_files": None, "token_dtype": "uint16"}
+    path.write_text(yaml.safe_dump(saved))
+    assert load_saved_config(path) == config
+    saved["data"]["train_files"] = ["a.npy"]
+    path.write_text(yaml.safe_dump(saved))
+    with pytest.raises(ConfigError, match=r"data\.train_files"):
+        load_saved_config(path)
