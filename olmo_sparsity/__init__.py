@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
     from olmo_sparsity.analysis.inputs.windows import Windows
-    from olmo_sparsity.analysis.measurement.plan import plan
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.models.load import load_model
     from olmo_sparsity.analysis.results.results import compare, read_results, transfer
@@ -33,7 +32,6 @@ _MODULES = {
     "attribute": "analysis.api",
     "measure": "analysis.api",
     "estimate_cost": "analysis.api",
-    "plan": "analysis.measurement.plan",
     "load_model": "analysis.models.load",
     "open_documents": "analysis.inputs.texts",
     "Windows": "analysis.inputs.windows",
@@ -72,7 +70,6 @@ __all__ = [
     "load_model",
     "measure",
     "open_documents",
-    "plan",
     "read_explanation",
     "read_results",
     "recover",

@@ -13,7 +13,7 @@ import difflib
 import fnmatch
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import Field, field, fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
@@ -501,6 +501,6 @@ def _reader(kind: Any) -> Any:
     return read
 
 
-def given_options(options: argparse.Namespace, *schemas: type) -> dict[str, Any]:
-    known = {name for schema in schemas for name in kinds_of(schema)}
-    return {name: value for name, value in vars(options).items() if name in known}
+def given_options(options: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
+    """Return the options of these names that were given."""
+    return {name: value for name, value in vars(options).items() if name in names}

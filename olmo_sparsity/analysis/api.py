@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 from olmo_sparsity.analysis.settings import (
     KS,
     MIN_GAP,
-    AskSettings,
     Control,
     Dtype,
     ModelOptions,
@@ -102,7 +101,34 @@ def explain(
         prefix: Tokens in front of the text: auto (what the tokenizer adds), bos, none, or a text.
         batch_tokens: Tokens of one forward. Default: 4,096 on CPU, 16,384 to 131,072 on a GPU.
     """
-    return _run(_explain, locals())
+    from olmo_sparsity.analysis.explain.ask import explain
+    from olmo_sparsity.analysis.explain.request import ExplainRequest
+
+    request = ExplainRequest.of(
+        model=model,
+        tokenizer=tokenizer,
+        text=text,
+        at=at,
+        prompt=prompt,
+        target=target,
+        foreign=foreign,
+        judge=judge,
+        k=k,
+        units=units,
+        selector=selector,
+        long=long,
+        short=short,
+        far_states=far_states,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        prefix=prefix,
+        batch_tokens=batch_tokens,
+    )
+    return explain(request)
 
 
 def attribute(
@@ -163,7 +189,11 @@ def attribute(
         seed: Seed of all random draws.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
-    return _run(_attribute, locals())
+    from olmo_sparsity.analysis.models.use import in_use
+
+    with in_use(model):  # it is read once, for all that follows
+        found: Attribution = _attribute(locals()).run()
+        return found
 
 
 def measure(
@@ -210,7 +240,7 @@ def measure(
 ) -> Results:
     """Measure which distant tokens the losses on many documents depend on.
 
-    To share a measurement among processes, make a `plan` and call `Plan.run(out, shard)`.
+    Processes of one launch share a measurement; to share it otherwise, use `--shard`.
 
     Args:
         model: A loaded model, or a folder, GGUF file or hub name.
@@ -256,7 +286,51 @@ def measure(
             read the text; see `open_documents`.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
-    return _measure(locals()).run()
+    from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
+    from olmo_sparsity.analysis.measurement.request import MeasureRequest
+
+    request = MeasureRequest.of(
+        model=model,
+        documents=documents,
+        windows=windows,
+        out=out,
+        targets=targets,
+        choices=choices,
+        losses=losses,
+        at=at,
+        quick=quick,
+        long=long,
+        short=short,
+        stride=stride,
+        sample=sample,
+        blocks=blocks,
+        budget=budget,
+        units=units,
+        selectors=selectors,
+        ks=ks,
+        share=share,
+        min_gap=min_gap,
+        sets=sets,
+        max_targets=max_targets,
+        far_states=far_states,
+        control=control,
+        draws=draws,
+        halves=halves,
+        seed=seed,
+        field=field,
+        group_field=group_field,
+        prompt_field=prompt_field,
+        target_field=target_field,
+        split_at=split_at,
+        max_documents=max_documents,
+        planted=planted,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        prefix=prefix,
+        batch_tokens=batch_tokens,
+    )
+    return measure(request) or wait_for_results(request.out or "")
 
 
 def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:
@@ -266,32 +340,26 @@ def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwar
     target, the model answers it. An answer that is not given counts as long as it may become. For a
     measurement, `details` holds documents, targets, memory and time.
     """
-    jobs: dict[Any, Any] = {explain: _explain, attribute: _attribute, measure: _measure}
-    if function not in jobs:
-        names = ", ".join(entry.__name__ for entry in jobs)
-        raise ConfigError(f"estimate_cost takes one of {names}, not {function!r}")
+    if function not in (explain, attribute, measure):
+        raise ConfigError(
+            f"estimate_cost takes one of explain, attribute, measure, not {function!r}"
+        )
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    cost: Cost = jobs[function](bound.arguments).cost()
+    given = bound.arguments
+    if function is measure:
+        from olmo_sparsity.analysis.measurement.estimate import estimate
+        from olmo_sparsity.analysis.measurement.plan import plan
+        from olmo_sparsity.analysis.measurement.request import MeasureRequest
+
+        return estimate(plan(MeasureRequest.of(**given)))
+    if function is explain:
+        from olmo_sparsity.analysis.explain.ask import count_cost
+        from olmo_sparsity.analysis.explain.request import ExplainRequest
+
+        return count_cost(ExplainRequest.of(**given))
+    cost: Cost = _attribute(given).cost()
     return cost
-
-
-# --- one job for each entry point -----------------------------------------------------------------
-
-
-def _run(make: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Any:
-    from olmo_sparsity.analysis.models.use import in_use
-
-    with in_use(given["model"], given.get("judge")):  # each is read once, for all that follows
-        return make(given).run()
-
-
-def _explain(given: dict[str, Any]) -> Any:
-    from olmo_sparsity.analysis.explain.ask import Explaining
-
-    settings, options = build(AskSettings, given), build(ModelOptions, given)
-    names = ("model", "tokenizer", "text", "at", "prompt", "target", "foreign", "judge")
-    return Explaining(**{name: given[name] for name in names}, settings=settings, options=options)
 
 
 def _attribute(given: dict[str, Any]) -> Any:
@@ -314,9 +382,3 @@ def _attribute(given: dict[str, Any]) -> Any:
     return Attributing(
         load(given["model"], given["tokenizer"], options, True), question, settings, options
     )
-
-
-def _measure(given: dict[str, Any]) -> Any:
-    from olmo_sparsity.analysis.measurement.measurement import Measuring
-
-    return Measuring(given)

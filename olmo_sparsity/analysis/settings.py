@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.settings import Schema, kinds_of, option, validate
@@ -338,7 +338,7 @@ class SourceSettings:
                 )
 
 
-# --- options from keyword arguments ---------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
@@ -346,3 +346,37 @@ def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
     # mypy does not know that `Schema` is a dataclass.
     names = set[str](kinds_of(schema))  # type: ignore[arg-type]
     return fill(schema, {n: v for n, v in given.items() if n in names})
+
+
+class Request:
+    """A call of a command, made once where it enters, checked, and handed on as it is.
+
+    A subclass is a frozen dataclass: fields of its own, and groups of options, which are fields
+    with an options class as `default_factory`.
+    """
+
+    @classmethod
+    def groups(cls) -> dict[str, type]:
+        """The options class of each group."""
+        made = {f.name: f.default_factory for f in fields(cls)}  # type: ignore[arg-type]
+        return {name: kind for name, kind in made.items() if is_dataclass(kind)}  # type: ignore[misc]
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """The keywords of `of`."""
+        own = {f.name for f in fields(cls)} - cls.groups().keys()  # type: ignore[arg-type]
+        return own.union(*map(kinds_of, cls.groups().values()))
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Sort keywords into fields and groups of options, and check them."""
+        if unknown := given.keys() - cls.names():
+            raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
+        groups = {name: build(kind, given) for name, kind in cls.groups().items()}
+        grouped = set().union(*map(kinds_of, cls.groups().values()))
+        own = {name: value for name, value in given.items() if name not in grouped}
+        return cls(**own, **groups).checked()
+
+    def checked(self) -> Self:
+        """Raise ConfigError where options are wrong or cannot be combined."""
+        return self

@@ -17,7 +17,7 @@ from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.io import refuse_suffix
 from olmo_sparsity.runtime import say
-from olmo_sparsity.settings import given_options
+from olmo_sparsity.settings import given_options, kinds_of
 
 
 def attribute(options: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def attribute(options: argparse.Namespace) -> int:
         },
         "candidates": options.candidates,
         "decoys": options.decoys,
-        **given_options(options, SourceSettings, ModelOptions),
+        **given_options(options, {*kinds_of(SourceSettings), *kinds_of(ModelOptions)}),
     }
     if options.dry_run:
         print(api.estimate_cost(api.attribute, options.model, **given))

@@ -224,32 +224,28 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis import api
+    from olmo_sparsity.analysis.explain.ask import count_cost, explain
     from olmo_sparsity.analysis.explain.explanation import to_json
     from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.explain.request import ExplainRequest
     from olmo_sparsity.analysis.measurement.targets import parse_at
-    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions
 
     keep_freed_memory()
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
     if options.foreign is not None and not options.check:
-        raise ConfigError(
-            "--foreign requires --check, which uses this text: add --check or omit --foreign"
-        )
-    given = {
+        raise ConfigError("--foreign requires --check, which uses this text: add --check")
+    given = given_options(options, ExplainRequest.names()) | {
         "text": None if options.text is None else read_text(options.text),
         "at": options.at and [parse_at(at) for at in options.at],
         "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
-        "target": options.target,
         "foreign": options.foreign or "builtin:embedded",
-        "judge": options.judge,
-        **given_options(options, AskSettings, ModelOptions),
     }
+    request = ExplainRequest.of(**given)
     if options.dry_run:
-        print(api.estimate_cost(api.explain, options.model, **given))
+        print(count_cost(request))
         return 0
-    result = api.explain(options.model, **given)
+    result = explain(request)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     try:
@@ -275,38 +271,27 @@ def attribute(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement.estimate import estimate
-    from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
-    from olmo_sparsity.analysis.measurement.parts import results_folder
+    from olmo_sparsity.analysis.measurement.measurement import measure, sum_up_partial
     from olmo_sparsity.analysis.measurement.plan import plan
+    from olmo_sparsity.analysis.measurement.request import MeasureRequest
     from olmo_sparsity.analysis.measurement.targets import parse_at
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.analysis.results.summary import describe
-    from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, build
     from olmo_sparsity.runtime import typed_command
 
     keep_freed_memory()
-    shard, out = arguments.parse_shard(options.shard), Path(options.out)
-    results_folder(out).refuse_others()
-    planned = plan(
-        options.model,
-        options.text,
-        targets=options.targets,
-        choices=options.choices,
-        losses=options.losses,
-        at=options.at and [parse_at(words) for words in options.at],
-        quick=options.quick,
-        settings=build(Settings, vars(options)),
-        text=build(TextOptions, vars(options)),
-        options=build(ModelOptions, vars(options)),
-    )
+    out, given = Path(options.out), given_options(options, MeasureRequest.names())
+    given |= {"shard": arguments.parse_shard(options.shard), "command": tuple(typed_command())}
+    given |= {"at": options.at and [parse_at(words) for words in options.at]}
+    request = MeasureRequest.of(documents=options.text, **given)
     if options.dry_run:
-        print(estimate(planned, shard))
+        print(estimate(plan(request), request.shard))
         return 0
     if options.partial:
-        results: Results | None = sum_up_partial(planned, out, typed_command())
+        results: Results | None = sum_up_partial(plan(request), out, request.command)
         out /= "partial"
     else:
-        results = run(planned, out, shard, typed_command())
+        results = measure(request)
     if results is not None:
         print(describe(results))
         print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,10 @@ import pytest
 import torch
 
 from olmo_sparsity import attribute, explain, measure
+from olmo_sparsity.analysis.explain.request import ExplainRequest
 from olmo_sparsity.analysis.inputs.documents import Documents
+from olmo_sparsity.analysis.measurement import measurement
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.settings import (
     CHOSEN_SETS,
     AskSettings,
@@ -31,7 +33,7 @@ from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.settings import given_options
-from tests.support.measurements import SETTINGS, SHAPE, VOCAB, measured_into
+from tests.support.measurements import SETTINGS, SHAPE, VOCAB, loaded
 
 SCHEMAS = {
     explain: (AskSettings, ModelOptions),
@@ -50,19 +52,28 @@ class Everything(dict):
 def parsed(*words: str) -> dict[str, Any]:
     options = build_parser(Everything()).parse_args(words)
     schemas = {"explain": SCHEMAS[explain], "score": (ScoreSettings,)}
-    return given_options(options, *schemas.get(words[0], SCHEMAS[measure]))
+    found = schemas.get(words[0], SCHEMAS[measure])
+    return given_options(options, {item.name for schema in found for item in fields(schema)})
 
 
-@pytest.mark.parametrize("function", SCHEMAS, ids=lambda function: function.__name__)
-def test_a_function_shows_each_option_with_type_default_and_help(function: Any) -> None:
-    shown = inspect.signature(function).parameters
-    for schema in SCHEMAS[function]:
-        for item in fields(schema):
-            if not item.metadata.get("hidden"):
-                assert shown[item.name].default == item.default
-                assert item.name in function.__doc__
-    assert not [p for p in shown.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+REQUESTS = {explain: ExplainRequest, measure: MeasureRequest}
+INSIDE = {"shard", "command", "prefix_ids"}
+"""Fields that a function does not take."""
+
+
+@pytest.mark.parametrize("function", REQUESTS, ids=lambda function: function.__name__)
+def test_a_function_takes_what_its_request_holds(function: Any) -> None:
+    shown, request = inspect.signature(function).parameters, REQUESTS[function]
+    assert set(shown) == request.names() - INSIDE
+    declared = [item for kind in (request, *request.groups().values()) for item in fields(kind)]
+    for item in declared:
+        if item.name in shown:
+            expected = item.default if item.default is not MISSING else inspect.Parameter.empty
+            assert shown[item.name].default == expected
+            assert item.name in function.__doc__
     assert all(p.annotation is not p.empty for p in shown.values())
+    with pytest.raises(TypeError, match="unit"):
+        request.of(model="demo", unit="words")
 
 
 def test_what_is_typed_is_what_a_function_takes() -> None:
@@ -172,10 +183,11 @@ def documents() -> Documents:
     ],
 )
 def test_settings_that_mean_nothing_are_refused(
-    model: Any, documents: Documents, tmp_path: Path, settings: Settings, message: str
+    model: Any, documents: Documents, settings: Settings, message: str
 ) -> None:
+    request = MeasureRequest(model=loaded(model), documents=documents, settings=settings)
     with pytest.raises((ConfigError, DataError), match=message):
-        measured_into(tmp_path, model, documents, settings)
+        measurement.measure(request.checked())
 
 
 @pytest.mark.parametrize("text", ["bottom10%", "top0%", "top200%", "10", "top x%"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan, plan
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, build
+from olmo_sparsity.analysis.settings import Settings
 
 VOCAB = 40
 SETTINGS = Settings(
@@ -53,13 +54,7 @@ def planned(
     model: Any, documents: Any = None, windows: Windows | None = None, **given: Any
 ) -> Plan:
     """A plan by keyword arguments, as `measure` takes them."""
-    known = {
-        item.name for schema in (Settings, TextOptions, ModelOptions) for item in fields(schema)
-    }
-    others = {name: value for name, value in given.items() if name not in known}
-    schemas = {"settings": Settings, "text": TextOptions, "options": ModelOptions}
-    built = {name: build(schema, given) for name, schema in schemas.items()}
-    return plan(model, documents, windows, **built, **others)
+    return plan(MeasureRequest.of(model=model, documents=documents, windows=windows, **given))
 
 
 def losses_table(**columns: Any) -> pd.DataFrame:

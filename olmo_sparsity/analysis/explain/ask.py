@@ -10,10 +10,9 @@ measurement does (recovery.py), with targets that are named instead of chosen.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,18 @@ from olmo_sparsity.analysis.explain.prompt import (
     read_text,
     through_template,
 )
+from olmo_sparsity.analysis.explain.request import ExplainRequest
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
-from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
+from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer, counted_selector
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.selectors.selector import find_selector
-from olmo_sparsity.analysis.settings import AskSettings, ModelOptions
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.analysis.settings import ModelOptions
+from olmo_sparsity.errors import DataError
 from olmo_sparsity.runtime import Progress, say
 
 BOTH = ["loss_short", "loss_long"]
@@ -47,106 +47,60 @@ MANY_UNITS = 4096
 """With more of them, a cheaper selector is recommended."""
 
 
-@dataclass(frozen=True)
-class Explaining:
-    """A call of `explain`, to run or to count."""
+def explain(request: ExplainRequest) -> Explanation:
+    """Answer a request: evaluate its targets, each from its first token to one past its last."""
+    with in_use(request.model, request.judge), _prepared(request) as (prepared, spans):
+        return _answer(prepared, spans, request.foreign)
 
-    model: Any
-    tokenizer: Any
-    text: str | Path | None
-    at: At | None
-    prompt: str | None
-    target: str | None
-    foreign: Any
-    judge: Any
-    settings: AskSettings
-    options: ModelOptions
 
-    def run(self) -> Explanation:
-        with self._prepared() as (prepared, spans):
-            return _answer(prepared, spans, self.foreign)
+def count_cost(request: ExplainRequest) -> Cost:
+    with _prepared(request) as (prepared, spans):
+        return count(prepared, spans)
 
-    def cost(self) -> Cost:
-        with self._prepared() as (prepared, spans):
-            return count(prepared, spans)
 
-    @contextmanager
-    def _prepared(self) -> Iterator[tuple[Prepared, Spans]]:
-        settings, options, text = self.settings, self.options, self.text
-        settings.check()
-        rule = find_selector(settings.selector)
-        _refuse_misfits(text, self.at, self.prompt, self.target, settings, options.prefix)
-        if isinstance(text, Path):
-            text = read_text(str(text))
-        elif isinstance(text, str) and os.path.isfile(text):
-            raise ConfigError(
-                f"text={text} is a file name, and text is the text itself; pass "
-                f"Path('{text}') or its text"
-            )
-        loaded = load(self.model, self.tokenizer, options)
-        texts = [text] if text is not None else [str(self.prompt), self.target or ""]
-        if settings.chat:
-            texts[0] = through_template(loaded, [{"role": "user", "content": str(self.prompt)}])
-        judge = None if self.judge is None else self._load_judge(loaded, texts)
-        with using(loaded, judge):
-            rule.check_model(loaded.model)
-            read = (
-                Prompt.of_text(loaded, text, options.prefix)
-                if text is not None
-                else Prompt.with_answer(
-                    loaded, str(self.prompt), self.target, options.prefix, settings
-                )
-            )
-            prepared = Prepared.of(loaded, read, self.at, settings, options.batch_tokens, judge)
-            yield prepared, _targets_with_far_part(prepared)
-
-    def _load_judge(self, model: LoadedModel, texts: list[str]) -> LoadedModel:
-        """Load the judge, which must read `texts` as the same tokens."""
-        tokenizer = self.tokenizer if isinstance(self.judge, nn.Module) else None
-        loaded = load(self.judge, tokenizer, self.options)
-        (one, of_one), (other, of_other) = (
-            (m.tokenizer.get_vocab() if m.tokenizer else None, m.encode(texts))
-            for m in (model, loaded)
+@contextmanager
+def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
+    settings, loading, text = request.settings, request.loading, request.text
+    if isinstance(text, Path):
+        text = read_text(str(text))
+    loaded = load(request.model, request.tokenizer, loading)
+    prompt = str(request.prompt)
+    texts = [text] if text is not None else [prompt, request.target or ""]
+    if settings.chat:
+        texts[0] = through_template(loaded, [{"role": "user", "content": prompt}])
+    judge = None if request.judge is None else _load_judge(request, loaded, texts)
+    with using(loaded, judge):
+        find_selector(settings.selector).check_model(loaded.model)
+        read = (
+            Prompt.of_text(loaded, text, loading.prefix)
+            if text is not None
+            else Prompt.with_answer(loaded, prompt, request.target, loading.prefix, settings)
         )
-        if one != other or of_one != of_other:
-            raise DataError(
-                f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this "
-                "text into other tokens, so their losses cannot be compared; pass a judge with the "
-                "same tokenizer, or match words or sentences by characters (measure --choices)"
-            )
-        ours, theirs = (m.prefix_ids(self.options.prefix, texts[0]) for m in (model, loaded))
-        if ours != theirs:
-            raise DataError(
-                f"judge: '{loaded.name}' puts {theirs} (token IDs) before this text, and "
-                f"'{model.name}' puts {ours}; pass prefix=none, bos or a text, which then "
-                "holds for both"
-            )
-        return loaded
+        prepared = Prepared.of(loaded, read, request.at, settings, loading.batch_tokens, judge)
+        yield prepared, _targets_with_far_part(prepared)
 
 
-def _refuse_misfits(
-    text: Any, at: Any, prompt: Any, target: Any, settings: AskSettings, prefix: str
-) -> None:
-    """Reject arguments that cannot be combined."""
-    if (text is None) == (prompt is None):
-        raise ConfigError("pass either text= or prompt=, not both and not neither")
-    of_prompt = target is not None or settings.chat
-    if (text is None and at is not None) or (prompt is None and of_prompt):
-        raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
-    if settings.max_new_tokens is not None and (prompt is None or target is not None):
-        raise ConfigError(
-            "max_new_tokens limits a generated answer; omit it where the target is known"
+def _load_judge(request: ExplainRequest, model: LoadedModel, texts: list[str]) -> LoadedModel:
+    """Load the judge, which must read `texts` as the same tokens."""
+    tokenizer = request.tokenizer if isinstance(request.judge, nn.Module) else None
+    loaded = load(request.judge, tokenizer, request.loading)
+    (one, of_one), (other, of_other) = (
+        (m.tokenizer.get_vocab() if m.tokenizer else None, m.encode(texts)) for m in (model, loaded)
+    )
+    if one != other or of_one != of_other:
+        raise DataError(
+            f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this "
+            "text into other tokens, so their losses cannot be compared; pass a judge with the "
+            "same tokenizer, or match words or sentences by characters (measure --choices)"
         )
-    for name, given in (("prompt", prompt), ("target", target)):
-        if given is not None and not isinstance(given, str):
-            raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
-    if text is not None and not isinstance(text, str | Path):
-        raise ConfigError(f"text must be a string, not {type(text).__name__}")
-    if settings.chat and prefix != "auto":
-        raise ConfigError(
-            f"prefix={prefix}: cannot be combined with chat=True, which sets the "
-            "beginning; omit prefix"
+    ours, theirs = (m.prefix_ids(request.loading.prefix, texts[0]) for m in (model, loaded))
+    if ours != theirs:
+        raise DataError(
+            f"judge: '{loaded.name}' puts {theirs} (token IDs) before this text, and "
+            f"'{model.name}' puts {ours}; pass prefix=none, bos or a text, which then "
+            "holds for both"
         )
+    return loaded
 
 
 def load(

@@ -17,15 +17,16 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.estimate import estimate, within_budget
+from olmo_sparsity.analysis.measurement.estimate import within_budget
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, plan, share_of, targets_meta
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.results.dependencies import measure_dependencies
@@ -41,8 +42,6 @@ from olmo_sparsity.analysis.results.statistics import (
     with_ends,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, build
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.folders import locked, remove_left_lock
 from olmo_sparsity.io import MANIFEST, verify_manifest
@@ -54,50 +53,30 @@ PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """A call of `measure`, to run or to estimate."""
+def measure(request: MeasureRequest) -> Results | None:
+    """Answer a request. Return None if documents are left to other processes."""
+    out, num_processes = request.out, read_launch().world_size
+    if out is None and num_processes > 1:
+        raise ConfigError(f"out=None: {num_processes} processes need a folder to share")
+    if out is not None:
+        results_folder(out).refuse_others()
+    planned = plan(request)
+    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        return run(planned, Path(folder), request.shard, request.command)
 
-    given: dict[str, Any]
 
-    @property
-    def plan(self) -> Plan:
-        names = ("model", "documents", "windows", "targets", "choices", "losses", "at", "quick")
-        return plan(
-            **{name: self.given[name] for name in names},
-            settings=build(Settings, self.given),
-            text=build(TextOptions, self.given),
-            options=build(ModelOptions, self.given),
-        )
-
-    def run(self) -> Results:
-        out, num_processes = self.given["out"], read_launch().world_size
-        if out is None and num_processes > 1:
-            raise ConfigError(f"out=None: {num_processes} processes need a folder to share")
-        if out is not None:
-            results_folder(out).refuse_others()
-        planned = self.plan
-        with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
-            found = run(planned, Path(folder))
-        if found is None:  # the first process of the launch writes the results
-            say(f"{out}: waiting for the results, which another process writes")
-        while found is None:
-            time.sleep(WAIT_S)
-            if (Path(out) / MANIFEST).exists():
-                found = read_results(out)
-        return found
-
-    def cost(self) -> Cost:
-        return estimate(self.plan)
+def wait_for_results(out: str | Path) -> Results:
+    """Return what another process of the launch writes."""
+    say(f"{out}: waiting for the results, which another process writes")
+    while not (Path(out) / MANIFEST).exists():
+        time.sleep(WAIT_S)
+    return read_results(out)
 
 
 def run(
     plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
 ) -> Results | None:
     """Measure what is planned. Return None if documents are left to other processes."""
-    index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
-    if not 0 <= index < of:
-        raise ConfigError(f"shard={shard} must be (i, n) with 0 <= i < n")
     with using(plan.model):
         plan.refuse_changed_model()
         plan = within_budget(plan, out, shard)

@@ -15,9 +15,10 @@ import pandas as pd
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.texts import cut_to_targets, open_documents, plant_dependencies
-from olmo_sparsity.analysis.inputs.windows import Block, Windows
+from olmo_sparsity.analysis.inputs.windows import Block
 from olmo_sparsity.analysis.measurement.matching import is_other_tokenizer
 from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.measurement.reuse import (
     Choices,
     losses_of,
@@ -46,127 +47,54 @@ from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.selectors.selector import check_can_run, find_selector
-from olmo_sparsity.analysis.settings import QUICK, QUICK_BLOCKS, ModelOptions, Settings, TextOptions
+from olmo_sparsity.analysis.selectors.selector import check_can_run
+from olmo_sparsity.analysis.settings import QUICK_BLOCKS, ModelOptions, Settings, TextOptions
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.extend import fingerprint_of_files
 from olmo_sparsity.runtime import say
 from olmo_sparsity.streams import VERSION
 
-DEFAULTS, READ_WHOLE, LOADED = Settings(), TextOptions(), ModelOptions()
-
 OF_CHOSEN = {"sets", "max_targets", "share", "sample", "blocks", "budget"}
 """Options that choose targets, and none where targets are given."""
 
 
-def plan(
-    model: LoadedModel | str | Path,
-    documents: Any = None,
-    windows: Windows | None = None,
-    *,
-    settings: Settings = DEFAULTS,
-    text: TextOptions = READ_WHOLE,
-    options: ModelOptions = LOADED,
-    targets: Results | str | Path | None = None,
-    choices: Results | str | Path | None = None,
-    losses: Results | str | Path | None = None,
-    at: At | None = None,
-    quick: bool = False,
-) -> Plan:
-    """Plan what a measurement computes; `Plan.run` computes it, also in several processes.
-
-    `windows` replaces long, short and stride of `settings`. The other arguments: see `measure`.
-    """
-    targets, choices, known = (
-        read_other(name, given)
-        for name, given in (("targets", targets), ("choices", choices), ("losses", losses))
+def plan(request: MeasureRequest) -> Plan:
+    """Read the model and the text of a request, and settle what is measured."""
+    targets, choices, losses = (
+        read_other(name, getattr(request, name)) for name in ("targets", "choices", "losses")
     )
+    settings, reading, loading = request.settings, request.reading, request.loading
     of_chosen = settings.given.keys() & OF_CHOSEN
-    if windows is not None:
-        settings = _with_windows(settings, windows, options)
-    if quick:
-        settings, text = _for_quick(settings, text, documents)
-    if choices is None:
-        settings.check()
-    for name in settings.selectors:
-        find_selector(name)
-    given = {"at": at, "targets": targets, "choices": choices}
-    _check_one_says({name for name, one in given.items() if one is not None}, documents, text)
-    if quick and choices is not None:
-        raise ConfigError("quick and choices both select targets: pass one of them")
-    loaded = _load(model, options)
-    opened = _open(documents, loaded, text)
-    is_other = choices is not None and is_other_tokenizer(choices, opened)
+    model = _load(request.model, loading)
+    documents = _open(request.documents, model, reading)
+    is_other = choices is not None and is_other_tokenizer(choices, documents)
     if choices is not None:
         settings = settings_of(choices, settings.given, is_other)
-        settings.check()
-    settings = fit_to_limit(settings, loaded.max_positions)
-    if opened.have_targets:
-        opened = cut_to_targets(opened, settings.windows)
+    settings = fit_to_limit(settings, model.max_positions)
+    if documents.have_targets:
+        documents = cut_to_targets(documents, settings.windows)
     elif settings.long != "all":
-        say_how_much_is_seen(opened, settings)
-    if text.planted:
-        opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
-    named = next((one for one in (choices, targets, at) if one is not None), None)
-    if named is not None or opened.are_planted or opened.have_targets:
+        say_how_much_is_seen(documents, settings)
+    if reading.planted:
+        documents = plant_dependencies(documents, model, settings.windows, settings.seed)
+    given = next((one for one in (choices, targets, request.at) if one is not None), None)
+    if given is not None or documents.are_planted or documents.have_targets:
         _refuse_for_given(of_chosen)
-    ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
-    if quick and not (text.planted or opened.have_targets or targets is not None or at is not None):
-        settings = _sampled(settings, loaded.max_positions, len(ids))
+    ids = tuple(model.prefix_ids(loading.prefix, _beginning(documents, model)))
+    if request.quick and given is None and not (reading.planted or documents.have_targets):
+        settings = _sampled(settings, model.max_positions, len(ids))
     if settings.long == "all":
-        opened = within_limit(opened, loaded, len(ids))
-    if choices is not None and loaded.tokenizer is not None and not is_other:
-        _check_prefix(choices, settings.prefix_ids, loaded, ids)
+        documents = within_limit(documents, model, len(ids))
+    if choices is not None and model.tokenizer is not None and not is_other:
+        _check_prefix(choices, settings.prefix_ids, model, ids)
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
-    made = Plan.of(loaded, opened, settings, named, options.batch_tokens, choices is not None)
-    return made if known is None else made.with_losses(known)
+    made = Plan.of(model, documents, settings, given, loading.batch_tokens, choices is not None)
+    return made if losses is None else made.with_losses(losses)
 
 
 def _beginning(documents: Documents, model: LoadedModel) -> str:
     ids = documents[0].tokens[:200].tolist()
     return "" if model.tokenizer is None else model.tokenizer.decode(ids, False)
-
-
-def _for_quick(
-    settings: Settings, text: TextOptions, documents: Any
-) -> tuple[Settings, TextOptions]:
-    """Replace the defaults by the options of a first look. No document in memory is left out."""
-    of_settings = {name: value for name, value in QUICK.items() if name != "max_documents"}
-    if not isinstance(documents, Documents) and text.max_documents is None:
-        text = replace(text, max_documents=QUICK["max_documents"])
-    return Settings(**of_settings | settings.given), text
-
-
-def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> None:
-    """Which targets: named options, or the text."""
-    of_text = ["planted"] if options.planted else []
-    if isinstance(documents, Documents) and documents.have_targets:
-        of_text.append("records of prompt and target")
-    else:
-        of_text += [n for n in ("prompt_field", "target_field") if getattr(options, n)][:1]
-    # Choices are of the same text, read the same way.
-    for says in (of_text, sorted(named), [*sorted(named - {"choices"}), *of_text]):
-        if len(says) > 1:
-            raise ConfigError(f"{' and '.join(says)} all select targets: pass one of them")
-
-
-def _with_windows(settings: Settings, windows: Any, options: ModelOptions) -> Settings:
-    if not isinstance(windows, Windows):
-        raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
-    if windows.long == "all":
-        raise ConfigError('with long="all", pass long, short and stride as options of measure')
-    twice = {"long", "short", "stride"} & settings.given.keys()
-    if windows.prefix and options.prefix != "auto":
-        twice |= {"prefix"}
-    if twice:
-        raise ConfigError(f"{', '.join(sorted(twice))} cannot be combined with windows; omit it")
-    of_windows = {
-        "long": windows.long,
-        "short": windows.short,
-        "stride": windows.stride,
-        "prefix_ids": windows.prefix,
-    }
-    return Settings(**settings.given | of_windows)
 
 
 def _load(model: Any, options: ModelOptions) -> LoadedModel:
@@ -183,22 +111,9 @@ def _load(model: Any, options: ModelOptions) -> LoadedModel:
 
 def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
     if isinstance(documents, Documents):
-        if replace(options, planted=False) != TextOptions():
-            raise ConfigError(
-                "field, group_field, prompt_field, target_field, split_at and max_documents are "
-                "for text that is read here; leave them out"
-            )
         return documents
-    return open_documents(
-        documents,
-        model,
-        options.max_documents,
-        field=options.field,
-        group_field=options.group_field,
-        split_at=options.split_at,
-        prompt_field=options.prompt_field,
-        target_field=options.target_field,
-    )
+    given = {name: value for name, value in vars(options).items() if name != "planted"}
+    return open_documents(documents, model, given.pop("max_documents"), **given)
 
 
 def _sampled(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
@@ -255,8 +170,7 @@ class Plan:
         batch_tokens: int | None = None,
         transfers: bool = False,
     ) -> Plan:
-        """`transfers`: the units that `given` ranked are evaluated, too."""
-        settings.check()
+        """`transfers`: the units that `given` ranked are evaluated, too. Settings are checked."""
         windows = settings.windows
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
@@ -278,13 +192,6 @@ class Plan:
         elif documents.have_targets:
             plan.given = targets_of_records(documents, windows)
         return plan
-
-    def run(self, out: str | Path, shard: tuple[int, int] = (0, 1)) -> Results | None:
-        """Measure what is not finished in `out`. `shard=(i, n)`: compute the i-th of n parts, and
-        return None if documents are left to other processes; the last of them gets the results."""
-        from olmo_sparsity.analysis.measurement.measurement import run
-
-        return run(self, Path(out), shard)
 
     def with_losses(self, given: Results) -> Plan:
         known = losses_of(given, self.model, self.documents, self.settings)

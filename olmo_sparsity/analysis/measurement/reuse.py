@@ -212,5 +212,7 @@ def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Sett
         halves=0,
         seed=meta.seed,
     )
-    ks = given.get("ks")
-    return settings if ks is None else replace(settings, ks=tuple(np.atleast_1d(ks).tolist()))
+    if (ks := given.get("ks")) is not None:
+        settings = replace(settings, ks=tuple(np.atleast_1d(ks).tolist()))
+    settings.check()
+    return settings

@@ -60,7 +60,7 @@ def test_a_chat_template_is_prefix_and_end(model: Any) -> None:
     prompt = " ".join(TEXT.split()[:3])
     given = {"target": "w3", "chat": True}
     assert answered(model, prompt, **given, short=None).windows.short == 1
-    with pytest.raises(ConfigError, match="which sets"):
+    with pytest.raises(ConfigError, match="prefix"):
         answered(model, prompt, **given, prefix="none")
 
 
