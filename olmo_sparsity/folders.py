@@ -1,96 +1,64 @@
 """Folders that one command fills over several starts: which work they hold, and who writes now.
 
-A file `lock` names the owner. Creating it fails if it exists, also on network disks, where flock(2)
-often does nothing. A killed owner leaves it behind, so the next launch takes the folder over if the
-owner is gone:
-
-    on the same machine     no such process exists, or its PID now belongs to another one
-    on another machine      it was the same SLURM job, which was requeued;
-                            or the file, which a running owner refreshes, is old
-
-Another file, the identity, names the work. A folder with files and without an identity is
-rejected, and so is a start with other settings. Imports no torch.
+A file `lock` names the owner, who touches it regularly; a lock that nobody touches for minutes is
+of a killed owner, and the next start takes it over. Another file, the identity, names the work.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
+import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.conform import parse_json, with_crc
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.io import (
-    STALE_S,
     age_s,
     is_partial,
-    partial_name,
     read_bounded,
     read_json,
     remove_partial,
     sha256_of,
-    write_atomically,
+    write_json,
 )
-from olmo_sparsity.runtime import launch_id, machine_id, process_start, read_launch, say
+from olmo_sparsity.runtime import say
 
 LOCK = "lock"
-REFRESH_S = 30.0
-_WRITTEN_WITHIN_S = 5.0
-"""An unreadable lock is being written; after so long, its writer was killed."""
+REFRESH_S = 20.0
+STALE_S = 120.0
+"""A lock untouched for so long has lost its owner. Network disks may show times a minute late."""
 
-_FIRST_COMES_WITHIN_S = 120.0
 _SAID_AFTER_S = 2.0
 
 
 @dataclass(frozen=True)
 class Owner:
-    host: str
-    machine: str
-    """See `machine_id`."""
-
-    pid: int
-    started: str | None
-    """See `process_start`."""
-
-    launch: str
-    slurm_job: str | None
-    since: str
-
-    @staticmethod
-    def here() -> Owner:
-        return Owner(
-            host=socket.gethostname(),
-            machine=machine_id(),
-            pid=os.getpid(),
-            started=process_start(os.getpid()),
-            launch=launch_id(),
-            slurm_job=os.environ.get("SLURM_JOB_ID"),
-            since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        )
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    slurm_job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
+    since: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(folder: Path, waits: bool = False) -> Iterator[None]:
-    """Raise while another launch has the folder, or wait for it with `waits`. Rank 0 holds the lock
-    for its launch, so it must be the last to leave; other ranks wait until it has the lock."""
-    path, own = folder / LOCK, Owner.here()
-    if read_launch().rank > 0:
-        _wait_for_first(path, own)
-        yield
-        return
+    """Hold the folder's lock. Raise when its owner shows to be alive, within REFRESH_S, or wait for
+    it with `waits`."""
+    path, own = folder / LOCK, Owner()
     _take(path, own, waits)
     ended = threading.Event()
-    refresher = threading.Thread(target=_refresh, args=(path, ended), daemon=True)
+    refresher = threading.Thread(target=_refresh, args=(path, own, ended), daemon=True)
     refresher.start()
     try:
         yield
@@ -101,130 +69,81 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def remove_left_lock(folder: Path) -> None:
-    """Remove the lock of a finished folder if its last owner was killed. It may be read-only."""
-    owner, alive = holder(folder)
-    if owner is not None and not alive:
-        with contextlib.suppress(OSError):
-            _remove(folder / LOCK, owner)
-
-
 def holder(folder: Path) -> tuple[Owner | None, bool]:
     """The owner of the folder's lock, and whether it is alive."""
-    path = folder / LOCK
-    owner = _read(path)
-    return owner, owner is not None and not _is_gone(owner, path, Owner.here())
+    owner = _read(folder / LOCK)
+    return owner, owner is not None and age_s(folder / LOCK) <= STALE_S
 
 
 def _take(path: Path, own: Owner, waits: bool) -> None:
-    said_at = time.monotonic() + _SAID_AFTER_S
-    seen, since = None, time.monotonic()
-    while True:
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        except FileExistsError:
-            owner = _read(path)
-            if (now := _time_of(path)) != seen:
-                seen, since = now, time.monotonic()
-            unchanged_s = time.monotonic() - since
-            alive = owner is not None and not _is_gone(owner, path, own, unchanged_s)
-            if owner is not None and alive and not waits:
-                raise _in_use(path, owner) from None
-            if owner is None and path.exists() and not path.is_file():
-                raise UserError(f"{path} is not a regular file; delete it") from None
-            if alive or (owner is None and age_s(path) < _WRITTEN_WITHIN_S):
-                if owner is not None and time.monotonic() > said_at:
-                    say(f"waiting: {_in_use(path, owner)}")
-                    said_at = math.inf
-                time.sleep(0.1)
-                continue
-            _remove(path, owner)
+    seen, dead_at, said_at = None, 0.0, time.monotonic() + _SAID_AFTER_S
+    while not _create(path, json.dumps(vars(own), indent=1)):
+        now, touched = time.monotonic(), _time_of(path)
+        if touched is None:
             continue
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}") from None
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps(asdict(own), indent=1))
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        if touched != seen:
+            if seen is not None and not waits:
+                raise UserError(_in_use(path))
+            # A time in the future, by a wrong clock, makes no age.
+            seen, dead_at = touched, now + STALE_S - max(age_s(path), 0.0)
+        elif now > dead_at:
+            _remove_dead(path, seen)
+        if now > said_at:
+            say(f"waiting: {_in_use(path)}")
+            said_at = math.inf
+        time.sleep(0.1)
+
+
+def _create(path: Path, text: str) -> bool:
+    """Create the file; False if it exists."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except FileExistsError:
+        if not path.is_file() and path.exists():
+            raise UserError(f"{path} is not a regular file; delete it") from None
+        return False
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    return True
+
+
+def _remove_dead(path: Path, seen: int | None) -> None:
+    """Remove the lock last touched at `seen`. Of all that find it dead, only the one that creates
+    `lock.next` looks again and removes, so that nobody takes away the lock of a successor."""
+    next_owner = path.with_name(f"{LOCK}.next")
+    if not _create(next_owner, ""):
+        if age_s(next_owner) > STALE_S:  # killed between these lines
+            next_owner.unlink(missing_ok=True)
         return
+    if _time_of(path) == seen:
+        path.unlink(missing_ok=True)
+    next_owner.unlink(missing_ok=True)
+
+
+def _refresh(path: Path, own: Owner, ended: threading.Event) -> None:
+    """Touch the lock. A process that was stopped for minutes may find it taken over, and ends."""
+    while not ended.wait(REFRESH_S):
+        owner = _read(path)
+        if owner is not None and owner != own:
+            say(f"{path} was taken over by process {owner.pid} on {owner.host}: this one ends")
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        with contextlib.suppress(OSError):
+            os.utime(path)
 
 
 def _time_of(path: Path) -> int | None:
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_mtime_ns
-    except OSError:
-        return None
+    return None
 
 
-def _is_gone(owner: Owner, path: Path, own: Owner, unchanged_s: float = 0) -> bool:
-    """`unchanged_s`: for how long the file has kept its time. A time in the future, by a wrong
-    clock, makes no age."""
-    here = (owner.host, owner.machine) == (own.host, own.machine)
-    if here and own.started is not None:
-        return process_start(owner.pid) != owner.started
-    if owner.slurm_job is not None and owner.slurm_job == own.slurm_job:
-        return True
-    return max(age_s(path), unchanged_s) > STALE_S
-
-
-def _remove(path: Path, owner: Owner | None) -> None:
-    """Remove the lock of a dead owner. Of the processes of a machine one at a time looks and
-    removes, so that none takes away the lock of one that has followed. On a network disk a process
-    of another machine may still come between; a lock that it has written is put back."""
-    moved = partial_name(path)
-    with _alone_in(path.parent), contextlib.suppress(FileNotFoundError):
-        if _read(path) != owner or (owner is None and age_s(path) < _WRITTEN_WITHIN_S):
-            return
-        path.rename(moved)
-        if _read(moved) == owner:
-            moved.unlink()
-        else:
-            moved.rename(path)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a disk without flock
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _wait_for_first(path: Path, own: Owner) -> None:
-    deadline = time.monotonic() + _FIRST_COMES_WITHIN_S
-    while True:
-        owner = _read(path)
-        if owner is not None and owner.launch == own.launch:
-            return
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    if owner is not None:
-        raise _in_use(path, owner)
-    raise UserError(
-        f"{path} was not created by rank 0 of this launch within {_FIRST_COMES_WITHIN_S:.0f} s; "
-        "see the message of rank 0"
-    )
-
-
-def _in_use(path: Path, owner: Owner) -> UserError:
-    job = f", SLURM job {owner.slurm_job}" if owner.slurm_job else ""
-    return UserError(
-        f"{path.parent} is being written by process {owner.pid} on {owner.host}{job}, since "
-        f"{owner.since}; wait until it ends, or stop it (delete {path} if it is "
-        "certainly gone, or if the folder is a copy)"
-    )
-
-
-def _refresh(path: Path, ended: threading.Event) -> None:
-    while not ended.wait(REFRESH_S):
-        with contextlib.suppress(OSError):
-            os.utime(path)
+def _in_use(path: Path) -> str:
+    owner = _read(path)
+    who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "another"
+    return f"{path.parent} is being written by {who}; wait until it ends, or stop it"
 
 
 def _read(path: Path) -> Owner | None:
@@ -290,8 +209,7 @@ class WorkFolder:
         `versions` of packages are stated, too; where they differ, a line says so."""
         if not self.identity.exists():
             stated = dict(settings) | ({"versions": dict(versions)} if versions else {})
-            text = json.dumps(with_crc(stated), ensure_ascii=False, indent=2)
-            write_atomically(self.identity, text + "\n")
+            write_json(self.identity, with_crc(stated))
         # Read in any case: another process may have written it just now.
         stored = read_json(self.identity, dict, "restore it, or name a new folder")
         before = stored.pop("versions", None)
@@ -308,7 +226,8 @@ def _may_precede(path: Path) -> bool:
     killed at once."""
     if path.is_dir():
         return is_partial(path) or all(inner.is_dir() for inner in path.rglob("*"))
-    return is_partial(path) or path.name == LOCK or path.suffix in (".log", ".out", ".err")
+    is_lock = path.name in (LOCK, f"{LOCK}.next")
+    return is_lock or is_partial(path) or path.suffix in (".log", ".out", ".err")
 
 
 def refuse_changes(folder: str, changed: Sequence[str]) -> None:

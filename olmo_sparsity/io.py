@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from olmo_sparsity.conform import parse_json
 from olmo_sparsity.errors import ConfigError, DataError, UserError, one_line
-from olmo_sparsity.runtime import machine_id, process_start
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from torch import Tensor
 
 T = TypeVar("T")
 Row = TypeVar("Row")
 
-STALE_S = 180.0
-"""A file that another machine has not touched for so long has lost its process."""
+LEFT_S = 3600.0
+"""No write pauses so long: an older partial file was left by a killed process."""
 
 
 @contextmanager
@@ -56,47 +56,27 @@ def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
         yield
     except Exception as error:
         number = getattr(error, "errno", None)
-        if not isinstance(error, OSError) and (found := re.search(_RUST_ERROR, str(error))):
+        if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
             number = int(found[1])
         named = getattr(error, "filename", None)
         if number is None or (named and not str(named).startswith(str(partial or path))):
             raise
-        raise UserError(
-            f"{path} cannot be written: {os.strerror(number)}; free space (or raise a limit), or "
-            "write to another place"
-        ) from None
-
-
-_RUST_ERROR = r"\(os error (\d+)\)"
+        raise UserError(f"{path} cannot be written: {os.strerror(number)}") from None
 
 
 def partial_name(path: Path) -> Path:
-    """The name holds machine and process, to recognize files that killed processes left."""
-    started = process_start(os.getpid()) or "0"
-    mark = f"{_machine()}-{os.getpid()}-{started}-{uuid.uuid4().hex[:8]}"
-    return path.with_name(f"{path.name}.{mark}.tmp")
-
-
-_PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}\.tmp$")
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def is_partial(path: Path) -> bool:
     """Return whether a process is writing it, or was killed while writing."""
-    return _PARTIAL.search(path.name) is not None
+    return re.search(r"\.[0-9a-f-]{8,}\.tmp$", path.name) is not None
 
 
 def remove_partial(folder: Path) -> None:
     """Remove the partial files of killed processes, but not of running ones."""
-    for path in folder.iterdir():
-        match = _PARTIAL.search(path.name)
-        if match is None:
-            continue
-        machine, pid, started = match.groups()
-        if machine == _machine() and started != "0":
-            gone = process_start(int(pid)) != started
-        else:
-            gone = age_s(path) > STALE_S
-        if gone:
+    for path in filter(is_partial, folder.iterdir()):
+        if min(map(age_s, (path, *path.rglob("*")))) > LEFT_S:
             _remove(path)
 
 
@@ -129,13 +109,22 @@ def _stat_of_new(path: Path) -> os.stat_result:
         probe.unlink(missing_ok=True)
 
 
-def _machine() -> str:
-    return hashlib.sha256(machine_id().encode()).hexdigest()[:8]
-
-
 def write_atomically(path: Path, text: str) -> None:
     with writing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write safetensors to a partial file's name."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, str(path), metadata=metadata)
+    follow_umask(path)
+    sync(path)  # as no other machine can
 
 
 def refuse_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
@@ -243,8 +232,7 @@ def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
         for path in sorted(paths)
         if path.is_file() and path.name != MANIFEST
     }
-    text = json.dumps(asdict(_Manifest(listed)), indent=1)
-    write_atomically(folder / MANIFEST, text + "\n")
+    write_json(folder / MANIFEST, asdict(_Manifest(listed)))
 
 
 def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> str | None:
@@ -253,13 +241,11 @@ def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> 
     `only`: the files to verify. Analysis needs no optimizer state, which is most of the bytes.
     """
     folder = Path(folder)
-    if not (folder / MANIFEST).is_file():
-        return f"{MANIFEST} is missing"
     try:
         files = read_json(folder / MANIFEST, _Manifest, "").files
     except DataError:
         return f"{MANIFEST} is not a readable list of files"
-    names = sorted(only if only is not None else files)
+    names = sorted(files if only is None else only)
     for name in names:
         if name not in files:
             return f"{MANIFEST} does not list {name}"
@@ -301,12 +287,8 @@ def write_rows(path: Path, rows: Sequence[Any], meta: dict[str, Any]) -> None:
     table = pa.Table.from_pylist([vars(row) for row in rows])
     with writing(path) as partial:
         pq.write_table(table, partial)
-    write_meta(path.with_name("meta.json"), meta)
+    write_json(path.with_name("meta.json"), meta)
     write_manifest(path.parent, (path.name, "meta.json"))
-
-
-def write_meta(path: Path, meta: dict[str, Any]) -> None:
-    write_atomically(path, json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dict[str, Any]]:

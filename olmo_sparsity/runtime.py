@@ -14,7 +14,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -83,40 +82,6 @@ def read_launch() -> Launch:
     if not 0 <= launch.rank < launch.world_size:
         raise ConfigError(f"RANK={launch.rank} must be below WORLD_SIZE={launch.world_size}")
     return launch
-
-
-def launch_id() -> str:
-    """Equal for the processes of one launch, and different from all other running launches."""
-    get = os.environ.get
-    if read_launch().world_size == 1:
-        return f"{socket.gethostname()} {os.getpid()}"
-    if "SLURM_STEP_ID" in os.environ:
-        # Also with a torchrun on each node. A requeued job counts its steps from 0 again.
-        return f"slurm {get('SLURM_JOB_ID')}.{get('SLURM_STEP_ID')}.{get('SLURM_RESTART_COUNT', 0)}"
-    # torchrun, deepspeed, accelerate: the rendezvous. torchrun's run ID is often "none".
-    address = get("MASTER_ADDR", "localhost")
-    if address in ("localhost", "127.0.0.1", "::1"):
-        address = socket.gethostname()
-    return f"{get('TORCHELASTIC_RUN_ID', '')} {address}:{get('MASTER_PORT', '')}"
-
-
-def machine_id() -> str:
-    """Identifies a boot of a machine and a PID namespace, within which PIDs are unique."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return socket.gethostname()
-
-
-def process_start(pid: int) -> str | None:
-    """The start time of a process in the kernel's count, which with the PID identifies it. None if
-    no such process exists (or only a zombie), or no /proc."""
-    try:
-        # The name, in parentheses, may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
 
 
 def _number(name: str, default: int | None = None) -> int:

@@ -124,9 +124,11 @@ def until(
 
 
 def left_by_a_killed_process(path: Path) -> Path:
-    """The name under which a process that is gone was writing this."""
-    name = partial_name(path).name
-    return path.with_name(name.replace(f"-{os.getpid()}-", "-999999999-"))
+    """What a process that is gone was writing for hours."""
+    left = partial_name(path)
+    left.touch()
+    os.utime(left, (0, 0))
+    return left
 
 
 @pytest.fixture(autouse=True)

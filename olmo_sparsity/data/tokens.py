@@ -43,7 +43,7 @@ from olmo_sparsity.data.tokenizer import (
     train_tokenizer,
 )
 from olmo_sparsity.errors import ConfigError, DataError, naming_panics
-from olmo_sparsity.folders import WorkFolder, differences, holder, refuse_changes, remove_left_lock
+from olmo_sparsity.folders import WorkFolder, differences, holder, refuse_changes
 from olmo_sparsity.io import naming, sync, write_atomically
 from olmo_sparsity.runtime import Progress, read_launch
 from olmo_sparsity.settings import applies
@@ -89,8 +89,6 @@ def _prepare_mixture(data: DataConfig) -> Manifest:
     has_shards = any(work.path.glob("*/*.tokens.*"))
     # A finished folder may be read-only.
     is_begun = work.identity.exists() and path.exists() and has_shards
-    if is_begun:
-        remove_left_lock(work.path)
     with contextlib.nullcontext() if is_begun else work.opened():
         if not is_begun and not any(holder(Path(part.folder))[1] for part in parts):
             work.identity.unlink(missing_ok=True)  # It has no shards to lose.
@@ -110,8 +108,6 @@ def _prepare(data: DataConfig, shared: Tokenizer | None = None) -> Manifest:
     folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.
     is_finished = work.identity.exists() and Manifest.load(folder).complete
-    if is_finished:
-        remove_left_lock(folder)
     opened = contextlib.nullcontext() if is_finished else work.opened()
     with opened, Progress("prepare", total=None, unit="tokens") as progress:
         manifest = _begin_or_resume(data, folder, shared)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import differences
-from olmo_sparsity.io import follow_umask, verify_manifest
+from olmo_sparsity.io import verify_manifest, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,13 +39,11 @@ def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> None:
     """Save a model, or a state dict gathered in sharded training, as one safetensors file."""
-    from safetensors.torch import save_file
     from torch import nn
 
     state = model.state_dict() if isinstance(model, nn.Module) else model
     weights = {name: t.cpu().contiguous() for name, t in unique_weights(state).items()}
-    save_file(weights, str(path), metadata={"format": "pt"})
-    follow_umask(Path(path))
+    write_tensors(Path(path), weights, {"format": "pt"})
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ import torch
 
 from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import DataError, UserError
-from olmo_sparsity.folders import WorkFolder, locked, remove_left_lock
+from olmo_sparsity.folders import WorkFolder, locked
 from olmo_sparsity.io import read_json, sha256_of, write_atomically
 from olmo_sparsity.runtime import Progress, choose_device, device_name, provenance
 from olmo_sparsity.settings import merge
@@ -80,7 +80,6 @@ def run_settings(
             else:
                 _train_in_workers(run, settings, todo, progress)
     elif (rows := _finished(folder)) == _collect(folder, identity)[0]:
-        remove_left_lock(folder)
         return rows  # of a folder that may be read-only
     with locked(folder, waits=True):  # the last shard's table has the trials of all
         rows, of_trials = _collect(folder, identity)

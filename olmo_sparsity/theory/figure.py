@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from olmo_sparsity import drawing
-from olmo_sparsity.io import write_atomically, write_meta
+from olmo_sparsity.io import write_atomically, write_json
 from olmo_sparsity.theory.results import (
     Summary,
     markdown_tables,
@@ -75,7 +75,7 @@ def draw(folder: str | Path, prefix: str | Path) -> list[Path]:
     drawing.save(lambda: _figure(summaries, meta), png, **_SETTINGS)
     write_summary(csv, rows)
     write_atomically(tables, markdown_tables(summaries, meta))
-    write_meta(made_by, meta)
+    write_json(made_by, meta)
     return paths
 
 

@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import follow_umask, sync
+from olmo_sparsity.io import write_tensors
 
 KEYS = ("exp_avg", "exp_avg_sq")
 
@@ -56,9 +55,7 @@ def copy_moments(
 
     def write(folder: Path) -> None:
         path = folder / f"moments-{rank:05d}-of-{world_size:05d}.safetensors"
-        save_file(tensors, str(path), metadata={"stretches": json.dumps(slices)})
-        follow_umask(path)
-        sync(path)
+        write_tensors(path, tensors, {"stretches": json.dumps(slices)})
 
     return write
 

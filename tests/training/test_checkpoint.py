@@ -270,7 +270,7 @@ def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
     config = make_config(checkpoint__interval_steps=None, checkpoint__keep_steps=[2])
     states: list[tuple[dict, dict]] = []
     gone_on = threading.Event()
-    step, write = Engine.step, moments.save_file
+    step, write = Engine.step, moments.write_tensors
 
     def watched(self: Engine, *given: Any) -> Any:
         found = step(self, *given)
@@ -284,7 +284,7 @@ def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
         write(*given, **named)
 
     monkeypatch.setattr(Engine, "step", watched)
-    monkeypatch.setattr(moments, "save_file", held_back)
+    monkeypatch.setattr(moments, "write_tensors", held_back)
     train(config)
     for folder in list_checkpoints(config.run_folder):
         weights, optimizer = states[checkpoint.step_of(folder) - 1]
@@ -461,8 +461,6 @@ def test_a_run_exports_itself_at_its_end(make_config: MakeConfig) -> None:
     torch.testing.assert_close(ours(tokens_BL, positions_BL), theirs(tokens_BL, positions_BL))
     shutil.rmtree(folder / "huggingface")
     partial = left_by_a_killed_process(folder / "huggingface")
-    partial.mkdir()
-    (partial / "half").touch()
     train(config)
     assert (folder / "huggingface/config.json").is_file()
     assert not partial.exists()
@@ -496,7 +494,7 @@ def test_a_start_killed_before_its_config_is_there_is_made_good(make_config: Mak
     config = make_config()
     folder = Path(config.run_folder)
     (folder / "checkpoints").mkdir(parents=True)
-    left_by_a_killed_process(folder / "config.yaml").write_text("seed: 3\nhalf a")
+    left_by_a_killed_process(folder / "config.yaml")
     (folder / LOCK).write_text("")
     os.utime(folder / LOCK, (0, 0))
     assert train(config) is Outcome.FINISHED

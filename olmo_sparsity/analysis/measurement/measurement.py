@@ -43,7 +43,7 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.folders import locked, remove_left_lock
+from olmo_sparsity.folders import locked
 from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
 
@@ -101,9 +101,7 @@ class _Measuring:
         is_first, damaged = self.launch.rank == 0, ""
         if (self.out / MANIFEST).exists():
             try:
-                found = read_results(self.out) if is_first else None
-                remove_left_lock(self.out)
-                return found
+                return read_results(self.out) if is_first else None
             except DataError as error:  # written again from the parts
                 damaged = str(error)
                 say(damaged)
