@@ -179,7 +179,7 @@ FIRST, LENGTH, BATCH = 150, 32, 64
 
 def drop_of(checkpoint: Path) -> dict[str, float]:
     """Return how far the loss on a passage falls when it is read a second time right after the
-    first (P1 of docs/thresholds.md): 32 tokens of each held-out file, from token 150 on."""
+    first (P1 of study/records): 32 tokens of each held-out file, from token 150 on."""
     loaded = load_model(str(checkpoint))
     documents = open_documents(None, loaded)
     passages_BL = torch.from_numpy(

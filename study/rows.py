@@ -6,6 +6,8 @@
                                            `first + second`: the mean of two directions
     TABLE key=value …                      a row of a benchmark's table, or of a task result, whose
                                            columns are then lengths
+    RUN tokens=A-BM                        the evaluations of a training run after A to B million
+                                           tokens; `RUN on TEXT`: with the check of that text
     PAGE.md#heading header=cell; …         rows of a table of a page, or lines of a printed block:
                                            `in` the line above, `line` up to its colon, `numbers`
 
@@ -31,6 +33,7 @@ from docs.stored import (
     ROOT,
     other_table,
     read_by_part,
+    read_evaluations,
     read_meta,
     read_summary,
     task_rows,
@@ -78,6 +81,10 @@ def rows_named(name: str) -> list[Callable[[str], list[float]]]:
             lambda column, row=row: cell_numbers(row, column)
             for row in rows_of_page(*page.groups(""))
         ]
+    if run := re.fullmatch(r"(.+) tokens=([\d.]+)-([\d.]+)M", name):
+        rows = read_evaluations(run[1])
+        trained = [row for row in rows if float(run[2]) <= row["millions"] <= float(run[3])]
+        return [lambda column, row=row: [float(row[column])] for row in trained]
     row = benchmark_row(name) if re.search(r" \w+=", name) else summary_row(name)
 
     def numbers(column: str) -> list[float]:

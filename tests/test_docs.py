@@ -278,14 +278,14 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
     later = {name: run for name, run in earlier.items() if name not in first}
     for runs, digits, shares, page in [
         (now, 3, ["counted", *kinds, *swapped], "docs/results_sources.md"),
-        (later, 3, ["counted", *kinds, *swapped], "docs/log.md"),
-        (first, 2, ["whole", "counted", *kinds], "docs/log.md"),
+        (later, 3, ["counted", *kinds, *swapped], "study/records/log.md"),
+        (first, 2, ["whole", "counted", *kinds], "study/records/log.md"),
     ]:
         text = (ROOT / page).read_text()
         for share in shares:
             cells = (f"{run[share]:.{digits}f}" if share in run else "–" for run in runs.values())
             assert f" | {' | '.join(cells)} |\n" in text, share
-    for run in now.values():  # S27 to S31 of docs/thresholds.md
+    for run in now.values():  # S27 to S31 of study/claims.yaml
         assert run["right_source"] >= 0.98
         assert min(run[f"told_{kind}"] for kind in ("either", "both", "none")) >= 0.9
         assert max(run[share] for share in ("false_rests_on", *swapped[::2])) <= 0.05

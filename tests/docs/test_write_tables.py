@@ -108,25 +108,7 @@ def test_parts_of_words_hold_every_target() -> None:
 
 # --- pages ----------------------------------------------------------------------------------------
 
-TEXTS = {
-    name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
-    for name in ("results_prose", "paper_map")
-}
-
-
-def test_every_threshold_has_a_name_and_a_verdict() -> None:
-    thresholds = (ROOT / "docs/thresholds.md").read_text(encoding="utf-8")
-    asked = re.findall(r"^\| ([A-Z]\d+) \|", thresholds, flags=re.MULTILINE)
-    assert len(asked) == len(set(asked)), "two thresholds of one name"
-    lines = re.findall(r"^\| \**([A-Z]\d[^|]*)\|(.*)", TEXTS["paper_map"], flags=re.MULTILINE)
-    verdicts = {
-        number.strip(" *"): cells.split("|")[2].strip(" *")
-        for numbers, cells in lines
-        for number in numbers.split(", ")
-    }
-    assert set(asked) <= set(verdicts)
-    for verdict in verdicts.values():
-        assert re.match(r"yes|no|partly|open|by construction", verdict)
+PROSE = (ROOT / "docs/results_prose.md").read_text(encoding="utf-8")
 
 
 def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
@@ -141,7 +123,7 @@ def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
     rows = [read_summary(name).loc["add_one", 1] for name in there]
     pass_it = [row.net >= 0.3 and row.net_low > 0.2 for row in rows]
     few = f"{sum(pass_it)} of {len(rows)} models"
-    assert few in " ".join(TEXTS["results_prose"].split())
+    assert few in " ".join(PROSE.split())
     assert few in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
