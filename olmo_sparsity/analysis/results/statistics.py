@@ -30,7 +30,7 @@ from olmo_sparsity.errors import DataError
 INDUCTION_SHARE = 0.15
 """A model copies from its context if a passage, when it is repeated, costs it less by at least this
 share. A share has the same meaning for any text and vocabulary; nats have not. Of the stored models
-those that do not copy have 0.10 at most, those that do 0.17 or more (study/records/thresholds.md)."""
+those that do not copy have 0.10 at most, those that do 0.17 or more."""
 
 LSD_NATS, LCL_NATS = 2.0, 2.0
 """LongPPL (Fang et al. 2024): a token is key if the long context lowers its loss by more than the
