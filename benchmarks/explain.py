@@ -2,7 +2,7 @@
 predict what the model does without them: ours and the packages that researchers use.
 
     pip install -c constraints.txt -e ".[bench]"
-    OMP_NUM_THREADS=1 python benchmarks/explain.py [--model FOLDER] [--other-python PYTHON]
+    OMP_NUM_THREADS=1 python -m benchmarks.explain [--model FOLDER] [--other-python PYTHON]
 
 Every contestant (explainers.py) runs in a process of its own. What is not installed next to our
 requirements can use another environment, named by --other-python. Seconds of
@@ -19,12 +19,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import explainers
 import numpy as np
 import pandas as pd
 import torch
 import transformers
-from explainers import CONTESTANTS, ELSEWHERE, OURS, Question
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -39,6 +37,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.drawing import PALETTE, save
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.exchange import export
+from study.benchmarks import explainers
+from study.benchmarks.explainers import CONTESTANTS, ELSEWHERE, OURS, Question
 
 SHORT = 32
 """Tokens before the answer that every method leaves in view, and none of them scores."""
@@ -157,7 +157,7 @@ def ask(
     python = other_python if package in ELSEWHERE else sys.executable
     if not python:
         return [], f"requires {ELSEWHERE[package]}: name its environment by --other-python"
-    return explainers.ask(python, explainers.__file__, [name, folder], questions, limit)
+    return explainers.ask(python, explainers.__name__, [name, folder], questions, limit)
 
 
 # --- judging --------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from olmo_sparsity.command.cli import main
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
+    **{f"study/tables/{path.name}": f"tables/{path.name}" for path in ROOT.glob("study/tables/*")},
     "README.md": "index.md",
     "slurm/README.md": "slurm.md",
     "benchmarks/README.md": "benchmarks.md",

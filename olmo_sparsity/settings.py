@@ -32,8 +32,7 @@ Schema = TypeVar("Schema")
 CONFIGS = Path(__file__).parent / "configs"
 """Configs that are installed with the package, and found by name."""
 
-_MADE_FOR = {"grid": "sweep", "experiments": "sweep", "schemes": "task", "run_folder": "train",
-             "figure": "theory"}  # fmt: skip
+_MADE_FOR = {"grid": "sweep", "experiments": "sweep", "run_folder": "train"}
 """The command that has this key in its configs."""
 
 
@@ -385,7 +384,7 @@ def _parse_yaml(text: str, at_depth: int = 0) -> Any:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return shipped configs by name: figure2.yaml, tasks/needle_quick.yaml."""
+    """Return shipped configs by name: figure2.yaml, sweeps/ladder.yaml."""
     return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
 
 

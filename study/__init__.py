@@ -1,0 +1,1 @@
+"""The paper's experiments: tasks, theorems, rivals, results. Run from a clone."""

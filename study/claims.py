@@ -17,8 +17,8 @@ from statistics import NormalDist
 
 import yaml
 
-from docs.stored import ROOT
 from olmo_sparsity.io import write_atomically
+from study.pages.stored import ROOT
 from study.rows import stored_numbers
 
 CLAIMS = ROOT / "study/claims.yaml"

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from docs.stored import (
+from study.pages.stored import (
     PAGES,
     ROOT,
     other_table,

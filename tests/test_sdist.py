@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 def test_a_source_release_has_the_package_without_results_docs_and_tests(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "olmo_sparsity", tree / "olmo_sparsity")
-    for name in ("docs/index.md", "docs/results/losses.parquet", "tests/test_it.py"):
+    for name in ("docs/index.md", "study/results/losses.parquet", "tests/test_it.py"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).touch()
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
@@ -26,4 +26,4 @@ def test_a_source_release_has_the_package_without_results_docs_and_tests(tmp_pat
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {"README.md", "olmo_sparsity/py.typed", "olmo_sparsity/configs/quick.yaml"} <= names
     assert "olmo_sparsity/analysis/__init__.py" in names
-    assert not [name for name in names if name.startswith(("docs", "tests"))]
+    assert not [name for name in names if name.startswith(("docs", "study", "tests"))]

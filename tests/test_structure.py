@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from itertools import takewhile
@@ -37,9 +38,6 @@ ALLOWED = {
     "data": {*TOOL, "config"},  # neither of these two knows the other
     "model": {*TOOL, "config"},
     "training": MODELS,
-    "tasks": {*MODELS, "training"},
-    "theory": {*MODELS, "training"},
-    "evidence": {*MODELS, "training"},
     "jobs": {*MODELS, "training"},
 }
 # The packages of the tool, each of which imports only those above it.
@@ -83,6 +81,19 @@ def test_packages_import_only_what_lies_below(path: Path) -> None:
         ours = {name.split(".")[1] for name in found if name.startswith("olmo_sparsity.")}
         packages = {inner.stem for inner in PACKAGE.iterdir()}
         assert ours & packages <= {*ALLOWED[package[0]], package[0]}
+
+
+def test_the_package_never_imports_the_study() -> None:
+    for path in MODULES:
+        found = {name.split(".")[0] for name in imports(ast.walk(ast.parse(path.read_text())))}
+        assert not found & {"study", "benchmarks", "tests"}, name_of(path)
+
+
+def test_the_study_is_not_packaged() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]
+    assert packages["find"]["include"] == ["olmo_sparsity*"]
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -136,7 +147,7 @@ def test_tests_import_no_tests() -> None:
         ),
         (
             "olmo_sparsity.analysis.report.figures, olmo_sparsity.analysis.report.report, "
-            "olmo_sparsity.theory.figure",
+            "study.theory.figure",
             "olmo torch",
         ),
     ],

@@ -74,7 +74,6 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
         command("score", "score documents for long-context training by what distant text adds")
     )
     _add_results(command)
-    _add_experiments(command)
     return parser
 
 
@@ -216,26 +215,14 @@ def _add_score(sub: Parser) -> None:
 
 
 def _add_results(command: Commands) -> None:
-    sub = command("figure", "draw Figure 2 of measurements, or accuracy by length of tasks")
+    sub = command("figure", "draw Figure 2 of measurements")
     sub.add("results", metavar="RESULTS", nargs="+")
     sub.add(
         "--out",
         required=True,
-        help="a .png, .pdf or .svg file; for measurements also OUT_diagnostics",
+        help="a .png, .pdf or .svg file; also OUT_diagnostics",
     )
     sub.add("--labels", help="comma-separated names of the models")
-
-    sub = command("ladder", "compare many models: excess against size and against induction")
-    sub.add("results", metavar="RESULTS", nargs="+")
-    sub.add(
-        "--out",
-        required=True,
-        help="a .png, .pdf or .svg file; numbers and provenance are written "
-        "to .csv and .meta.json files of the same name",
-    )
-    sub.add("--selector", default="add_one", help="(%(default)s)")
-    sub.add("--units", default="tokens", help="(%(default)s)")
-    sub.add("--k", type=int, default=8, help="(%(default)s)")
 
     sub = command(
         "compare",
@@ -255,15 +242,6 @@ def _add_results(command: Commands) -> None:
     sub.add("results", metavar="RESULTS", help="a folder of `measure`")
     sub.add("--out", required=True, help="an .html file")
     sub.add("--max-documents", type=int)
-
-
-def _add_experiments(command: Commands) -> None:
-    sub = command("task", "train and test a synthetic task under every position scheme")
-    sub.add("config", metavar="CONFIG")
-    sub.add("--shard", default="0/1", help="i/n: the i-th of n parts (from 0)")
-
-    sub = command("theory", "compute the theorems in numbers: risk by length against both bounds")
-    sub.add("config", metavar="CONFIG")
 
 
 def _words(text: str) -> tuple[str, ...]:

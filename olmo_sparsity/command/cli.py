@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import sys
 import traceback
@@ -39,8 +38,7 @@ from olmo_sparsity.settings import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "task"), "goes on")
-AGAIN["theory"] = "starts over"
+AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score"), "goes on")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -141,7 +139,7 @@ def train(options: argparse.Namespace) -> int:
             if config.training.length * config.model.d_model >= 2**22:
                 give_back_freed_memory()
             if config.evaluation.sparsity_targets:
-                from olmo_sparsity.evidence.probe import SparsityProbe
+                from olmo_sparsity.training.probe import SparsityProbe
 
                 return int(loop.train(config, processes, SparsityProbe))
             return int(loop.train(config, processes))
@@ -321,32 +319,14 @@ def score(options: argparse.Namespace) -> int:
 
 
 def figure(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.report.figures import draw_figure2
+    from olmo_sparsity.analysis.results.results import read_results
+
     folders = [Path(folder) for folder in options.results]
     labels = options.labels.split(",") if options.labels else None
-    if (folders[0] / "accuracy.parquet").is_file():
-        from olmo_sparsity.tasks.figure import draw
-
-        draw(folders, Path(options.out), labels)
-    else:
-        from olmo_sparsity.analysis.report.figures import draw_figure2
-        from olmo_sparsity.analysis.results.results import read_results
-
-        results = [read_results(folder) for folder in folders]
-        print(draw_figure2(results, Path(options.out), labels))
+    results = [read_results(folder) for folder in folders]
+    print(draw_figure2(results, Path(options.out), labels))
     print(options.out)
-    return 0
-
-
-def ladder(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.results.results import read_results
-    from olmo_sparsity.evidence.ladder import describe_ladder, draw_ladder, ladder_table, made_by
-
-    results = [read_results(folder) for folder in options.results]
-    table, out = ladder_table(results), Path(options.out)
-    draw_ladder(table, out, options.selector, options.k, options.units)
-    write_atomically(out.with_suffix(".csv"), table.round(4).to_csv(index=False))
-    write_atomically(out.with_suffix(".meta.json"), json.dumps(made_by(results), indent=1))
-    print(describe_ladder(table, options.selector, options.k, options.units))
     return 0
 
 
@@ -374,23 +354,4 @@ def report(options: argparse.Namespace) -> int:
     refuse_suffix("--out", options.out, ".html")
     write_report(read_results(options.results), Path(options.out), options.max_documents)
     print(options.out)
-    return 0
-
-
-def task(options: argparse.Namespace) -> int:
-    from olmo_sparsity.tasks import experiment
-    from olmo_sparsity.tasks.results import format_table
-
-    print(
-        format_table(
-            experiment.run(options.config, options.overrides, arguments.parse_shard(options.shard))
-        )
-    )
-    return 0
-
-
-def theory(options: argparse.Namespace) -> int:
-    from olmo_sparsity.theory import experiment
-
-    experiment.run(options.config, options.overrides)
     return 0

@@ -198,7 +198,7 @@ class EvaluationConfig:
 
     sparsity_targets: int = option(0, least=0, most=10**6)
     """Number of held-out targets, approximately, for which each evaluation measures net excess, for
-    one far token and for runs of four (evidence/probe.py). 0: none, else at least 4. A target costs
+    one far token and for runs of four (training/probe.py). 0: none, else at least 4. A target costs
     a few hundred forwards of a quarter of the training length."""
 
 

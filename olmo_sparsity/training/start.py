@@ -141,7 +141,7 @@ def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | No
     if config.evaluation.sparsity_targets and probe is None:
         raise ConfigError(
             "evaluation.sparsity_targets needs the command `olmo-sparsity train`, or train(…, "
-            "probe=olmo_sparsity.evidence.probe.SparsityProbe)"
+            "probe=olmo_sparsity.training.probe.SparsityProbe)"
         )
 
 

@@ -168,7 +168,6 @@ def test_help_and_version(program: list[str], work: Path) -> None:
     ("words", "extra"),
     [
         *(((name, "quick.yaml"), "train") for name in ("prepare", "train", "sweep")),
-        (("task", "tasks/needle_quick.yaml"), "train"),
         (("export", "checkpoint", "exported"), "train"),
         (("explain", "checkpoint", "--text", "texts/1.txt"), "train"),
         (("measure", "llama", "--text", "owner/name", "--out", "results"), "data"),

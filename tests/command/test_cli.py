@@ -12,8 +12,6 @@ import pytest
 
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 
-THEORY = ["theory", "configs/theory/quick.yaml"]
-
 
 @pytest.fixture
 def config_path(run_dict: dict, tmp_path: Path) -> str:
@@ -95,18 +93,13 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("words", "expected"),
     [
         (["train", "configs/sweeps/quick.yaml"], "'grid' belongs to `olmo-sparsity sweep`"),
-        (["train", "configs/tasks/needle_quick.yaml"], "'schemes' belongs to `olmo-sparsity task`"),
         (["sweep", "configs/quick.yaml"], "'run_folder' belongs to `olmo-sparsity train`"),
-        (["task", "configs/theory/quick.yaml"], "'figure' belongs to `olmo-sparsity theory`"),
         (["train", "nowhere.yaml"], "does not exist"),
-        ([*THEORY, "--train_length=4000"], "GiB"),
-        ([*THEORY, "--local_span=9"], "9 places"),
-        ([*THEORY, "--cases.0.num_places=3"], "cannot be read"),
         (["report", "x", "--out", "r.html", "--max-documents", "0"], "must be at least 1"),
         (["report", "x", "--out", "r.pdf"], "must end in .html"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
         (["measure", "x", "--out", "y", "--long", "8", "--short", "32"], "must be below long=8"),
-        (["figure", "docs/results", "--out", "x.png"], "holds no measurement"),
+        (["figure", "study/results", "--out", "x.png"], "holds no measurement"),
     ],
 )
 def test_mistakes_in_other_commands(
@@ -137,6 +130,6 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
         return {word.strip() for word in out.read_text().splitlines()}
 
     pytest.importorskip("argcomplete")
-    assert completed("olmo-sparsity t") == {"train", "task", "theory"}
+    assert completed("olmo-sparsity t") == {"train"}
     assert completed("olmo-sparsity measure --max-t") == {"--max-targets"}
     assert completed("olmo-sparsity explain --far-states i") == {"isolated"}

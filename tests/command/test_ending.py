@@ -37,15 +37,14 @@ PRINTING = [
 WAITING = [
     sys.executable,
     "-c",
-    "import sys, time, types\n"
-    "def run(config, overrides):\n"
+    "import sys, time\n"
+    "def read_jobs(config, overrides):\n"
     "    print('up', file=sys.stderr, flush=True)\n"
     "    time.sleep(300)\n"
-    "theory = types.ModuleType('olmo_sparsity.theory.experiment')\n"
-    "theory.run = run\n"
-    "sys.modules[theory.__name__] = theory\n"
+    "from olmo_sparsity import jobs\n"
+    "jobs.read_jobs = read_jobs\n"
     "from olmo_sparsity.command.cli import entry\n"
-    "entry(['theory', 'config'])",
+    "entry(['sweep', 'config'])",
 ]
 
 
@@ -150,14 +149,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 # --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["prepare", "train", "task", "sweep", "theory", "losses"])
+@pytest.mark.parametrize("command", ["prepare", "train", "sweep", "losses"])
 def test_ctrl_c_is_one_line_in_any_command(
     command: str, failing: Failing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr("olmo_sparsity.settings.read_yaml", failing(KeyboardInterrupt()))
     assert main([command, "x"]) == (130 if command == "losses" else 75)
-    again = {"losses": "", "theory": "; the same command starts over"}
-    goes_on = again.get(command, "; the same command goes on")
+    goes_on = "" if command == "losses" else "; the same command goes on"
     assert one_line(capsys) == f"olmo-sparsity: stopped{goes_on}"
 
 
@@ -169,7 +167,7 @@ def test_a_signal_stops_a_command(name: str) -> None:
         child.send_signal(getattr(signal, name))
         _, error = child.communicate(timeout=60)
     assert child.returncode == 75, error
-    assert error == "olmo-sparsity: stopped; the same command starts over\n"
+    assert error == "olmo-sparsity: stopped; the same command goes on\n"
 
 
 # --- errors ---------------------------------------------------------------------------------------

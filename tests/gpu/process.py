@@ -38,7 +38,7 @@ IMPORTED = (
     "olmo_sparsity.analysis.measurement.measurement",
     "olmo_sparsity.analysis.explain.ask",
     "olmo_sparsity.training.loop",
-    "olmo_sparsity.tasks.experiment",
+    "study.tasks.experiment",
     "torch.nn.attention.varlen",
     "transformers.models.llama.modeling_llama",
     "transformers.models.gemma3.modeling_gemma3",

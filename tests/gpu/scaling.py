@@ -1,7 +1,7 @@
 """A real step of each C4 config, with each engine, on many GPUs of shapes without numbers: bytes
 into results/scaling.json, from which docs/scaling.md has its tables once it is stored:
 
-    python -m tests.gpu.scaling && python -m docs.keep_results results/scaling.json
+    python -m tests.gpu.scaling && python -m study.pages.keep_results results/scaling.json
 
 Takes some minutes on one core. tests/gpu/test_commands.py measures some of it again.
 """

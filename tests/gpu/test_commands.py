@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from study.tasks.__main__ import main
 from tests.conftest import VOCAB, small_task
 from tests.gpu import process
 from tests.gpu.process import on_pretended_gpus
@@ -157,7 +158,7 @@ def test_task(tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
     path.write_text(json.dumps(small_task(tmp_path / "run")))  # which is YAML, too
     with one_gpu() as gpus:
-        run("task", path)
+        assert main([str(path)]) == 0
     assert (tmp_path / "run/trials").is_dir()
     assert gpus.bytes_peak.total() > 0, "it ran on the CPU"
 

@@ -1,0 +1,380 @@
+"""Steps of study/configs/evidence.yaml that are not commands of the package:
+
+python -m study.benchmarks.evidence cut FOLDER OUT.jsonl
+python -m study.benchmarks.evidence begin TEXT OUT.jsonl [--characters N] [--only-long] [--skip N]
+python -m study.benchmarks.evidence exchange TOKENIZER OUT.jsonl TEXT…
+python -m study.benchmarks.evidence drop RUN OUT.csv
+python -m study.benchmarks.evidence losses TEXT OUT.csv MODEL…
+python -m study.benchmarks.evidence gains OUT.csv RESULTS…
+python -m study.benchmarks.evidence verbatim FOLDER OUT.csv
+python -m study.benchmarks.evidence planted RESULTS MODEL OUT.csv [--text TEXT]
+python -m study.benchmarks.evidence collect OUT.csv RESULTS…
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from tokenizers import Tokenizer
+
+from olmo_sparsity import measure, read_results
+from olmo_sparsity.analysis.inputs.records import Document, Fields, read_file
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
+from olmo_sparsity.analysis.models.load import load_model
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS, interval, resample
+from olmo_sparsity.config.text import DataConfig
+from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.tokenizer import load_tokenizer
+from olmo_sparsity.streams import stream
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def cut(folder: Path, out: Path, num_characters: int) -> int:
+    """Write the beginnings of held-out documents as a text, and return how many are as long.
+
+    Measuring a document takes as long as it has windows; one target of each needs its beginning.
+    """
+    shards = open_shards(DataConfig(folder=str(folder)), "heldout")
+    documents = (shards.document(index) for index in range(len(shards)))
+    texts = [shards.tokenizer.decode(tokens.tolist()) for tokens in documents]
+    long = [{"text": text[:num_characters]} for text in texts if len(text) >= num_characters]
+    out.write_text("".join(json.dumps(row) + "\n" for row in long), encoding="utf-8")
+    return len(long)
+
+
+def read_texts(paths: list[Path]) -> list[str]:
+    records = chain.from_iterable(read_file(path, Fields("text")) for path in paths)
+    return [record.text for record in records if isinstance(record, Document)]
+
+
+def begin(
+    text: Path, out: Path, num_characters: int, only_long: bool = False, skip: int = 0
+) -> int:
+    """Write the beginning of each document of a text, so that all count about equally.
+
+    `only_long` leaves out shorter documents, `skip` the first of the others. The Python files of a
+    folder are in random order."""
+    least, paths = num_characters if only_long else 0, [text]
+    if text.is_dir():
+        found = sorted(text.rglob("*.py"))
+        paths = [found[i] for i in stream(0, "files").permutation(len(found))]
+    texts = [text for text in read_texts(paths) if len(text) >= least][skip:]
+    rows = (json.dumps({"text": text[:num_characters]}) + "\n" for text in texts)
+    out.write_text("".join(rows), encoding="utf-8")
+    return len(texts)
+
+
+def exchange(texts: list[str], tokenizer: Tokenizer, length: int, seed: int) -> Iterator[str]:
+    """Exchange stretches of `length` tokens between texts: a control without useful distant text.
+
+    Each text keeps its number of stretches, drawn without replacement from all; what is left at its
+    end is dropped.
+    """
+    ids = [tokenizer.encode(text).ids for text in texts]
+    counts = [len(tokens) // length for tokens in ids]
+    stretches = [
+        tokens[length * i : length * (i + 1)]
+        for tokens, count in zip(ids, counts, strict=True)
+        for i in range(count)
+    ]
+    random.Random(seed).shuffle(stretches)
+    start = 0
+    for count in counts:
+        if count:
+            yield tokenizer.decode(list(chain.from_iterable(stretches[start : start + count])))
+        start += count
+
+
+def write_exchanged(tokenizer: str, out: Path, texts: list[Path], length: int, seed: int) -> None:
+    read = read_texts(texts)
+    with out.open("w") as file:
+        for text in exchange(read, load_tokenizer(tokenizer), length, seed):
+            file.write(json.dumps({"text": text}) + "\n")
+
+
+LENGTHS = (16, 32)
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hash_spans(tokens: np.ndarray, length: int) -> np.ndarray:
+    """A 64-bit hash of every `length` consecutive tokens."""
+    hashes = np.zeros(max(len(tokens) - length + 1, 0), np.uint64)
+    for offset in range(length):
+        hashes = hashes * _FACTOR + tokens[offset : offset + len(hashes)].astype(np.uint64) + 1
+    return hashes
+
+
+def share_verbatim(training: TokenShards, heldout: TokenShards, length: int) -> dict[str, float]:
+    """Return the share of held-out spans that the training text has too, compared by hash; the
+    interval is a bootstrap over documents."""
+    spans = [hash_spans(heldout.document(n), length) for n in range(len(heldout))]
+    wanted = np.unique(np.concatenate(spans))
+    found = np.zeros(len(wanted), bool)
+    for array in training.arrays:
+        hashes = np.unique(hash_spans(array, length))
+        found |= np.isin(wanted, hashes, assume_unique=True)
+    counts = pd.DataFrame(
+        {"found": found[np.searchsorted(wanted, of)].sum(), "spans": len(of)}
+        for of in spans
+        if len(of)
+    )
+    found_R, spans_R = resample(counts).T
+    share, low, high = interval(found_R[1:] / spans_R[1:], found_R[0] / spans_R[0])
+    shares = counts.found / counts.spans
+    return {
+        "tokens": length,
+        "share": share,
+        "low": low,
+        "high": high,
+        "median": shares.median(),
+        "worst": shares.max(),
+        "documents": len(counts),
+        "training_tokens": training.num_tokens,
+    }
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+SMALL_NATS = 0.1
+
+
+def gains(folders: list[Path]) -> pd.DataFrame:
+    """Return the loss reductions by distant text, a row for each document: sums over its measured
+    targets. Key tokens are those of LongPPL; `small` counts gains of at most 0.1 nats."""
+    tables = {}
+    for folder in folders:
+        losses = pd.read_parquet(folder / "losses.parquet")
+        gain = losses.loss_short - losses.loss_long
+        key = (gain > LSD_NATS) & (losses.loss_long < LCL_NATS)
+        unrelated = losses.loss_short - losses.placebo_loss_long
+        counted = pd.DataFrame(
+            {
+                "targets": 1,
+                "gain": gain,
+                "gain_unrelated": unrelated,
+                "key": key.astype(int),
+                "key_unrelated": (unrelated > LSD_NATS) & (losses.placebo_loss_long < LCL_NATS),
+                "small": gain <= SMALL_NATS,
+            }
+        )
+        tables[folder.name] = counted.groupby(losses.document).sum()
+    return pd.concat(tables, names=["measurement"]).reset_index()
+
+
+FIRST, LENGTH, BATCH = 150, 32, 64
+
+
+def drop_of(checkpoint: Path) -> dict[str, float]:
+    """Return how far the loss on a passage falls when it is read a second time right after the
+    first (P1 of study/records): 32 tokens of each held-out file, from token 150 on."""
+    loaded = load_model(str(checkpoint))
+    documents = open_documents(None, loaded)
+    passages_BL = torch.from_numpy(
+        np.stack(
+            [d.tokens[FIRST : FIRST + LENGTH] for d in documents if len(d.tokens) >= FIRST + LENGTH]
+        ).astype(np.int64)
+    )
+    with torch.no_grad():
+        losses_B2 = torch.cat(
+            [
+                repetition_losses(lambda *inputs: token_losses(loaded.model, *inputs), some_BL)
+                for some_BL in passages_BL.split(BATCH)
+            ]
+        )
+    first, second = losses_B2.double().mean(0).tolist()
+    return {"first": first, "second": second, "drop": first - second, "passages": len(passages_BL)}
+
+
+def losses_of(model: str, text: str, edges: list[int], num_documents: int) -> pd.DataFrame:
+    """Return the mean loss of each document between two positions, reading it once from its
+    beginning; documents of fewer tokens are left out."""
+    loaded = load_model(model)
+    places_1L = torch.arange(edges[-1] - 1)[None]
+    rows = []
+    for document in open_documents(text, loaded, num_documents):
+        if len(document.tokens) < edges[-1]:
+            continue
+        tokens_1L = torch.from_numpy(document.tokens[: edges[-1]].astype(np.int64))[None]
+        with torch.no_grad():  # nll_L[i] is of token i + 1
+            losses_1L = token_losses(loaded.model, tokens_1L[:, :-1], places_1L, tokens_1L[:, 1:])
+        nll_L = losses_1L[0].double()
+        means = {f"{a}-{b}": nll_L[max(a - 1, 0) : b - 1].mean().item() for a, b in pairwise(edges)}
+        rows.append({"model": Path(model).name, "document": document.number, **means})
+    return pd.DataFrame(rows)
+
+
+# --- measurements ---------------------------------------------------------------------------------
+
+KEYS = ["document", "target", "selector"]
+
+
+def choosing_the_planted(found: Results) -> Results:
+    """The same measurement as if each rule had ranked the planted tokens first. Each rule ranks as
+    many tokens at least, as their number is a k."""
+    planted = found.planted.sort_values(["document", "place"])
+    planted["rank"] = planted.groupby("document").cumcount() + 1
+    rows = found.influence.merge(planted, on=["document", "rank"], how="left")
+    own = (rows.control == "own") & rows.place.notna()
+    rows["far_first"] = rows.far_first.mask(own, rows.place).astype(int)
+    rows["far_end"] = rows.far_end.mask(own, rows.place + 1).astype(int)
+    return replace(found, influence=rows.drop(columns="place"))
+
+
+def own_losses(results: Results, k: int) -> pd.DataFrame:
+    rows = results.recovery.query("control == 'own' and far_part == 'document' and k == @k")
+    return rows.set_index(KEYS).loss_set.to_frame()
+
+
+def compare(
+    found: Results, model: str, max_documents: int, text: str | None = None
+) -> pd.DataFrame:
+    """Compare the tokens that a rule finds with planted ones, by rule.
+
+    Of thousands of far tokens, some that nobody planted may lower a loss more than the planted ones
+    do. So the planted ones are evaluated too, as if a rule had chosen them: `as_good` is the share
+    of targets where as many tokens of the rule lower the loss as much.
+    """
+    (k,) = found.planted.groupby("document").size().unique()
+    if found.meta.units != ["tokens"] or k not in found.meta.ks:
+        raise SystemExit(f"measure tokens alone (--units tokens), with k = {k} among --ks")
+    evaluated = measure(
+        model,
+        text,
+        choices=choosing_the_planted(found),
+        planted=True,
+        ks=[int(k)],
+        max_documents=max_documents,
+    )
+    assert evaluated is not None
+    assert evaluated.meta.windows == found.meta.windows
+    both = own_losses(found, k).join(own_losses(evaluated, k), rsuffix="_of_planted", how="inner")
+    both = both[both.index.get_level_values("document").isin(found.planted.document)]
+    ranked = found.influence.query("control == 'own' and rank <= @k")
+    hits = ranked.merge(
+        found.planted, left_on=["document", "far_first"], right_on=["document", "place"]
+    )
+    both["found"] = (hits.groupby(KEYS).size() / k).reindex(both.index, fill_value=0.0)
+    # Of the planted tokens themselves, two evaluations differ in their last bits.
+    both["as_good"] = (both.loss_set <= both.loss_set_of_planted) | (both.found == 1)
+    summary = both.groupby("selector").mean()
+    cost = found.costs.groupby("selector")[["token_forwards", "num_targets"]].sum()
+    summary["token_forwards_per_target"] = (cost.token_forwards / cost.num_targets).round()
+    summary["num_targets"] = both.groupby("selector").size()
+    return summary.round(4)
+
+
+COLUMNS = [
+    "target_set",
+    "units",
+    "selector",
+    "k",
+    "recovery",
+    "low",
+    "high",
+    "foreign",
+    "foreign_low",
+    "foreign_high",
+    "excess_nats",
+    "excess_nats_low",
+    "excess_nats_high",
+    "removal",
+    "removal_low",
+    "removal_high",
+    "gap",
+    "num_targets",
+    "num_documents",
+]
+
+
+def collect(folders: list[Path]) -> pd.DataFrame:
+    """Return the summaries, with the name, induction check and commit of each measurement."""
+    tables = []
+    for folder in sorted(folders):
+        results = read_results(folder)
+        table = results.summary.reset_index()[COLUMNS]
+        table.insert(0, "measurement", folder.name)
+        check = results.meta.induction
+        table["induction_share"] = check["drop"] / check["loss_first"]
+        table["commit"] = results.meta.commit
+        tables.append(table)
+    return pd.concat(tables).round(4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    steps = parser.add_subparsers(dest="step", required=True)
+
+    def step(name: str, *arguments: str) -> argparse.ArgumentParser:
+        added = steps.add_parser(name)
+        for argument in arguments:
+            several = {"nargs": "+"} if argument.endswith("s") and argument != "results" else {}
+            added.add_argument(argument, **several)
+        return added
+
+    step("cut", "folder", "out").add_argument("--characters", type=int, default=4000)
+    beginning = step("begin", "text", "out")
+    beginning.add_argument("--characters", type=int, default=6000)
+    beginning.add_argument("--only-long", action="store_true", help="leave out shorter documents")
+    beginning.add_argument(
+        "--skip", type=int, default=0, help="leave out the first N of the others"
+    )
+    exchanged = step("exchange", "tokenizer", "out", "texts")
+    exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
+    exchanged.add_argument("--seed", type=int, default=0)
+    step("drop", "run", "out")
+    by_position = step("losses", "text", "out", "models")
+    by_position.add_argument("--edges", type=int, nargs="+", default=[0, 256, 512, 1024, 2048])
+    by_position.add_argument("--num-documents", type=int, default=100)
+    step("gains", "out", "folders")
+    step("verbatim", "folder", "out")
+    planted = step("planted", "results", "model", "out")
+    planted.add_argument("--text", help="as `measure` was given")
+    planted.add_argument("--max-documents", type=int, default=150)
+    step("collect", "out", "folders")
+    asked = parser.parse_args()
+    out = Path(asked.out)
+    if asked.step == "cut":
+        print(f"{cut(Path(asked.folder), out, asked.characters)} documents")
+    elif asked.step == "begin":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        num = begin(Path(asked.text), out, asked.characters, asked.only_long, asked.skip)
+        print(f"{num} documents")
+    elif asked.step == "exchange":
+        texts = [Path(text) for text in asked.texts]
+        write_exchanged(asked.tokenizer, out, texts, asked.length, asked.seed)
+    elif asked.step == "drop":
+        checkpoints = sorted(Path(asked.run).glob("checkpoints/step*"))
+        rows = [{"step": int(path.name[4:]), **drop_of(path)} for path in checkpoints]
+        pd.DataFrame(rows).round(4).to_csv(out, index=False)
+    elif asked.step == "losses":
+        tables = [losses_of(m, asked.text, asked.edges, asked.num_documents) for m in asked.models]
+        pd.concat(tables).round(4).to_csv(out, index=False)
+    elif asked.step == "gains":
+        gains([Path(folder) for folder in asked.folders]).round(4).to_csv(out, index=False)
+    elif asked.step == "verbatim":
+        data = DataConfig(folder=asked.folder)
+        training, heldout = open_shards(data, "train"), open_shards(data, "heldout")
+        rows = [share_verbatim(training, heldout, length) for length in LENGTHS]
+        pd.DataFrame(rows).round(4).to_csv(out, index=False)
+    elif asked.step == "planted":
+        found = read_results(asked.results)
+        compare(found, asked.model, asked.max_documents, asked.text).to_csv(out)
+    elif asked.step == "collect":
+        collect([Path(folder) for folder in asked.folders]).to_csv(out, index=False)
+
+
+if __name__ == "__main__":
+    main()

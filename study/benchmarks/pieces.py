@@ -1,0 +1,26 @@
+"""Runs of text as long as sentences that do not begin where sentences do: a control for sentences.
+
+olmo-sparsity measure MODEL --text TEXT --units study/benchmarks/pieces.py:pieces
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate, pairwise
+
+from olmo_sparsity.analysis.inputs.sentences import sentence_starts
+from olmo_sparsity.streams import stream
+
+
+def pieces(text: str) -> list[int]:
+    """Return where pieces begin: as many as the text has sentences, and as long, in another order.
+
+    Each begins with the first word that begins after the last piece's length is reached.
+    """
+    starts = [*sentence_starts(text), len(text)]
+    lengths = stream(0, "pieces", text).permutation([b - a for a, b in pairwise(starts)])
+    words = re.finditer(r"(?<!\S)\S", text)
+    begins = [0]
+    for place in list(accumulate(int(length) for length in lengths))[:-1]:
+        begins.append(next((word.start() for word in words if word.start() >= place), begins[-1]))
+    return sorted({*begins})

@@ -1,0 +1,344 @@
+"""Read study/results and docs/figures for the tables and figures of the pages.
+
+study/results holds, written by keep_results.py:
+
+    losses, targets, recovery, influence .parquet    rows of the measured targets
+    summary, dependencies .parquet                   the final tables, rounded to four digits
+    meta.jsonl                                       provenance and mean losses of measurements
+    tasks.parquet, tasks.jsonl                       accuracy and provenance of task results
+    evaluations.jsonl                                evaluations of training runs
+    others.json                                      tables and records of benchmarks, by name
+    models/                                          trained models
+
+The first column of a Parquet file names the measurement, or the task result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from olmo_sparsity.analysis.results.statistics import (
+    both_ways,
+    interval,
+    pair,
+    resample,
+    resample_weights,
+    summarize,
+)
+from study.tasks.results import Row
+
+ROOT = Path(__file__).parents[2]
+RESULTS, FIGURES, PAGES = (
+    ROOT / name for name in ("study/results", "docs/figures", "study/tables")
+)
+SHOWN = yaml.safe_load((ROOT / "study/tables.yaml").read_text(encoding="utf-8"))
+"""What the pages show of it."""
+
+ROWS = ("losses", "targets", "recovery", "influence")
+FINAL = ("summary", "dependencies")
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+@cache
+def _whole(path: Path) -> tuple[pa.Table, dict[str, tuple[int, int]]]:
+    """Return a Parquet file, and for each name in its first column the first of its rows, which
+    follow each other, and their number."""
+    table = pq.read_table(path)
+    names, counts = table.column(0).value_counts().flatten()
+    ends = np.cumsum(counts)
+    return table, dict(zip(names.to_pylist(), zip(ends - counts, counts, strict=True), strict=True))
+
+
+def read_rows(path: Path, name: str) -> pa.Table:
+    """Return the rows of a stored Parquet file with `name` in the first column, without that
+    column."""
+    table, rows = _whole(path)
+    return table.slice(*map(int, rows.get(name, (0, 0)))).drop_columns(table.column_names[:1])
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@cache
+def measurements() -> dict[str, dict[str, Any]]:
+    """Each stored measurement: its `meta`, its `mean_losses`, and `columns`, the types that a
+    Parquet file of all measurements does not hold (see `read_table`)."""
+    return {line.pop("measurement"): line for line in read_lines(RESULTS / "meta.jsonl")}
+
+
+def read_table(table: str, name: str) -> pd.DataFrame:
+    """A table of one measurement, with the columns and types that it had when it was stored.
+
+    A column that is empty in these rows belongs to other measurements, unless `columns` names it.
+    """
+    found = read_rows(RESULTS / f"{table}.parquet", name)
+    types = measurements()[name]["columns"].get(table, {})
+    if not len(found) and not types:  # of an empty table, the types of all columns are stored
+        raise FileNotFoundError(f"no {table} are stored of measurement {name}")
+    here = [c for c in found.schema.names if c in types or found[c].null_count < len(found)]
+    return found.select(here).to_pandas().astype(types)
+
+
+@cache
+def evaluations() -> dict[str, list[dict[str, Any]]]:
+    """The evaluations of each stored training run, in order of steps."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in read_lines(RESULTS / "evaluations.jsonl"):
+        found.setdefault(line.pop("run"), []).append(line)
+    return found
+
+
+@cache
+def tasks() -> dict[str, dict[str, Any]]:
+    """The `meta` and `manifest` of each stored task result."""
+    found = {line.pop("result"): line for line in read_lines(RESULTS / "tasks.jsonl")}
+    for about in found.values():  # most were made before tasks moved to the study
+        command = about["meta"]["command"].replace("olmo-sparsity task ", "python -m study.tasks ")
+        about["meta"]["command"] = command.replace(" configs/", " study/configs/")
+    return found
+
+
+def task_rows(name: str) -> list[Row]:
+    return [Row(**row) for row in read_rows(RESULTS / "tasks.parquet", name).to_pylist()]
+
+
+@cache
+def others() -> dict[str, Any]:
+    """Records of benchmarks by name; of a table, a list for each column."""
+    path = RESULTS / "others.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def other_table(name: str) -> pd.DataFrame:
+    return pd.DataFrame(others()[name])
+
+
+def forget() -> None:
+    """Read the files anew, as they have changed."""
+    for read in (_whole, measurements, evaluations, tasks, others):
+        read.cache_clear()
+
+
+# --- measurements ---------------------------------------------------------------------------------
+
+
+@cache
+def read_all(name: str) -> pd.DataFrame:
+    """The summary of a measurement; of `first + second`, each of two models with what the other
+    chose, the mean of both."""
+    first, _, second = name.partition(" + ")
+    if second:
+        return both_ways(*map(stored_rows, (first, second)))
+    return _named(read_table("summary", name))
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.rename(columns={"low": "recovery_low", "high": "recovery_high"})
+
+
+@cache
+def read_by_part(name: str, target_set: str, k: int = 1) -> pd.DataFrame:
+    """`read_all` of a set of targets, by part of a word; also of `whole`
+    words, function words or not, and of those that are whole or `begun`."""
+    parts = []
+    for one in name.split(" + "):
+        losses, targets, recovery = stored_tables(one)
+        targets = targets[targets.target_set == target_set]
+        whole = targets.part.isin(["word", "function_word"])
+        begun = whole | (targets.part == "first_piece")
+        told = [(targets, targets.part), (targets[whole], "whole"), (targets[begun], "begun")]
+        told_apart = pd.concat([some.assign(target_set=part) for some, part in told])
+        asked = (
+            (recovery.k == k) & (recovery.selector == rule_of(one)) & (recovery.units == "tokens")
+        )
+        parts.append((losses, told_apart, recovery[asked]))
+    both = len(parts) > 1
+    rows = both_ways(*(pair(*part) for part in parts)) if both else _named(summarize(*parts[0]))
+    rows = rows.set_index("target_set").sort_index()
+    total = rows.num_targets.drop(["whole", "begun"], errors="ignore").sum()
+    return rows.assign(share=rows.num_targets / total)
+
+
+@cache
+def read_summary(name: str, target_set: str = "gap", units: str = "tokens") -> pd.DataFrame:
+    """By selector and k."""
+    rows = read_all(name)
+    rows = rows[(rows.target_set == target_set) & (rows.units == units)]
+    return rows.set_index(["selector", "k"]).sort_index()
+
+
+def read_meta(name: str) -> dict[str, Any]:
+    return measurements()[name.partition(" + ")[0]]["meta"]
+
+
+def rule_of(name: str) -> str:
+    """The form of `add_one` that a measurement used."""
+    return next(rule for rule in read_meta(name)["selectors"] if rule.startswith("add_one"))
+
+
+def shown_part(named: str) -> tuple[str, list[str], str]:
+    """Split `name`, `name:units` or `name:selector` into the measurement, the units that are shown
+    and the selector. Default: all units, and the form of `add_one` that was used."""
+    name, _, part = named.partition(":")
+    meta = read_meta(name)
+    if part in meta["selectors"]:
+        return name, meta["units"], part
+    return name, [part] if part else meta["units"], rule_of(name)
+
+
+@cache
+def stored_rows(name: str) -> pd.DataFrame:
+    return pair(*stored_tables(name))
+
+
+@lru_cache(maxsize=16)
+def stored_tables(name: str) -> list[pd.DataFrame]:
+    return [read_table(table, name) for table in ("losses", "targets", "recovery")]
+
+
+def mean_loss(name: str, target_set: str) -> float:
+    """With the long window, over a set of targets."""
+    targets = read_table("targets", name)
+    targets = targets[(targets.target_set == target_set) & (targets.far_part == "document")]
+    losses = read_table("losses", name)
+    return float(losses.merge(targets, on=["document", "target"]).loss_long.mean())
+
+
+TOKENS_OF_STEP = 16 * 256
+"""Of configs/python.yaml, figure2_code.yaml and prose.yaml."""
+
+
+def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
+    """Rows of the metrics of a training run, with the tokens trained, in millions. `run on corpus`:
+    of a mixture, with the check of that corpus."""
+    run, _, corpus = name.partition(" on ")
+    for row in evaluations()[run]:
+        if corpus:
+            row = row | {"induction_drop": row["induction_drops"][corpus]}
+        yield row | {"millions": row["step"] * TOKENS_OF_STEP / 1e6}
+
+
+def read_course(of: dict[str, Any]) -> pd.DataFrame:
+    """While a run is trained, a row for each evaluated checkpoint: millions of tokens, the
+    induction check, and what the far token that another model chose gives."""
+    checks = {row["step"]: row["induction_drop"] for row in read_evaluations(of["run"])}
+    steps = range(of["every"], of["steps"] + 1, of["every"])
+    rows = [read_summary(f"{of['of']}_{step:06}", "bigram").loc["add_one", 1] for step in steps]
+    millions = [step * TOKENS_OF_STEP / 1e6 for step in steps]
+    return pd.DataFrame(rows).assign(millions=millions, check=[checks[step] for step in steps])
+
+
+def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
+    """Mean loss of documents between two positions, a row for each model and seed."""
+    tables = {seed: other_table(f"{prefix}s_losses_seed{seed}") for seed in seeds}
+    rows = pd.concat(tables, names=["seed"]).drop(columns="document")
+    rows["model"] = rows.model.str.removeprefix(f"{prefix}_").str.replace(
+        r"_seed\d+$", "", regex=True
+    )
+    return rows.groupby(["model", "seed"]).mean()
+
+
+def read_kinds(name: str, k: int) -> pd.DataFrame:
+    """What kind of token add_one chooses, by kind."""
+    rows = read_table("dependencies", name)
+    rows = rows[(rows.target_set == "gap") & (rows.selector == "add_one") & (rows.k == k)]
+    return rows.set_index("kind")
+
+
+def read_ladder(name: str, k: int) -> pd.DataFrame:
+    rows = other_table(name)
+    return rows[(rows.selector == "add_one") & (rows.k == k)]
+
+
+def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
+    """Return the loss reduction by the token that add_one ranks first, minus an unrelated text's,
+    in nats, by distance: a row for each range with targets."""
+    key = ["document", "target"]
+
+    def own(table: str) -> pd.DataFrame:
+        rows = read_table(table, name)
+        rows = rows[rows.selector == rule_of(name)]
+        return rows[(rows.far_part == "document") & (rows.units == "tokens")]
+
+    first = own("influence").query("rank == 1").set_index(key)
+    losses = own("recovery").query("k == 1").groupby([*key, "control"]).loss_set.mean()
+    lost = losses.unstack("control").reindex(first.index)
+    rows = pd.DataFrame(
+        {
+            "back": first.index.get_level_values("target") - first.far_first,
+            "nats": lost.foreign - lost.own,
+            "targets": 1,
+        }
+    ).reset_index()
+    found = []
+    for low, high in pairwise(edges):
+        some = rows[(rows.back >= low) & (rows.back < high)]
+        if len(some):
+            sums = some.groupby("document")[["nats", "targets"]].sum()
+            resampled = resample(sums)
+            mean, least, most = interval(resampled[:, 0] / resampled[:, 1], some.nats.mean())
+            found.append(
+                {
+                    "from": low,
+                    "to": high,
+                    "nats": mean,
+                    "nats_low": least,
+                    "nats_high": most,
+                    "targets": len(some),
+                }
+            )
+    return pd.DataFrame(found)
+
+
+def by_context(name: str, edges: list[int], ks: list[int]) -> pd.DataFrame:
+    """Return recovery, excess and net excess of targets by the number of tokens before them: a row
+    for each kind of unit, k and range."""
+    rows, found = stored_rows(name), []
+    columns = ["gap", "own", "foreign"]
+    for units, k in product(read_meta(name)["units"], ks):
+        of_k = rows[(rows.target_set == "gap") & (rows.units == units) & (rows.k == k)]
+        for low, high in pairwise(edges):
+            some = of_k[of_k.target.between(low, high - 1)]
+            documents = some.document.unique()
+            sums_PDC = [
+                rows_P.groupby("document")[columns].sum().reindex(documents, fill_value=0)
+                for rows_P in (some[some.far_part == part] for part in ("document", "placebo"))
+            ]
+            weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
+            gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
+            with np.errstate(invalid="ignore"):  # a resample without a target of the placebo
+                excess_PR = (own_PR - foreign_PR) / gap_PR
+            values = {
+                "recovery": own_PR[0] / gap_PR[0],
+                "excess": excess_PR[0],
+                "net": excess_PR[0] - excess_PR[1],
+            }
+            own = some[some.far_part == "document"]
+            row = {"from": low, "to": high, "units": units, "k": k}
+            for column, values_R in values.items():
+                ends = interval(values_R[1:], values_R[0])
+                row |= zip((column, f"{column}_low", f"{column}_high"), ends, strict=True)
+            row |= {
+                "placebo": own_PR[1, 0] / gap_PR[1, 0],
+                "gap": own.gap.mean(),
+                "targets": len(own),
+                "placebo_targets": len(some) - len(own),
+            }
+            found.append(row)
+    return pd.DataFrame(found)

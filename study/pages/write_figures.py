@@ -1,0 +1,511 @@
+"""Draw the figures of the pages from what is stored: `python -m study.pages.write_figures [NAME]`.
+
+Their rows are in tables.yaml.
+Figures are as wide as a phone shows them, on white; a test fails when one no longer follows from
+the results.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from olmo_sparsity.analysis.report.figures import Curve, draw_headline
+from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
+from olmo_sparsity.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    band,
+    save,
+)
+from study.ladder import ladder_figure
+from study.pages.stored import (
+    FIGURES,
+    SHOWN,
+    by_context,
+    by_distance,
+    other_table,
+    read_all,
+    read_course,
+    read_evaluations,
+    read_meta,
+    read_summary,
+    scheme_losses,
+    task_rows,
+)
+
+WIDTH = 4.6
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "svg.fonttype": "path",
+}
+OF_K = {1: (BLUE, 0.17), 4: (ORANGE, -0.17)}
+"""A colour for each k, and the offset of its mark from the middle of its row."""
+
+
+def interval_of(axes: Axes, row: Any, column: str, at: float, color: str, marker: str) -> None:
+    """A point with its interval; nothing where a measurement lacks it."""
+    value = row.get(column, np.nan)
+    if np.isfinite(value):
+        ends = [row[f"{column}_low"], row[f"{column}_high"]]
+        axes.plot(ends, [at, at], color=color, linewidth=1.1, solid_capstyle="butt")
+        axes.plot([value], [at], marker, color=color, markersize=4)
+
+
+def forest() -> Figure:
+    """Every headline measurement: recovery, net excess and removal of its best distant units."""
+    groups = SHOWN["figures"]["forest"]
+    num_rows = sum(len(group["of"]) + 1.4 for group in groups)
+    figure = Figure((WIDTH, 0.9 + 0.165 * num_rows), layout="constrained")
+    columns = figure.subplots(1, 3, sharey=True)
+    at, labels = 0.0, {}
+    windows, titles_of_groups = windows_of(next(iter(groups[0]["of"]))), set()
+    figure.suptitle(
+        f"Windows of {windows} tokens where no others are named; 95% over documents", fontsize=8
+    )
+    for group in groups:
+        of_group = windows_of(next(iter(group["of"])))
+        title = group["title"] if of_group == windows else f"{group['title']}, {of_group}"
+        titles_of_groups.add(title)
+        labels[at], at = title, at - 1
+        for name, called in group["of"].items():
+            rows = read_summary(name, group.get("set", "gap"), group.get("units", "tokens"))
+            labels[at] = f"{called}, n = {rows.loc['add_one', 1].num_targets:.0f}"
+            for k, (color, up) in OF_K.items():
+                if ("add_one", k) in rows.index:
+                    draw_row(columns, rows.loc["add_one", k], at + up, color)
+            at -= 1
+        at -= 0.4
+    titles = ("recovery", "net excess", "removal")
+    for axes, title, edges in zip(columns, titles, ((0, 1), (0, 0.2), (0, 1)), strict=True):
+        axes.set_title(title)
+        axes.set_ylim(at + 0.6, 0.8)
+        axes.tick_params(left=False)
+        axes.spines["left"].set_visible(False)
+        for edge in edges:
+            axes.axvline(edge, color=GREY, linewidth=0.6, linestyle="-" if edge == 0 else ":")
+    columns[0].set_yticks(list(labels), list(labels.values()))
+    for text in columns[0].get_yticklabels():
+        if text.get_text() in titles_of_groups:
+            text.set_fontweight("bold")
+    marks = [("o", BLUE, "k = 1"), ("o", ORANGE, "k = 4"), ("|", GREY, "unrelated text, k = 1")]
+    marks.append((":", GREY, "whole gap; net excess 0.2"))
+    if any(line.get_marker() == "s" for line in columns[1].lines):
+        marks.append(("s", GREY, "excess (no placebo)"))
+    shapes = [
+        columns[0].plot([], [], mark, color=color, markersize=4, label=label)[0]
+        for mark, color, label in marks
+    ]
+    figure.legend(handles=shapes, loc="outside lower right", ncols=2, frameon=False)
+    return figure
+
+
+def draw_row(columns: list[Axes], row: Any, at: float, color: str) -> None:
+    recovery, net, removal = columns
+    interval_of(recovery, row, "recovery", at, color, "o")
+    if color == OF_K[1][0]:
+        recovery.plot([row.get("foreign", np.nan)], [at], "|", color=GREY, markersize=5)
+    if np.isfinite(row.get("net", np.nan)):
+        interval_of(net, row, "net", at, color, "o")
+    else:
+        interval_of(net, row, "excess", at, color, "s")
+    interval_of(removal, row, "removal", at, color, "o")
+
+
+def windows_of(name: str) -> str:
+    """The long and the local window of a measurement, in tokens."""
+    windows = read_meta(name.split(" + ")[0])["windows"]
+    return f"{windows['long']} / {windows['short']}"
+
+
+def between(numbers: Collection[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def mark_length(axes: Axes, trained: int) -> None:
+    axes.axvline(trained, color=GREY, linewidth=0.6, linestyle=":")
+    axes.text(trained, axes.get_ylim()[1], " training length", fontsize=8, va="top")
+
+
+def legend_above(figure: Figure, axes: Axes, title: str | None = None, ncols: int = 2) -> None:
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=ncols,
+        frameon=False,
+        title=title,
+        title_fontsize=9,
+        alignment="left",
+    )
+
+
+COLORS = (BLUE, RED, GREEN, BLACK, ORANGE, SKY, PINK)
+
+
+def colored(groups: Collection[Any]) -> Iterator[tuple[Any, str]]:
+    return zip(groups, COLORS[: len(groups)], strict=True)  # there are enough, else it fails
+
+
+def copying() -> Figure:
+    """The induction check against the tokens trained."""
+    figure = Figure((WIDTH, 3.1), layout="constrained")
+    axes = figure.subplots()
+    for group, color in colored(SHOWN["figures"]["copying"]):
+        for number, name in enumerate(group["of"]):
+            rows = list(read_evaluations(name))
+            axes.plot(
+                [row["millions"] for row in rows],
+                [row["induction_drop"] for row in rows],
+                color=color,
+                label=None if number else group["title"],
+            )
+    axes.set_xscale("log")
+    axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1M", "2M", "5M", "10M", "20M", "50M", "100M"])
+    axes.minorticks_off()
+    axes.set(xlabel="tokens trained", ylabel="induction check, nats", ylim=(0, None))
+    axes.set_title("Loss reduction on a repeated passage of 128 tokens, by seed")
+    legend_above(figure, axes)
+    return figure
+
+
+def appears() -> Figure:
+    """Net excess of the probe against the induction check, at every evaluation."""
+    figure = Figure((WIDTH, 3.1), layout="constrained")
+    axes = figure.subplots()
+    nums: set[int] = set()
+    for group, color in colored(SHOWN["figures"]["appears"]):
+        rows = [row for name in group["of"] for row in read_evaluations(name)]
+        nets = [row["sparsity"]["tokens"]["net"] for row in rows]
+        nums |= {int(row["sparsity"]["tokens"]["num_targets"]) for row in rows}
+        checks = [row["induction_drop"] for row in rows]
+        axes.plot(checks, nets, "o", color=color, markersize=3.5, alpha=0.8, label=group["title"])
+    axes.axhline(0, color=GREY, linewidth=0.6)
+    axes.set(xlabel="induction check, nats", ylabel="net excess of one token")
+    axes.set_title(f"Code, 0.95M or 0.96M parameters; n = {between(nums)} targets a dot")
+    legend_above(figure, axes)
+    return figure
+
+
+def distance() -> Figure:
+    """Loss reduction by the best distant token, by its distance."""
+    shown = SHOWN["figures"]["distance"]
+    figure = Figure((WIDTH, 3.1), layout="constrained")
+    axes = figure.subplots()
+    nums: set[int] = set()
+    for number, (name, called) in enumerate(shown["of"].items()):
+        nums.add(int(read_summary(name).loc["add_one", 1].num_targets))
+        rows = by_distance(name, shown["edges"]).query("targets >= 5")
+        color = RED if "RoPE" in called else (BLUE, SKY, GREEN)[number % 3]
+        at = np.sqrt(rows["from"] * rows["to"]) * 1.06 ** (number - 1.5)
+        errors = [rows.nats - rows.nats_low, rows.nats_high - rows.nats]
+        axes.errorbar(at, rows.nats, errors, fmt="o-", color=color, markersize=4, label=called)
+    axes.axhline(0, color=GREY, linewidth=0.6)
+    mark_length(axes, shown["trained"])
+    axes.set_xscale("log")
+    axes.set_xticks(shown["edges"], map(str, shown["edges"]))
+    axes.minorticks_off()
+    axes.set(xlabel="distance of the token, in tokens", ylabel="nats beyond unrelated text")
+    axes.set_title(
+        f"Code, 0.96M parameters, windows {windows_of(name)} tokens,\n"
+        f"n = {between(nums)} targets; 95% over documents"
+    )
+    legend_above(figure, axes)
+    return figure
+
+
+def context() -> Figure:
+    """Recovery and net excess on SmolLM2, by the length of the text before the target."""
+    shown = SHOWN["figures"]["context"]
+    figure = Figure((WIDTH, 4.8), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
+    counts = []
+    lines = [(name, *line) for name, of in shown["of"].items() for line in of["shown"]]
+    for number, ((name, units, k), color) in enumerate(colored(lines)):
+        called = shown["of"][name]["called"]
+        label = f"{called}, {k} {units if k > 1 else units.removesuffix('s')}"
+        rows = by_context(name, shown["edges"], [k]).query("units == @units")
+        counts.append(f"{called}, n = {', '.join(map(str, rows.targets))}")
+        at = np.arange(len(rows)) + 0.08 * (number - (len(lines) - 1) / 2)
+        for axes, column in zip(panels, ("recovery", "net"), strict=True):
+            ends = [rows[f"{column}_low"], rows[f"{column}_high"]]
+            errors = np.abs(np.subtract(ends, rows[column].to_numpy()))
+            label = f"{called}, {k} {units if k > 1 else units.removesuffix('s')}"
+            axes.errorbar(
+                at, rows[column], errors, fmt="o-", color=color, markersize=4, label=label
+            )
+    for axes, called in zip(panels, ("recovery", "net excess"), strict=True):
+        axes.axhline(0, color=GREY, linewidth=0.6)
+        axes.set_ylabel(called)
+    ends = [f"up to {shown['edges'][1]:,}", *(f"to {most:,}" for most in shown["edges"][2:])]
+    panels[1].set_xticks(range(len(ends)), ends)
+    panels[1].set_xlabel("tokens before the target")
+    panels[0].set_title("\n".join(["SmolLM2-135M, 95% over documents;", *dict.fromkeys(counts)]))
+    legend_above(figure, panels[0])
+    return figure
+
+
+def schemes() -> Figure:
+    """Loss by position of models that are extended beyond their training length: the mean over
+    seeds, and the band from lowest to highest."""
+    shown = SHOWN["figures"]["schemes"]
+    figure = Figure((WIDTH, 2.4 * len(shown["texts"]) + 0.8), layout="constrained")
+    panels = figure.subplots(len(shown["texts"]), 2, sharex=True, sharey="row", squeeze=False)
+    for row, (text, prefix) in zip(panels, shown["texts"].items(), strict=True):
+        losses = scheme_losses(prefix, shown["seeds"][prefix])
+        for axes, (how, title) in zip(row, shown["how"].items(), strict=True):
+            draw_schemes(axes, losses, how)
+            axes.set(title=f"{text}: {title}")
+        row[0].set_ylabel("loss, nats a token")
+    mark_length(panels[0, 0], shown["trained"])
+    for axes in panels[-1]:
+        axes.set_xlabel("position")
+    num = len(shown["seeds"][prefix])
+    legend_above(figure, panels[0, 1], f"Mean of {num} seeds; band: lowest to highest", 3)
+    return figure
+
+
+def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
+    shown = SHOWN["figures"]["schemes"]
+    edges = [[int(edge) for edge in between.split("-")] for between in losses.columns]
+    at = [np.sqrt(max(first, end / 4) * end) for first, end in edges]
+    for (scheme, called), color in colored(shown["of"].items()):
+        if f"{how}_{scheme}" in losses.index:
+            of_seeds = losses.loc[f"{how}_{scheme}"]
+            axes.plot(at, of_seeds.mean(), "o-", color=color, markersize=3, label=called)
+            band(axes, at, of_seeds.min(), of_seeds.max(), color)
+    axes.axvline(shown["trained"], color=GREY, linewidth=0.6, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xticks([end for _, end in edges], [f"{end:,}" for _, end in edges])
+    axes.minorticks_off()
+
+
+def course() -> Figure:
+    """While models are trained: their induction check, and the loss reduction by all distant tokens
+    and by the one that another model selected, where a pair of tokens recurs."""
+    shown = SHOWN["figures"]["course"]
+    figure = Figure((WIDTH, 2.8), layout="constrained")
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, of in zip(panels, shown, strict=True):
+        rows = read_course(of)
+        axes.plot(rows.millions, rows.check, color=GREY, label="induction check")
+        for column, color, called in (
+            ("gap", BLACK, "all distant tokens"),
+            ("excess_nats", BLUE, "one of them, selected by another model"),
+        ):
+            axes.plot(rows.millions, rows[column], "o-", color=color, markersize=3, label=called)
+        band(axes, rows.millions, rows.excess_nats_low, rows.excess_nats_high, BLUE)
+        axes.axhline(0, color=GREY, linewidth=0.6)
+        num = between({int(num) for num in rows.num_targets})
+        axes.set(title=f"{of['title']}, n = {num}", xlabel="tokens trained, millions")
+        windows = windows_of(f"{of['of']}_{of['steps']:06}")
+    panels[0].set_ylabel("loss reduction, nats")
+    legend_above(figure, panels[0], f"Windows of {windows} tokens; band: 95% over documents")
+    return figure
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+OF_SCHEME = {
+    "ppc": ("PPC", BLUE),
+    "pose": ("RoPE + PoSE", GREEN),
+    "rope": ("RoPE alone", RED),
+    "pointers": ("pointers", ORANGE),
+    "auxiliary": ("auxiliary", GREY),
+}
+
+
+def curves(result: str, k: int | None) -> Iterator[tuple[str, dict[int, list[float]]]]:
+    """Exact match of each seed by length, of each scheme."""
+    rows = task_rows(result)
+    some = [row for row in rows if k is None or row.test_k == k]
+    for scheme in OF_SCHEME:
+        by_length: dict[int, list[float]] = {}
+        for row in some:
+            if row.scheme == scheme:
+                by_length.setdefault(row.length, []).append(row.exact_match)
+        if by_length:
+            yield scheme, dict(sorted(by_length.items()))
+
+
+def length() -> Figure:
+    """Exact match of tasks by length: the mean over seeds, and the band from lowest to highest."""
+    figure = Figure((WIDTH, 4.2), layout="constrained")
+    panels = figure.subplots(2, 2, sharey=True).flat
+    shapes: dict[str, Any] = {}
+    nums: set[int] = set()
+    for axes, shown in zip(panels, SHOWN["figures"]["length"], strict=True):
+        for scheme, by_length in curves(shown["result"], shown.get("k")):
+            label, color = OF_SCHEME[scheme]
+            nums |= {len(seeds) for seeds in by_length.values()}
+            times = [number / shown["trained"] for number in by_length]
+            (shapes[label],) = axes.plot(
+                times,
+                [np.mean(seeds) for seeds in by_length.values()],
+                "o-",
+                color=color,
+                markersize=3,
+            )
+            low, high = ([end(seeds) for seeds in by_length.values()] for end in (min, max))
+            band(axes, times, low, high, color)
+        axes.set_xscale("log")
+        axes.set_xticks([0.5, 1, 2, 5, 10], ["½", "1", "2", "5", "10"])
+        axes.minorticks_off()
+        axes.axvline(1, color=GREY, linewidth=0.6, linestyle=":")
+        axes.set_title(shown["title"])
+        axes.set_ylim(-0.03, 1.05)
+        if axes.get_subplotspec().is_last_row():
+            axes.set_xlabel("length / training length")
+        if axes.get_subplotspec().is_first_col():
+            axes.set_ylabel("exact match")
+    figure.suptitle(
+        f"Mean of {between(nums)} seeds; band: lowest to highest; dotted: training length",
+        fontsize=8,
+    )
+    order = [label for label, _ in OF_SCHEME.values() if label in shapes]
+    figure.legend(
+        [shapes[label] for label in order],
+        order,
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+    )
+    return figure
+
+
+def parity() -> Figure:
+    """Sparse parity in the paper's setting: exact match of each seed by k, at one length."""
+    shown = SHOWN["figures"]["parity"]
+    figure = Figure((WIDTH, 3), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, called) in enumerate(shown["of"].items()):
+        rows = task_rows(name)
+        color = RED if "RoPE" in called else (GREEN, BLUE)[number]
+        for column, k in enumerate(shown["ks"]):
+            found = [
+                row.exact_match for row in rows if (row.test_k, row.length) == (k, shown["length"])
+            ]
+            axes.plot(
+                [column + 0.22 * (number - 1)] * len(found),
+                found,
+                "o",
+                color=color,
+                markersize=4,
+                label=None if column else called,
+            )
+    for at, called in ((0.9, "threshold, 0.9"), (0.5, "chance, 0.5")):
+        axes.axhline(at, color=GREY, linewidth=0.6, linestyle=":")
+        axes.text(-0.47, at, called, fontsize=8, va="bottom")
+    axes.set_xlim(-0.5, len(shown["ks"]) - 0.5)
+    axes.set_xticks(range(len(shown["ks"])), [f"k = {k}" for k in shown["ks"]])
+    axes.set(ylabel=f"exact match, {shown['length']} tokens", ylim=(0.35, 1))
+    (num,) = {row.num_samples for row in rows}
+    axes.set_title(f"Trained on 20 to 50 tokens, k ≤ 4; a dot is a seed, {num} samples")
+    legend_above(figure, axes)
+    return figure
+
+
+def calibration() -> Figure:
+    """Recovery by k of words with m pieces that determine the answer together, by model."""
+    shown = SHOWN["figures"]["calibration"]
+    figure = Figure((WIDTH, 2.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    nums: set[int] = set()
+    for axes, far in zip(panels, ("isolated", "contextual"), strict=True):
+        for m, color in colored(shown["pieces"]):
+            for seed in shown["seeds"]:
+                rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
+                nums |= {int(num) for num in rows.num_targets}
+                axes.plot(
+                    rows.index,
+                    rows.recovery,
+                    "o-",
+                    color=color,
+                    markersize=3,
+                    label=f"m = {m}" if seed == shown["seeds"][0] else None,
+                )
+            axes.axvline(m, color=color, linewidth=0.6, linestyle=":")
+        axes.axhline(ENOUGH, color=GREY, linewidth=0.6, linestyle="--", label=f"{ENOUGH}: enough")
+        axes.plot([], [], ":", color=GREY, linewidth=0.6, label="k = m")
+        axes.set(xlabel="k, number of tokens", title=FAR_STATES[far])
+        axes.set_xticks(shown["pieces"])
+    name = f"calibration_{m}_seed{seed}_{far}"
+    windows = f"windows of {windows_of(name)} tokens, n = {between(nums)}"
+    panels[0].set_ylabel("recovery")
+    legend_above(figure, panels[0], f"m pieces planted; {windows}", 3)
+    return figure
+
+
+def headline(name: str, title: str) -> Figure:
+    """Recovery and removal by k, own text against unrelated text, contextual and isolated."""
+    curves = []
+    for far, label in FAR_STATES.items():
+        measurement = f"net_{name}_{far}"
+        rows = read_all(measurement).query("target_set == 'gap' and selector == 'add_one'")
+        rows = rows.rename(columns={"recovery_low": "low", "recovery_high": "high"})
+        curves.append(Curve(label, rows, read_meta(measurement)["windows"]))
+    return draw_headline(curves[::-1], f"{title}; units ranked by add_one")
+
+
+def quick() -> Figure:
+    """The quick model of Wikipedia."""
+    return headline("figure2", "Quick model, 0.56M parameters, Wikipedia")
+
+
+def code() -> Figure:
+    """A model of Python sources."""
+    return headline("figure2_code", "0.96M parameters, Python sources")
+
+
+def of_sizes(name: str, title: str) -> Figure:
+    """Models taught to copy: excess against size and against the induction check."""
+    table = other_table(name).assign(units="tokens", net=np.nan)
+    figure = ladder_figure(table, "add_one", 1, "tokens")
+    nums = between(table[table.selector == "add_one"].num_targets)
+    figure.suptitle(f"{title}\nn = {nums} targets a model, three seeds", fontsize=8)
+    return figure
+
+
+def ladder() -> Figure:
+    """Within the training length's windows."""
+    return of_sizes("ladder_contextual", "Taught to copy on 128 tokens, windows 96 / 32 tokens")
+
+
+def beyond() -> Figure:
+    """At twice the training length."""
+    return of_sizes("beyond_contextual", "1.2M parameters, windows 224 / 32 tokens")
+
+
+DRAWN: dict[str, Callable[[], Figure]] = {
+    f"results_{draw.__name__}": draw
+    for draw in (
+        *(forest, copying, appears, distance, length, parity, calibration, schemes, course),
+        *(quick, code, ladder, beyond, context),
+    )
+}
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:]
+    for name, draw in DRAWN.items():
+        if not chosen or name.removeprefix("results_") in chosen:
+            save(partial(draw), FIGURES / f"{name}.svg", **STYLE)
+            print(f"docs/figures/{name}.svg")

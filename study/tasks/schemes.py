@@ -1,0 +1,128 @@
+"""Place samples under each scheme: the tokens a model reads, and their position IDs.
+
+Place in the flow: samples → **schemes** (data/positions.py draws) → model.
+
+    rope, nope, alibi   IDs counted from 0; the model rotates by them, ignores them, or subtracts
+                        their distance
+    pose                counted from 0 at test; in training cut into chunks that skip ahead, over
+                        all IDs up to the largest of the longest test
+    randomized          a sorted random sample of those IDs, in training and at test
+    coupled, ppc        the task's own coupled IDs; in training spread like PoSE's chunks. Given for
+                        the response as well (coupled), or predicted there (ppc)
+    auxiliary           as pose; the model also learns to predict the ID of the prompt token that a
+                        response token is coupled with, which is not fed back
+    pointers            as pose, with the coupled IDs as text ("index hints"): a label before each
+                        token, at the same position, which the model writes as well
+
+Dimension key: B samples, P prompt length, R response length, L = P + R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from olmo_sparsity.data.positions import (
+    contiguous_batch,
+    pose_batch,
+    randomized_batch,
+    spread_ids,
+    uniform_pose_batch,
+)
+from olmo_sparsity.settings import option
+from study.tasks.samples import Samples
+
+COUPLED = ("coupled", "ppc")
+PREDICTED = ("ppc", "auxiliary")
+EMBEDDED = (*COUPLED, "auxiliary")
+HAVE_COUPLED_IDS = (*COUPLED, "auxiliary", "pointers")
+POSE = ("pose", "auxiliary", "pointers")
+CHUNKED = (*COUPLED, *POSE)
+SPREAD = (*CHUNKED, "randomized")
+"""Schemes that draw IDs in training up to the largest of the longest test."""
+
+SCHEMES = ("rope", "nope", "alibi", *SPREAD)
+
+
+@dataclass
+class PositionSettings:
+    num_ids: int | None = None
+    """IDs are drawn below this. None: enough for the longest test."""
+
+    num_chunks: int = option(4, least=1)
+    """Runs of consecutive IDs that a training sample is cut into (all schemes with chunks)."""
+
+    aligned_cuts: bool = False
+    """Whether cuts fall only between a task's units, such as pairs of a mark and its bit."""
+
+    published: bool = False
+    """Whether pose, auxiliary and pointers draw chunks as in the PoSE paper (which has two): the
+    first starts at 0, and all but the last have at most (length + 1) // num_chunks tokens. Else
+    cuts and skips are uniform, the first skip too."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The requirements of a scheme."""
+
+    num_ids: int
+    num_words: int
+    num_labels: int = 0
+    """Tokens behind the task's words (pointers)."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    tokens_BL: np.ndarray
+    ids_BL: np.ndarray
+    """Position IDs as they are fed, where they are given."""
+
+    target_ids_BL: np.ndarray
+    """Position IDs as they are to be predicted, where they are."""
+
+    num_prompt: int
+
+
+def place(
+    scheme: str,
+    samples: Samples,
+    generator: np.random.Generator,
+    settings: PositionSettings,
+    sizes: Sizes,
+    *,
+    training: bool,
+) -> Placed:
+    tokens_BL = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
+    (num_samples, num_places), num_prompt = tokens_BL.shape, samples.prompt_BP.shape[1]
+    unit = samples.unit if settings.aligned_cuts else 1
+
+    def spread(coupled_BL: np.ndarray, num_ids: int) -> np.ndarray:
+        if not training:
+            return coupled_BL
+        drawn = generator, num_samples, int(coupled_BL.max()), num_ids
+        return spread_ids(
+            coupled_BL, uniform_pose_batch(*drawn, num_chunks=settings.num_chunks, unit=unit)
+        )
+
+    if scheme in COUPLED:
+        ids_BL = spread(samples.coupled_ids_BL, sizes.num_ids)
+        return Placed(tokens_BL, ids_BL, ids_BL, num_prompt)
+    if scheme == "pointers":
+        labels_BL = sizes.num_words + spread(samples.coupled_ids_BL, sizes.num_labels)
+        tokens_BL = np.stack((labels_BL, tokens_BL), axis=2).reshape(num_samples, -1)
+    ids_BL = contiguous_batch(num_samples, num_places)
+    if scheme == "randomized":
+        ids_BL = randomized_batch(generator, num_samples, num_places, sizes.num_ids)
+    elif scheme in POSE and training:
+        drawn = generator, num_samples, num_places, sizes.num_ids
+        if settings.published:
+            ids_BL = pose_batch(*drawn, num_chunks=settings.num_chunks)
+        else:
+            ids_BL = uniform_pose_batch(*drawn, num_chunks=settings.num_chunks, unit=unit)
+    if scheme == "auxiliary":
+        partners_BL = np.take_along_axis(ids_BL, samples.partners_BL, axis=1)
+        return Placed(tokens_BL, ids_BL, partners_BL, num_prompt)
+    if scheme == "pointers":
+        ids_BL, num_prompt = ids_BL.repeat(2, axis=1), 2 * num_prompt
+    return Placed(tokens_BL, ids_BL, ids_BL, num_prompt)

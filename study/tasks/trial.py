@@ -1,0 +1,234 @@
+"""Train and test one model on a task, for one position scheme and seed (a trial).
+
+Place in the flow: settings + task → samples → schemes → **PositionCoupling around a model** → rows.
+
+Schemes share this code: they differ in tokens and IDs (schemes.py), in whether the model rotates by
+IDs, subtracts their distance or ignores them, and in whether it predicts the response's IDs.
+
+Dimension key: B samples, P prompt length, R response length, L = P + R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.optim import build_optimizer, fit, learning_rate
+from study.coupling import PositionCoupling, Response, score
+from study.tasks.results import Row, wilson
+from study.tasks.samples import Samples, Task
+from study.tasks.schemes import EMBEDDED, PREDICTED, Placed, place
+from study.tasks.settings import (
+    ExperimentSettings,
+    build_task,
+    sizes,
+    tests,
+    training_lengths,
+)
+
+_TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # independent streams of random numbers
+_TEST_BATCH = 100
+_LOG_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Trial:
+    scheme: str
+    train_k: int | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        k = "" if self.train_k is None else f"_k{self.train_k}"
+        return f"{self.scheme}{k}_seed{self.seed}"
+
+
+class Bench:
+    """A trial, its tasks, and what its scheme needs of a model."""
+
+    def __init__(self, settings: ExperimentSettings, trial: Trial, device: torch.device) -> None:
+        self.settings, self.trial, self.device = settings, trial, device
+        self.task, self.test_task = build_task(settings), build_task(settings, test=True)
+        self.sizes = sizes(settings, self.task, self.test_task, trial.scheme)
+
+
+Report = Callable[[int, float], None]
+"""Called after each step with the number of steps done and the loss."""
+
+
+def build(bench: Bench) -> PositionCoupling:
+    settings, scheme, needed = bench.settings, bench.trial.scheme, bench.sizes
+    rotates = scheme not in ("nope", "alibi")
+    num_words = needed.num_words + needed.num_labels
+    model = replace(
+        settings.model,
+        vocab_size=num_words,
+        embedding_size=num_words,
+        max_sequence_length=needed.num_ids,
+        rope=rotates,
+        alibi=scheme == "alibi",
+        rotary_fraction=settings.model.rotary_fraction if rotates else 1.0,
+    )
+    return PositionCoupling(
+        build_model(model),
+        needed.num_ids,
+        embed_ids=scheme in EMBEDDED and settings.coupling.embed_ids,
+        predict_ids=scheme in PREDICTED,
+        feed_ids=scheme != "auxiliary",
+        id_loss_weight=settings.coupling.id_loss_weight,
+    ).to(bench.device)
+
+
+def train(bench: Bench, report: Report) -> tuple[PositionCoupling, list[list[float]]]:
+    """The trained model, and [step, mean loss since the last entry]."""
+    settings, seed = bench.settings, bench.trial.seed
+    torch.manual_seed(seed)
+    model = build(bench).train()
+    optimizer = build_optimizer(model, settings.optimizer)
+    generator = np.random.default_rng([seed, _TRAIN])
+    num_steps = settings.training.num_steps
+    history: list[list[float]] = []
+    recent: list[float] = []
+
+    def note(step: int, loss: float) -> None:
+        recent.append(loss)
+        report(step, loss)
+        if step % _LOG_EVERY == 0 or step == num_steps:
+            history.append([step, float(np.mean(recent))])
+            recent.clear()
+
+    fit(
+        model,
+        (_draw_batch(bench, generator, n + 1) for n in range(num_steps)),
+        optimizer,
+        loss_of=lambda batch: model.loss(*batch).total,
+        rate=lambda step: learning_rate(settings.optimizer, step, num_steps),
+        max_grad_norm=settings.training.max_grad_norm,
+        report=note,
+    )
+    return model.eval(), history
+
+
+def _draw_batch(bench: Bench, generator: np.random.Generator, step: int) -> tuple[Tensor, ...]:
+    """tokens_BL, ids_BL, response_BL and target_ids_BL of several lengths, padded at the right,
+    where causal attention and the loss ignore it."""
+    settings = bench.settings
+    lengths = training_lengths(settings, bench.task)
+    size = settings.training.batch_size
+    parts = []
+    for part in np.array_split(np.arange(size), min(settings.training.lengths_per_batch, size)):
+        length = int(generator.choice(lengths))
+        samples = _draw_training(bench, generator, len(part), length, step)
+        parts.append(_tensors(bench, _place(bench, samples, generator, training=True)))
+    longest = max(tokens.shape[1] for tokens, *_ in parts)
+    return tuple(
+        torch.cat([F.pad(array, (0, longest - array.shape[1])) for array in arrays])
+        for arrays in zip(*parts, strict=True)
+    )
+
+
+def _draw_training(
+    bench: Bench, generator: np.random.Generator, num_samples: int, length: int, step: int
+) -> Samples:
+    training, k_B = bench.settings.training, None
+    largest = bench.trial.train_k
+    if largest is not None:
+        if step < training.grow_k_steps:
+            first = min(2, largest)  # starting from 1, models learn to copy one bit and stay there
+            largest = first + (largest - first) * step // training.grow_k_steps
+        largest = min(largest, bench.task.largest_k(length) or largest)
+        k_B = generator.integers(1, largest + 1, size=num_samples)
+    return bench.task.sample(generator, num_samples, length, k_B)
+
+
+def _place(
+    bench: Bench, samples: Samples, generator: np.random.Generator, training: bool
+) -> Placed:
+    scheme, positions = bench.trial.scheme, bench.settings.positions
+    return place(scheme, samples, generator, positions, bench.sizes, training=training)
+
+
+def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """tokens_BL, ids_BL, response_BL (true over the response) and target_ids_BL."""
+    response_BL = np.zeros(placed.tokens_BL.shape, dtype=bool)
+    response_BL[:, placed.num_prompt :] = True
+    tokens, ids, response, targets = (
+        torch.from_numpy(np.ascontiguousarray(array)).to(bench.device)
+        for array in (placed.tokens_BL, placed.ids_BL, response_BL, placed.target_ids_BL)
+    )
+    return tokens, ids, response, targets
+
+
+def measure(bench: Bench, model: PositionCoupling) -> list[Row]:
+    cases = tests(bench.settings, bench.test_task)
+    return [_measure_at(bench, model, length, k) for length, k in cases]
+
+
+def draw_test_samples(
+    task: Task, num_samples: int, length: int, k: int | None
+) -> Iterator[Samples]:
+    """The same for every scheme and seed."""
+    generator = np.random.default_rng([_TEST, length, k or 0])
+    # In fixed batches, as a task may draw its k once per batch.
+    for start in range(0, num_samples, _TEST_BATCH):
+        yield task.sample(generator, min(_TEST_BATCH, num_samples - start), length, k)
+
+
+def _measure_at(bench: Bench, model: PositionCoupling, length: int, k: int | None) -> Row:
+    settings, trial = bench.settings, bench.trial
+    placing = np.random.default_rng([_TEST_IDS, length, k or 0])
+    num_samples = settings.num_test_samples
+    num_exact = num_tokens = num_correct = num_correct_ids = num_forced = 0
+    for samples in draw_test_samples(bench.test_task, num_samples, length, k):
+        placed = _place(bench, samples, placing, training=False)
+        tokens_BL, ids_BL, _, target_ids_BL = _tensors(bench, placed)
+        before, after = slice(placed.num_prompt), slice(placed.num_prompt, None)
+        num_response = tokens_BL[:, after].shape[1]
+        generated = model.generate(
+            tokens_BL[:, before],
+            ids_BL[:, before],
+            num_response,
+            None if model.feeds_ids else ids_BL[:, after],
+        )
+        # For a single response token, free-running and teacher-forced are the same.
+        forced = generated if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
+        truth = Response(tokens_BL[:, after], target_ids_BL[:, after])
+        if bench.sizes.num_labels:
+            generated, forced, truth = (_read_labels(r) for r in (generated, forced, truth))
+        correct = score(generated, truth.tokens_BR, truth.ids_BR)
+        num_tokens += truth.tokens_BR.numel()
+        exact_B = correct.exact_B if model.feeds_ids else correct.token_BR.all(1)
+        num_exact += int(exact_B.sum())
+        num_correct += int(correct.token_BR.sum())
+        num_correct_ids += int(correct.id_BR.sum())
+        num_forced += int((forced.tokens_BR == truth.tokens_BR).sum())
+    exact_match = num_exact / num_samples
+    low, high = wilson(exact_match, num_samples)
+    return Row(
+        task=settings.task["name"],
+        scheme=trial.scheme,
+        seed=trial.seed,
+        train_k=trial.train_k,
+        test_k=k,
+        length=length,
+        token_accuracy=num_correct / num_tokens,
+        id_accuracy=num_correct_ids / num_tokens
+        if model.id_head is not None or bench.sizes.num_labels
+        else None,
+        exact_match=exact_match,
+        low=low,
+        high=high,
+        teacher_forced=num_forced / num_tokens,
+        num_samples=num_samples,
+    )
+
+
+def _read_labels(written: Response) -> Response:
+    """Return the labels, which precede the tokens, as IDs."""
+    return Response(written.tokens_BR[:, 1::2], written.tokens_BR[:, ::2])

@@ -1,0 +1,153 @@
+"""Tables are those of the stored results, and results can be made again."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+
+import pytest
+
+from study.pages import write_tables
+from study.pages.stored import (
+    PAGES,
+    ROOT,
+    SHOWN,
+    by_distance,
+    measurements,
+    read_by_part,
+    read_summary,
+    stored_rows,
+    task_rows,
+    tasks,
+)
+from study.pages.write_tables import ends, net_excess, write_page
+from study.tasks.experiment import fixed_settings, list_trials, with_defaults
+from study.tasks.settings import load_settings
+
+
+@pytest.mark.parametrize("page", SHOWN["pages"])
+def test_tables_are_those_of_the_stored_results(page: str) -> None:
+    stored = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    assert write_page(page) == stored, "run `python -m study.pages.write_tables`"
+
+
+def test_every_table_that_can_be_written_is() -> None:
+    asked = {kind for page in SHOWN["pages"].values() for of in page["tables"] for kind in of}
+    source = inspect.getsource(write_tables)
+    own = set(re.findall(r"^def (\w+)", source, flags=re.MULTILINE))
+    helpers = {name for name in own if re.search(rf"(?<!def )\b{name}\(", source)}
+    assert own - helpers <= asked - {"title", "caption"} <= own
+    assert {path.stem for path in PAGES.iterdir()} == set(SHOWN["pages"])
+
+
+def test_no_seed_that_learnt_is_no_range() -> None:
+    assert [ends([]), ends([0.5]), ends([0.75, 0.5])] == ["–", "0.500", "0.500 to 0.750"]
+
+
+def test_two_measurements_are_the_mean_of_both_directions() -> None:
+    name = "packages_seed4_contextual"
+    row, both = (read_summary(n).loc["add_one", 1] for n in (name, f"{name} + {name}"))
+    for column in ("recovery", "excess", "removal"):
+        assert both[column] == pytest.approx(row[column], abs=1e-4)
+        assert both[f"{column}_low"] == pytest.approx(row[f"{column}_low"], abs=1e-4)
+    header, _, first, *_ = net_excess({f"{name} + {name}": "A of B"}).splitlines()
+    assert "recovery" in header  # a number that no row has is left out
+    assert "placebo" not in header
+    assert first.startswith("| tokens | 1.01 [0.98, 1.04] | 0.10 | +0.91 |")
+
+
+def test_a_difference_holds_every_document_of_both() -> None:
+    """The last of 300 documents of C4 were measured, though 80 were too short."""
+    names = "prose_4096_c4_seed2", "prose_4096_c4"
+    first, second = (read_summary(name).loc["add_one", 1] for name in names)
+    found = write_tables.difference(*names, 1, 1)
+    for column in ("recovery", "net"):
+        assert found[column] == pytest.approx(first[column] - second[column], abs=2e-4)
+
+
+def test_a_difference_holds_no_document_that_one_did_not_read() -> None:
+    some, all_of_them = "smollm2_wikipedia_no_prefix", "smollm2_wikipedia"
+    rows = stored_rows(all_of_them)
+    rows = rows.query("target_set == 'gap' and far_part == 'document' and k == 1")
+    rows = rows[rows.document < 32]
+    first = read_summary(some).loc["add_one_screened", 1]
+    found = write_tables.difference(some, all_of_them, 1, 1)
+    expected = first.recovery - rows.own.sum() / rows.gap.sum()
+    assert found["recovery"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_distances_hold_every_target() -> None:
+    name = "beyond_biases_seed4_992"
+    rows = by_distance(name, [0, 128, 256, 2048])
+    row = read_summary(name).loc["add_one", 1]
+    assert rows.targets.sum() == row.num_targets
+    mean = (rows.nats * rows.targets).sum() / rows.targets.sum()
+    assert mean == pytest.approx(row.excess_nats, abs=1e-3)
+    assert (rows.nats_low < rows.nats).all()
+    assert (rows.nats < rows.nats_high).all()
+
+
+def test_parts_of_words_hold_every_target() -> None:
+    name = "prose_wikipedia_contextual_seed1"
+    for asked in (name, "prose_wikipedia_contextual_2_of_1 + prose_wikipedia_contextual_1_of_2"):
+        parts, row = (
+            read_by_part(asked, "bigram"),
+            read_summary(asked, "bigram").loc["add_one", 1],
+        )
+        for left_out in (
+            ["whole", "begun"],
+            ["word", "function_word", "begun"],
+            ["first_piece", "whole", "word", "function_word"],
+        ):
+            told = parts.drop(left_out)
+            assert told.num_targets.sum() == row.num_targets
+            mean = (told.excess_nats * told.num_targets).sum() / row.num_targets
+            assert mean == pytest.approx(row.excess_nats, abs=1e-4)
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+PROSE = (ROOT / "docs/results_prose.md").read_text(encoding="utf-8")
+
+
+def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
+    numbered = "prose_novels_contextual", "novels", "novels_after"
+    names = [f"{name}_seed{n}" for name in numbered for n in (1, 2, 3)]
+    beside = [
+        f"{name}{seed}_novels"
+        for name in ("thirds", "code_first")
+        for seed in ("", "_seed2", "_seed3")
+    ]
+    there = [name for name in (*names, *beside) if name in measurements()]
+    rows = [read_summary(name).loc["add_one", 1] for name in there]
+    pass_it = [row.net >= 0.3 and row.net_low > 0.2 for row in rows]
+    few = f"{sum(pass_it)} of {len(rows)} models"
+    assert few in " ".join(PROSE.split())
+    assert few in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def test_the_page_says_how_each_task_result_was_made() -> None:
+    page = (PAGES / "commands.md").read_text(encoding="utf-8")
+    for name, of in tasks().items():
+        # How many at a time changes nothing in what comes out.
+        command = re.sub(r" --num_workers=[0-9]+", "", of["meta"]["command"])
+        assert f"\n{command}\n" in page
+        few = {"long_rope": 2, "k10": 1, "k12": 1, "k12_longer": 1}  # as its page says
+        seeds = {row.seed for row in task_rows(name)}
+        assert len(seeds) >= few.get(name.removeprefix("sparse_parity_neox_"), 3)
+        assert min(seeds) > 0, "settings were chosen on seed 0"
+
+
+@pytest.mark.parametrize("name", tasks())
+def test_the_command_of_a_stored_result_still_asks_for_it(name: str) -> None:
+    meta = tasks()[name]["meta"]
+    python, option, module, config, *overrides = shlex.split(meta["command"])
+    settings = load_settings(config, overrides)
+    assert (python, option, module) == ("python", "-m", "study.tasks")
+    assert fixed_settings(settings) == with_defaults(meta["settings"])
+    found = {(row.scheme, row.train_k, row.seed) for row in task_rows(name)}
+    assert found == {(t.scheme, t.train_k, t.seed) for t in list_trials(settings)}

@@ -1,0 +1,290 @@
+"""Every task is what its definition says, is solved by reading its prompt, gives nothing away."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmo_sparsity.errors import ConfigError
+from study.tasks.addition import Addition
+from study.tasks.end_token import EndToken
+from study.tasks.needle import Needle
+from study.tasks.samples import Samples, Task
+from study.tasks.scratchpad_parity import ScratchpadParity
+from study.tasks.sparse_parity import SparseParity, count_relevant_ones
+from study.tasks.variable_assignment import VariableAssignment
+
+
+def draw(task: Task, num: int = 200, length: int = 12, seed: int = 0, k: Any = None) -> Any:
+    return task.sample(np.random.default_rng(seed), num, length, k)
+
+
+TASKS: list[Any] = [
+    SparseParity(),
+    ScratchpadParity(),
+    Addition(),
+    Addition(digits_reversed=False),
+    Needle(),
+    Needle(num_needles=3),
+    VariableAssignment(),
+    VariableAssignment(distractors="constants"),
+    VariableAssignment(num_letters=6, num_names=30, name_length=2, value_length=3),
+    VariableAssignment(num_letters=4, num_names=4, order="program"),
+    VariableAssignment(num_letters=4, num_names=9, name_length=2, order="program"),
+    EndToken(ScratchpadParity()),
+    EndToken(VariableAssignment()),
+    EndToken(Needle()),
+]
+every_task = pytest.mark.parametrize("task", TASKS, ids=repr)
+
+
+@every_task
+@pytest.mark.parametrize("length", [8, 20])
+def test_a_reader_of_the_prompt_finds_the_response(task: Task, length: int) -> None:
+    samples = draw(task, length=length)
+    np.testing.assert_array_equal(task.solve(samples), samples.response_BR)
+
+
+@every_task
+def test_a_seed_fixes_every_bit(task: Task) -> None:
+    first, again, other = draw(task), draw(task), draw(task, seed=1)
+    for name in ("prompt_BP", "response_BR", "prompt_ids_BP", "response_ids_BR"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
+    assert (
+        first.prompt_BP.shape != other.prompt_BP.shape or (first.prompt_BP != other.prompt_BP).any()
+    )
+
+
+@every_task
+def test_tokens_are_words_and_ids_lie_where_they_should(task: Task) -> None:
+    samples = draw(task)
+    for tokens in (samples.prompt_BP, samples.response_BR):
+        assert tokens.dtype == np.int64
+        assert tokens.min() >= 0
+        assert tokens.max() < len(task.vocabulary)
+    assert len(set(task.vocabulary)) == len(task.vocabulary)
+    largest = task.largest_id(12)
+    if largest is None:
+        assert samples.prompt_ids_BP is None
+        return
+    assert samples.prompt_ids_BP.min() >= 1
+    assert samples.response_ids_BR.min() >= 1
+    assert max(samples.prompt_ids_BP.max(), samples.response_ids_BR.max()) == largest
+
+
+@every_task
+def test_drawing_many_is_the_work_of_numpy(task: Task) -> None:
+    """Python calls nothing for each sample, or training would wait for it."""
+
+    def num_calls(num: int) -> int:
+        draw(task, num)  # whatever is imported or cached at first
+        called: list[str] = []
+        sys.setprofile(lambda frame, event, argument: called.append(event))
+        try:
+            draw(task, num)
+        finally:
+            sys.setprofile(None)
+        return len(called)
+
+    assert num_calls(1024) < num_calls(128) + 100
+
+
+# --- addition -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("digits_reversed", [True, False])
+def test_addition_couples_equal_significance(digits_reversed: bool) -> None:
+    samples = draw(Addition(digits_reversed), num=4000, length=6)
+    ids, response_ids = samples.prompt_ids_BP, samples.response_ids_BR
+    np.testing.assert_array_equal(ids[:, :6], ids[:, 7:13])  # a and b
+    from_least = response_ids[0] if digits_reversed else response_ids[0, ::-1]
+    np.testing.assert_array_equal(ids[0, :6][::-1], from_least[:6])
+    # The response starts beside the sign before it, and goes on by one.
+    assert abs(response_ids[0, 0] - ids[0, -1]) == 1
+    assert (np.diff(response_ids) == (-1 if digits_reversed else 1)).all()
+    digits = samples.prompt_BP[:, :6]
+    np.testing.assert_allclose(
+        np.bincount(digits.ravel(), minlength=10) / digits.size, 0.1, atol=0.01
+    )
+    highest = samples.response_BR[:, -1 if digits_reversed else 0]
+    assert set(np.unique(highest)) == {0, 1}
+
+
+# --- scratchpad parity ----------------------------------------------------------------------------
+
+
+def test_running_parity_is_coupled_to_its_bits() -> None:
+    samples = draw(ScratchpadParity(), num=4000)
+    ids, response_ids = samples.prompt_ids_BP, samples.response_ids_BR
+    np.testing.assert_array_equal(ids[:, :-1], response_ids)
+    assert (ids[:, -1] == 1).all()
+    assert (np.diff(response_ids) == 1).all()
+    np.testing.assert_allclose(samples.response_BR.mean(0), 0.5, atol=0.04)
+    # Neither the own bit nor the one before says the running parity.
+    for shift in (0, 1):
+        bits, parity = samples.prompt_BP[:, 5 - shift], samples.response_BR[:, 5]
+        assert abs(np.corrcoef(bits, parity)[0, 1]) < 0.08
+
+
+# --- sparse parity --------------------------------------------------------------------------------
+
+
+def test_sparse_parity_marks_k_places_all_alike() -> None:
+    samples = draw(SparseParity(), num=20_000, length=24, k=3)
+    relevant_Bl = samples.prompt_BP[:, ::2] == 3
+    assert (relevant_Bl.sum(1) == 3).all()
+    # 12 places, each marked in a quarter of the samples: 5 standard deviations.
+    np.testing.assert_allclose(relevant_Bl.mean(0), 0.25, atol=5 * (0.25 * 0.75 / 20_000) ** 0.5)
+    bits_Bl = samples.prompt_BP[:, 1::2]
+    np.testing.assert_allclose(bits_Bl.mean(0), 0.5, atol=0.02)
+    assert set(np.unique(samples.prompt_BP[:, ::2])) == {2, 3}
+    assert set(np.unique(bits_Bl)) == {0, 1}
+
+
+def test_sparse_parity_k_is_given_for_each_sample_or_uniform() -> None:
+    k_B = np.arange(100) % 7
+    samples = draw(SparseParity(), num=100, length=24, k=k_B)
+    np.testing.assert_array_equal((samples.prompt_BP[:, ::2] == 3).sum(1), k_B)
+    drawn_B = (draw(SparseParity(), num=12_000, length=24).prompt_BP[:, ::2] == 3).sum(1)
+    np.testing.assert_allclose(np.bincount(drawn_B)[1:] / 12_000, 1 / 12, atol=0.013)
+
+
+def test_nothing_less_than_all_marked_bits_says_the_parity() -> None:
+    samples = draw(SparseParity(), num=20_000, length=12, k=2)
+    answer_B = samples.response_BR[:, 0]
+    np.testing.assert_array_equal(count_relevant_ones(samples) % 2, answer_B)
+    np.testing.assert_allclose(answer_B.mean(), 0.5, atol=0.02)
+    relevant_Bl, bits_Bl = samples.prompt_BP[:, ::2] == 3, samples.prompt_BP[:, 1::2]
+    first_B = bits_Bl[np.arange(20_000), relevant_Bl.argmax(1)]
+    for hint_B in (first_B, bits_Bl.sum(1) % 2, bits_Bl[:, -1], relevant_Bl[:, 0]):
+        assert abs(np.corrcoef(hint_B, answer_B)[0, 1]) < 0.03
+
+
+# --- needles --------------------------------------------------------------------------------------
+
+
+def test_a_needle_lies_anywhere_and_only_its_key_gives_it_away() -> None:
+    task = Needle(num_keys=5, num_values=4, num_needles=2)
+    samples = draw(task, num=20_000, length=10)
+    body = samples.prompt_BP[:, :-2]
+    assert ((body >= task.num_values).sum(1) == 2).all()  # two keys, the rest are values
+    place_B = samples.response_ids_BR[:, 0] - 1
+    np.testing.assert_array_equal(
+        samples.prompt_BP[np.arange(20_000), place_B], samples.response_BR[:, 0]
+    )
+    assert set(place_B) == set(range(1, 8))
+    # By symmetry a needle is as often at the left end as at the right end.
+    counts = np.bincount(place_B)[1:]
+    np.testing.assert_allclose(counts, counts[::-1], rtol=0.12)
+    np.testing.assert_allclose(np.bincount(samples.response_BR[:, 0]) / 20_000, 0.25, atol=0.02)
+    for place in range(8):  # no fixed place is more than guessing
+        assert (body[:, place] == samples.response_BR[:, 0]).mean() < 0.4
+
+
+# --- chains of assignments, in any order ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["shuffled", "program"])
+def test_an_assignment_leads_along_its_chain(order: str) -> None:
+    task = VariableAssignment(num_letters=12, num_names=12, order=order)
+    for k in (1, 4, 12):
+        samples = draw(task, num=500, k=k)
+        assert samples.response_BR.shape == (500, k)
+        places = samples.response_ids_BR - 1
+        np.testing.assert_array_equal(
+            np.take_along_axis(samples.prompt_BP, places, axis=1), samples.response_BR
+        )
+        # A source stands in the second place of its statement; the last one is a constant.
+        assert (places % 2 == 1).all()
+        assert ((samples.response_BR >= 12).sum(1) == k - 1).all()
+        if order == "program":
+            assert (np.diff(places) < 0).all()
+
+
+def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -> None:
+    samples = draw(VariableAssignment(num_letters=12, num_names=12), num=6000, k=3)
+    targets = samples.prompt_BP[:, :-2:2]
+    assert (np.sort(targets, axis=1) == np.arange(12, 24)).all()
+    first = samples.response_ids_BR[:, 0] // 2 - 1
+    np.testing.assert_allclose(np.bincount(first, minlength=12) / 6000, 1 / 12, atol=0.02)
+    constants = samples.response_BR[:, -1] - 2
+    np.testing.assert_allclose(np.bincount(constants) / 6000, 0.1, atol=0.02)
+    # Four chains of three: the constant asked for is one of four.
+    assert ((samples.prompt_BP[:, 1:-2:2] < 12).sum(1) == 4).all()
+
+
+def test_names_that_training_never_used_are_spelled_with_letters_it_did() -> None:
+    settings: dict[str, Any] = {"num_letters": 5, "name_length": 2}
+    few = VariableAssignment(num_names=12, **settings)
+    many = VariableAssignment(num_names=25, **settings)
+    assert few.vocabulary == many.vocabulary
+    seen, used = (
+        {tuple(name) for name in draw(task, num=2000, k=3).prompt_BP[:, -2:].tolist()}
+        for task in (few, many)
+    )
+    assert len(seen) == 12
+    assert len(used) == 25
+    assert seen < used
+    assert {letter for name in seen for letter in name} == set(range(12, 17))
+
+
+def test_in_a_program_a_name_alone_does_not_say_which_statement_is_meant() -> None:
+    samples = draw(VariableAssignment(num_letters=4, num_names=4, order="program"), num=500, k=5)
+    targets = samples.prompt_BP[:, :-2:2]
+    asked = samples.prompt_BP[:, -1:]
+    assert (targets == asked).sum(1).mean() > 2
+    # Reading the first assignment of the name instead of the last one is often wrong.
+    first = (targets == asked).argmax(1)
+    sources = samples.prompt_BP[:, 1:-2:2][np.arange(500), first]
+    assert (sources == samples.response_BR[:, 0]).mean() < 0.7
+
+
+# --- the token that ends a response ---------------------------------------------------------------
+
+
+def test_the_end_is_coupled_with_the_end_of_the_prompt() -> None:
+    samples = draw(EndToken(ScratchpadParity()))
+    assert (samples.response_BR[:, -1] == 3).all()
+    assert (samples.response_ids_BR[:, -1] == 1).all()  # that of the equals sign
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+TOKENS = np.zeros((4, 3), dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: draw(ScratchpadParity(), k=2), "scratchpad_parity has no k"),
+        (lambda: draw(Addition(), k=2), "addition has no k"),
+        (lambda: draw(Needle(), k=2), "needle has no k"),
+        (lambda: draw(SparseParity(), k=7), "k=7 relevant places do not fit into the 6 pairs"),
+        (lambda: Needle(num_needles=20), "task.num_needles=20 must lie between 1"),
+        (lambda: Needle(num_values=1), "task.num_values=1"),
+        (lambda: draw(Needle(), length=3), "length 3 has no room"),
+        (lambda: VariableAssignment(num_letters=3, num_names=4), "task.num_names=4 is more than"),
+        (lambda: VariableAssignment(value_length=0), "task.value_length=0 must be at least 1"),
+        (lambda: draw(VariableAssignment(num_names=5)), "12 statements need as many names"),
+        (lambda: draw(VariableAssignment(), k=13), "a chain of k=13 does not fit"),
+        (lambda: draw(VariableAssignment(), k=np.array([1, 2])), "one k for all samples"),
+        (
+            lambda: Samples(TOKENS, TOKENS, TOKENS[:, :2], TOKENS),
+            r"prompt_ids_BP has shape \(4, 2\); .* \(4, 3\)",
+        ),
+        (
+            lambda: Samples(TOKENS, TOKENS, TOKENS, TOKENS[:, :2]),
+            r"response_ids_BR has shape \(4, 2\)",
+        ),
+        (lambda: Samples(TOKENS, TOKENS, TOKENS), "or neither"),
+        (lambda: Samples(TOKENS, TOKENS[:3]), "4 prompts have 3 responses"),
+    ],
+)
+def test_what_cannot_be_is_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()

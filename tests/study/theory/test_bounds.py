@@ -1,0 +1,72 @@
+"""The bounds: their arithmetic, and what they refuse."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olmo_sparsity.errors import ConfigError
+from study.theory.bounds import Lengths, improved_bound, stated_bound, steps_between
+
+GOOD = Lengths(train=16, test=64, local=4)
+
+
+def improved(lengths: Lengths, risk: float) -> float:
+    return improved_bound(lengths, risk, uniform_placement=True)
+
+
+def test_arithmetic() -> None:
+    stated = stated_bound(GOOD, 1e-6, 2.0, 3.0)
+    assert stated == pytest.approx(2 * 3 * 16 * 64**2 * 1e-6)
+    assert stated_bound(GOOD, 1e-6, 2, 3, constant=5) == pytest.approx(5 * stated)
+    assert improved(GOOD, 0.01) == pytest.approx(16 * 0.01)
+
+
+@given(st.integers(4, 64), st.integers(1, 8), st.floats(0, 1), st.floats(1, 50), st.floats(1, 50))
+def test_every_improvement_improves(
+    train: int, factor: int, risk: float, eta_train: float, eta_test: float
+) -> None:
+    lengths = Lengths(train, train * factor, train // 4)
+    steps = list(steps_between(lengths, risk, risk, eta_train, eta_test).values())
+    assert steps == sorted(steps, reverse=True)
+    assert steps[0] == stated_bound(lengths, risk, eta_train, eta_test)
+    assert steps[-1] == improved(lengths, risk)
+
+
+def test_the_improved_bound_does_not_grow_with_the_training_length() -> None:
+    assert len({improved(Lengths(n, 8 * n, n // 4), 0.01) for n in (16, 64, 256)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ((16, 64, 5), r"L_local=5 exceeds L/4=4.*at least 20"),
+        ((16, 15, 4), "below L=16"),
+        ((0, 15, 4), "at least 1"),
+    ],
+)
+def test_lengths_that_the_theorem_does_not_cover(lengths: tuple[int, int, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Lengths(*lengths)
+
+
+@pytest.mark.parametrize("risk", [-0.1, 1.1, math.nan])
+def test_a_risk_is_a_probability(risk: float) -> None:
+    with pytest.raises(ConfigError, match="must lie in"):
+        stated_bound(GOOD, risk, 1, 1)
+    with pytest.raises(ConfigError, match="must lie in"):
+        improved(GOOD, risk)
+
+
+@pytest.mark.parametrize("eta", [0.5, math.inf, math.nan])
+def test_an_irregular_law_has_no_stated_bound(eta: float) -> None:
+    with pytest.raises(ConfigError, match=r"η_L̄.*Assumption 4.2"):
+        stated_bound(GOOD, 0.1, 1, eta)
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"Remark C.1"):
+        improved_bound(GOOD, 0.1, uniform_placement=False)
+    with pytest.raises(ConfigError, match="constant"):
+        stated_bound(GOOD, 0.1, 1, 1, constant=0)
