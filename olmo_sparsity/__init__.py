@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
     from olmo_sparsity.analysis.attribution.segments import Answer, Segment
-    from olmo_sparsity.analysis.explain.explanation import read_explanation
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
     from olmo_sparsity.analysis.inputs.windows import Windows
@@ -35,7 +34,6 @@ _MODULES = {
     "load_model": "analysis.models.load",
     "open_documents": "analysis.inputs.texts",
     "Windows": "analysis.inputs.windows",
-    "read_explanation": "analysis.explain.explanation",
     "read_results": "analysis.results.results",
     "compare": "analysis.results.results",
     "transfer": "analysis.results.results",
@@ -70,7 +68,6 @@ __all__ = [
     "load_model",
     "measure",
     "open_documents",
-    "read_explanation",
     "read_results",
     "recover",
     "score",

@@ -57,7 +57,6 @@ def explain(
     prompt: str | None = None,
     target: str | None = None,
     foreign: Text = "builtin:embedded",
-    judge: Model | None = None,
     k: int = 8,
     units: str = "tokens",
     selector: str = "add_one",
@@ -85,8 +84,6 @@ def explain(
         prompt: A prompt, in place of `text`. Its answer is the target.
         target: The answer to the prompt. Default: the model generates one, greedily.
         foreign: Unrelated texts for `Explanation.check`, in any form that `open_documents` reads.
-        judge: Optional second model with the same tokenizer. Units are selected with `model`;
-            reported losses are computed with `judge`.
         k: Number of distant units for each target.
         units: What is ranked: tokens, words, sentences, paragraphs or span:W.
         selector: The rule that ranks units; `add_one_nested` is faster on long texts.
@@ -112,7 +109,6 @@ def explain(
         prompt=prompt,
         target=target,
         foreign=foreign,
-        judge=judge,
         k=k,
         units=units,
         selector=selector,

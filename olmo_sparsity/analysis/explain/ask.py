@@ -18,14 +18,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import nn
 
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prompt import (
     Prepared,
     Prompt,
     read_text,
-    through_template,
 )
 from olmo_sparsity.analysis.explain.request import ExplainRequest
 from olmo_sparsity.analysis.inputs.documents import Document
@@ -49,7 +47,7 @@ MANY_UNITS = 4096
 
 def explain(request: ExplainRequest) -> Explanation:
     """Answer a request: evaluate its targets, each from its first token to one past its last."""
-    with in_use(request.model, request.judge), _prepared(request) as (prepared, spans):
+    with in_use(request.model), _prepared(request) as (prepared, spans):
         return _answer(prepared, spans, request.foreign)
 
 
@@ -65,42 +63,15 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
         text = read_text(str(text))
     loaded = load(request.model, request.tokenizer, loading)
     prompt = str(request.prompt)
-    texts = [text] if text is not None else [prompt, request.target or ""]
-    if settings.chat:
-        texts[0] = through_template(loaded, [{"role": "user", "content": prompt}])
-    judge = None if request.judge is None else _load_judge(request, loaded, texts)
-    with using(loaded, judge):
+    with using(loaded):
         find_selector(settings.selector).check_model(loaded.model)
         read = (
             Prompt.of_text(loaded, text, loading.prefix)
             if text is not None
             else Prompt.with_answer(loaded, prompt, request.target, loading.prefix, settings)
         )
-        prepared = Prepared.of(loaded, read, request.at, settings, loading.batch_tokens, judge)
+        prepared = Prepared.of(loaded, read, request.at, settings, loading.batch_tokens)
         yield prepared, _targets_with_far_part(prepared)
-
-
-def _load_judge(request: ExplainRequest, model: LoadedModel, texts: list[str]) -> LoadedModel:
-    """Load the judge, which must read `texts` as the same tokens."""
-    tokenizer = request.tokenizer if isinstance(request.judge, nn.Module) else None
-    loaded = load(request.judge, tokenizer, request.loading)
-    (one, of_one), (other, of_other) = (
-        (m.tokenizer.get_vocab() if m.tokenizer else None, m.encode(texts)) for m in (model, loaded)
-    )
-    if one != other or of_one != of_other:
-        raise DataError(
-            f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this "
-            "text into other tokens, so their losses cannot be compared; pass a judge with the "
-            "same tokenizer, or match words or sentences by characters (measure --choices)"
-        )
-    ours, theirs = (m.prefix_ids(request.loading.prefix, texts[0]) for m in (model, loaded))
-    if ours != theirs:
-        raise DataError(
-            f"judge: '{loaded.name}' puts {theirs} (token IDs) before this text, and "
-            f"'{model.name}' puts {ours}; pass prefix=none, bos or a text, which then "
-            "holds for both"
-        )
-    return loaded
 
 
 def load(
@@ -162,7 +133,7 @@ def count(prepared: Prepared, spans: Spans) -> Cost:
     scorer = CountingScorer(prepared.scorer)
     settings = replace(prepared.settings, selector=counted_selector(prepared.settings.selector))
     with in_use(scorer.model):
-        _evaluate(replace(prepared, scorer=scorer, judging=None, settings=settings), spans)
+        _evaluate(replace(prepared, scorer=scorer, settings=settings), spans)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 
@@ -203,7 +174,6 @@ def _evaluate(
         selectors=settings.selector,
         ks=range(settings.k + 1),
         seed=settings.seed,
-        judge=prepared.judging,
     )
     rows = tables["recovery"]
     rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
@@ -215,7 +185,7 @@ def _evaluate(
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
-    far["nats"] = _falls_alone(prepared.evaluating, document, windows, targets, far)
+    far["nats"] = _falls_alone(prepared.scorer, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
     return targets, far, tables

@@ -151,7 +151,6 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
             ks=range(k + 1),
             controls=controls,
             seed=settings.seed,
-            judge=prepared.judging,
             done=progress.update,
         )
     rows = tables["recovery"]
@@ -176,7 +175,7 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
         share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
-        induction=_induction(prepared.evaluating, _passages(others)),
+        induction=_induction(prepared.scorer, _passages(others)),
         apart=apart,
         tables=tables,
     )

@@ -6,26 +6,24 @@ Place in the flow: evaluated targets (ask.py) → **explanation** → page. It k
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check, check
 from olmo_sparsity.analysis.explain.prompt import Prepared
 from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.inputs.windows import Spans, Windows
+from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.view import Shown
 from olmo_sparsity.analysis.settings import AskSettings
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.io import read_json, refuse_suffix, write_atomically
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.io import refuse_suffix, write_atomically
 
 _KEPT = ("units", "selector", "k", "far_states", "seed")
 
@@ -98,14 +96,7 @@ class Explanation:
 
     @property
     def _about_model(self) -> dict[str, Any]:
-        named, judge = ("name", "num_parameters", "batch_noise"), self.prepared.judge
-        about = {name: getattr(judge or self.model, name) for name in named}
-        return about if judge is None else about | {"name": self._judged}
-
-    @property
-    def _judged(self) -> str:
-        judge = self.prepared.judge
-        return "" if judge is None else f"{judge.name}, by units that {self.model.name} chose"
+        return {n: getattr(self.model, n) for n in ("name", "num_parameters", "batch_noise")}
 
     def top(self, n: int | None = None) -> pd.DataFrame:
         """The first n units of every target."""
@@ -126,12 +117,9 @@ class Explanation:
         if foreign is not None:
             self.foreign = foreign
         if self.prepared.scorer is None:
-            raise ConfigError(
-                "check() needs the model, which a saved explanation does not hold; call "
-                "explain again"
-            )
-        with using(self.model, self.prepared.judge):
-            self.prepared.refuse_changed_models()
+            raise ConfigError("check() needs the model, which was not kept; call explain again")
+        with using(self.model):
+            self.prepared.refuse_changed_model()
             self.checked = check(self.prepared, self.targets, self.foreign, draws)
         return self.checked
 
@@ -142,7 +130,6 @@ class Explanation:
             "fingerprint": self.model.weights_sha256,
             "num_parameters": self.model.num_parameters,
             "batch_noise": self.model.batch_noise,
-            "judge": self.prepared.judge.name if self.prepared.judge else None,
             "text": "".join(self.document.texts),
             "texts": self.document.texts,
             "token_ids": self.document.tokens.tolist(),
@@ -165,7 +152,7 @@ class Explanation:
         write_explanation(self, Path(path))
 
     def save(self, path: str | Path) -> None:
-        """Write a .json file, which `read_explanation` reads, or a .parquet file: a row for each
+        """Write a .json file, or a .parquet file: a row for each
         far unit, with the columns of its target."""
         refuse_suffix("path", path, ".json", ".parquet")
         if Path(path).suffix == ".json":
@@ -181,8 +168,7 @@ class Explanation:
     def describe(self, bold: bool = False) -> str:
         """For a terminal. `bold`: whether it understands ANSI codes."""
         checked = "" if self.checked is None else str(self.checked)
-        judged = f"losses of {self._judged}" if self._judged else ""
-        parts = (judged, self.shown.describe(bold), describe_noise(self._about_model), checked)
+        parts = (self.shown.describe(bold), describe_noise(self._about_model), checked)
         return "\n\n".join(filter(None, parts))
 
     def __repr__(self) -> str:
@@ -190,48 +176,6 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         return self.shown._repr_html_()
-
-
-def read_explanation(path: str | Path) -> Explanation:
-    """Load what `save` and --json wrote, without its model: to show, as a page or as tables."""
-    stored = read_json(Path(path), dict, "write it again (save, --json)")
-    try:
-        document = Document(np.array(stored["token_ids"], dtype=np.int64))
-        document.texts = stored["texts"]
-        # A file keeps only what is shown of the model.
-        of_model = (
-            stored["num_parameters"],
-            None,
-            stored.get("fingerprint"),
-            stored["batch_noise"],
-        )
-        named, judge = (
-            name and LoadedModel(None, None, name, *of_model)
-            for name in (stored["model"], stored.get("judge"))
-        )
-        settings = AskSettings(**{n: stored[n] for n in _KEPT})
-        spans: Spans | None = None if stored["chosen_by_gap"] else []
-        windows = Windows(**stored["windows"] | {"prefix": tuple(stored["windows"]["prefix"])})
-        # Without a scorer: see `Prepared.without_model`.
-        prepared = Prepared(named, None, document, windows, settings, spans, judge)  # type: ignore[arg-type]
-        tables = {name: pd.DataFrame(rows) for name, rows in stored["tables"].items()}
-        check = stored["check"]
-        if check is not None:
-            given = {name: math.nan if value is None else value for name, value in check.items()}
-            given |= {"table": pd.DataFrame(check["table"]), "placebo": check["placebo"]}
-            check = Check(**given | {"excess": tuple(check["excess"]), "tables": tables})
-        return Explanation(
-            prepared,
-            pd.DataFrame(stored["targets"]),
-            pd.DataFrame(stored["far"]),
-            tables,
-            checked=check,
-            token_forwards=stored["token_forwards"],
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{path} is not a saved explanation ({error!r}); save it again with Explanation.save"
-        ) from None
 
 
 def to_json(explanation: Explanation) -> str:

@@ -87,12 +87,8 @@ class Prepared:
     spans: Spans | None
     """None: the targets with the largest gaps are selected."""
 
-    judge: LoadedModel | None = None
-    """Second model: reported losses are computed with it, units are ranked with `model`."""
-
-    judging: Scorer | None = None
-    states: tuple[State | None, ...] = ()
-    """What the models were."""
+    state: State | None = None
+    """What the model was."""
 
     @staticmethod
     def of(
@@ -101,7 +97,6 @@ class Prepared:
         at: At | None,
         settings: AskSettings,
         batch_tokens: int | None = None,
-        judge: LoadedModel | None = None,
     ) -> Prepared:
         tokens, answer, short = prompt.tokens, prompt.answer, settings.short
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
@@ -120,17 +115,10 @@ class Prepared:
                 say(f"the text is longer than the model takes: long windows of {most:,} tokens")
                 windows = replace(windows, most=most)
         windows.check()
-        scorers = []
-        for one in (model, judge or model):
-            one.check_positions(replace(windows, stride=longest).num_positions(last))
-            scorers.append(
-                Scorer(one.model, far_states=settings.far_states, batch_tokens=batch_tokens)
-            )
-        judging = None if judge is None else scorers[1]
-        states = tuple(state_of(scorer.model) for scorer in scorers)
-        return Prepared(
-            model, scorers[0], document, windows, settings, spans, judge, judging, states
-        )
+        model.check_positions(replace(windows, stride=longest).num_positions(last))
+        scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
+        state = state_of(scorer.model)
+        return Prepared(model, scorer, document, windows, settings, spans, state)
 
     def blocks_to_select(self) -> list[Block]:
         """Where targets are looked for if none is named. Neighbours in a long text share windows.
@@ -150,19 +138,12 @@ class Prepared:
             )
         return [block for block in blocks if block.first == 0] + later
 
-    def refuse_changed_models(self) -> None:
-        for scorer, state in zip((self.scorer, self.evaluating), self.states, strict=True):
-            refuse_changed(scorer.model, state, "explain")
-
-    @property
-    def evaluating(self) -> Scorer:
-        return self.judging or self.scorer
+    def refuse_changed_model(self) -> None:
+        refuse_changed(self.scorer.model, self.state, "explain")
 
     def without_model(self) -> Prepared:
-        """Return what a file or another process keeps: enough to show an answer, not to recompute
-        it. Its type still promises a model, which none of what shows an answer touches."""
-        named, judge = (one and one.without_weights() for one in (self.model, self.judge))
-        return replace(self, model=named, scorer=None, judge=judge, judging=None, states=())  # type: ignore[arg-type]
+        """Return what another process keeps: enough to show an answer, not to recompute it."""
+        return replace(self, model=self.model.without_weights(), scorer=None, state=None)  # type: ignore[arg-type]
 
 
 def read_text(path: str, inline: bool = False) -> str:

@@ -22,7 +22,6 @@ class ExplainRequest(Request):
     prompt: str | None = None
     target: str | None = None
     foreign: Any = "builtin:embedded"
-    judge: Any = None
     settings: AskSettings = field(default_factory=AskSettings)
     loading: ModelOptions = field(default_factory=ModelOptions)
 

@@ -47,12 +47,7 @@ COLUMNS = {
 class _Text:
     """One distant text of a block, and the targets evaluated with it."""
 
-    ranking: Context
-    """State of the model that ranks."""
-
     context: Context
-    """State of the model that evaluates."""
-
     far: FarText
     control: str
     draw: int
@@ -91,7 +86,6 @@ def recover(
     num_halves: int = 0,
     seed: int = 0,
     choices: Choices | None = None,
-    judge: Scorer | None = None,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
@@ -101,9 +95,8 @@ def recover(
     from the first place to one past the last, each evaluated as one target. Without `controls`
     there is neither placebo nor unrelated text; recovery should not be reported without them.
     `num_halves`: random halves of the far units that `lds` is computed from. `choices`: ranked
-    units of another measurement, in place of the selectors' own. `judge`: a second model, which
-    computes the reported losses with the units that `scorer` ranks. `done` is called with the
-    number of finished targets."""
+    units of another measurement, in place of the selectors' own. `done` is called with the number
+    of finished targets."""
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
         targets = np.arange(windows.first_target, len(document.tokens))
@@ -121,7 +114,6 @@ def recover(
         num_halves,
         seed,
         choices,
-        judge or scorer,
         done,
     )
     # With long="all" the distant texts of all blocks begin the same texts.
@@ -176,9 +168,6 @@ class _Evaluation:
     num_halves: int
     seed: int
     choices: Choices | None
-    judge: Scorer
-    """Evaluates what `scorer` chooses; usually the same."""
-
     done: Callable[[int], None] | None
 
     def __post_init__(self) -> None:
@@ -207,7 +196,7 @@ class _Evaluation:
         block, before = self._block(bounds), self.scorer.token_forwards
         text = self._text(block, self._own(block, part), "own", 0, {part: targets})
         if self.choices is None and any(find_selector(name).needs_aim for name in self.selectors):
-            (aims[part],) = self.scorer.hidden([text.ranking.long_row()])
+            (aims[part],) = self.scorer.hidden([text.context.long_row()])
         self._cost("all", "shared", before, len(targets))
         self._select(text, aims)
 
@@ -233,12 +222,10 @@ class _Evaluation:
         self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
         block = block.with_far(far.tokens_F)
-        ranking = self._context(self.scorer, block, far)
-        context = ranking if self.judge is self.scorer else self._context(self.judge, block, far)
-        return _Text(ranking, context, far, control, draw, targets)
+        return _Text(self._context(block, far), far, control, draw, targets)
 
-    def _context(self, scorer: Scorer, block: Block, far: FarText) -> Context:
-        states = None
+    def _context(self, block: Block, far: FarText) -> Context:
+        scorer, states = self.scorer, None
         if self.windows.long == "all" and far.is_run and scorer.far_states == "contextual":
             # One pass over a text serves all blocks: as far as the last one sees.
             first, last = int(far.places_F[0]), self.windows.of_all(self.last_start)
@@ -281,8 +268,8 @@ class _Evaluation:
                             self._write_lds(text, chosen, *kept_and_falls)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]
-        hidden = self.judge.hidden(rows)
-        loss_N = self.judge.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
+        hidden = self.scorer.hidden(rows)
+        loss_N = self.scorer.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
         ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
         loss_N = np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))  # one per row
         first = 0
@@ -290,7 +277,7 @@ class _Evaluation:
             end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
             kl_TK, none_TK = np.full(shape, np.nan), np.full(shape, np.nan)
             loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
-            if chosen.aim_WV is not None and self.judge is self.scorer:
+            if chosen.aim_WV is not None:
                 for i, (start, last) in enumerate(chosen.targets):
                     of_target = hidden[first + i * shape[1] : first + (i + 1) * shape[1]]
                     aim = chosen.aim_WV[start:last]
@@ -308,7 +295,7 @@ class _Evaluation:
         block, targets = text.context.block, text.targets[DOCUMENT]
         generator = stream(self.seed, "halves", self.document.number, block.start)
         before = self.scorer.token_forwards
-        question = Question(text.ranking, units, targets, max(self.ks), generator)
+        question = Question(text.context, units, targets, max(self.ks), generator)
         kept_AU = units.halves(self.num_halves, generator)
         fall_TA = falls_of_sets(self.scorer, question, kept_AU)
         self._cost(kind, "halves", before, len(targets))
@@ -335,7 +322,7 @@ class _Evaluation:
         block = text.context.block
         keys = self.document.number, block.start, about["draw"], text.control
         generator = stream(self.seed, "selector", *keys)
-        question = Question(text.ranking, units, targets, max(self.ks), generator, aim_WV)
+        question = Question(text.context, units, targets, max(self.ks), generator, aim_WV)
         before = self.scorer.token_forwards
         if self.choices is None:
             choice = find_selector(about["selector"])(self.scorer, question)
