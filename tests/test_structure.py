@@ -51,16 +51,6 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported_at_once(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run on import: no `TYPE_CHECKING` block, no body of a function."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if not isinstance(child, ast.FunctionDef | ast.Lambda):
-            yield child
-            yield from imported_at_once(child)
-
-
 def imports(nodes: Iterator[ast.AST]) -> set[str]:
     found = set()
     for node in nodes:
@@ -70,6 +60,39 @@ def imports(nodes: Iterator[ast.AST]) -> set[str]:
             assert node.level == 0, "relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
+
+
+EXCEPT = {
+    f"olmo_sparsity.{name}": {f"olmo_sparsity.{other}" for other in others}
+    for name, others in {
+        # One line in a method, so that a result writes its own page or figure.
+        "analysis.results.results": {"analysis.report.figures"},
+        "analysis.explain.explanation": {"analysis.report.report"},
+        "analysis.attribution.statements": {"analysis.report.statements_page"},
+        # `--help` reads the settings, and takes no numpy.
+        "analysis.settings": {"analysis.inputs.windows"},
+        # Not yet in order.
+        "analysis.models.compatibility": {"analysis.models.huggingface"},
+        "analysis.models.load": {"analysis.engines.load", "analysis.engines.whole"},
+        "analysis.inputs.runs": {"analysis.models.load"},
+        "analysis.inputs.texts": {"analysis.models.load"},
+        "analysis.selectors.selector": {"analysis.selectors.influence"},
+        "model.olmo": {"model.inference"},
+    }.items()
+}
+"""Imports against the order, each with its reason."""
+
+NAMES = {name_of(path): path for path in MODULES if path.stem != "__init__"}
+
+
+def imports_of(name: str) -> set[str]:
+    """Return modules of the package that a module imports: at once, in a function, for types."""
+    found = imports(ast.walk(ast.parse(NAMES[name].read_text())))
+    found |= {other.rpartition(".")[0] for other in found}
+    return found & NAMES.keys() - {name}
+
+
+GRAPH = {name: imports_of(name) - EXCEPT.get(name, set()) for name in NAMES}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -101,7 +124,7 @@ def test_packages_of_the_tool_import_only_those_above_them(name: str) -> None:
     folder = PACKAGE / "analysis" / name
     above = {*takewhile(lambda other: other != name, ORDER), name}
     for path in folder.glob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
-        for found in imports(imported_at_once(ast.parse(path.read_text()))):
+        for found in GRAPH.get(name_of(path), set()):
             if found.startswith("olmo_sparsity.analysis."):
                 assert found.split(".")[2] in above, f"{name_of(path)} imports {found}"
 
@@ -116,13 +139,12 @@ def test_no_package_of_the_tool_has_more_than_ten_modules() -> None:
 
 
 def test_no_circle_of_imports() -> None:
-    names = {name_of(path) for path in MODULES if path.stem != "__init__"}
-    graph = {}
-    for path in MODULES:
-        found = imports(imported_at_once(ast.parse(path.read_text())))
-        found |= {name.rpartition(".")[0] for name in found}
-        graph[name_of(path)] = found & names - {name_of(path)}
-    TopologicalSorter(graph).prepare()  # CycleError names the circle
+    TopologicalSorter(GRAPH).prepare()  # CycleError names the circle
+
+
+def test_exceptions_are_needed() -> None:
+    for name, exceptions in EXCEPT.items():
+        assert exceptions <= imports_of(name), name
 
 
 def test_tests_import_no_tests() -> None:
