@@ -12,34 +12,33 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from olmo_sparsity.analysis.kernels.engine import Engine, Prompt
 from olmo_sparsity.errors import DataError
-
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.scoring.logprobs import Prompt
 
 BATCH = 512
 """Tokens of one call of `llama_decode`."""
 
 
-class LlamaCpp:
-    """A `LogprobModel` on the low-level functions of llama-cpp-python."""
+class LlamaCpp(Engine):
+    """Prompts on the low-level functions of llama-cpp-python."""
 
+    device = torch.device("cpu")
     dtype_name = "of the GGUF file"
+    vocab_size = 0
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         import llama_cpp
 
-        self.path, self.device = path, torch.device("cpu")
+        self.path = path
         self._on_gpu = device != "cpu"
         self._llama: Any = None
         self._num_places = 0
         self._cached: list[int] = []
-        self.token_forwards = 0
         model = self._open(2 * BATCH).model
         if llama_cpp.llama_model_has_encoder(model):
             raise DataError(f"'{path}' holds an encoder; pass a decoder-only model")

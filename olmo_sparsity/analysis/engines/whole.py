@@ -9,24 +9,23 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.scoring.logprobs import Prompt
+from olmo_sparsity.analysis.kernels.engine import Engine, Prompt
 
 BATCH_TOKENS = 4096
 
 
-class WholePrompts(nn.Module):
-    """A `LogprobModel`. Rows of one forward pass have one length, as padding may change a state."""
+class WholePrompts(Engine, nn.Module):
+    """Rows of one forward pass have one length, as padding may change a state."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.token_forwards = model, 0
+        self.model = model
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property

@@ -1,7 +1,4 @@
-"""Return the log-probabilities of continuations of whole prompts: all that a verdict needs.
-
-Place in the flow: prompts as tokens → **log-probabilities** → verdicts on sources. What implements
-`LogprobModel` may be a server or another library; `ModelLogprobs` is the reference.
+"""Return the log-probabilities of whole prompts from a model of `transformers`, or of ours.
 
 Dimension key: L tokens of a prompt without its last one, W tokens of a continuation.
 """
@@ -11,14 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from olmo_sparsity.analysis.kernels.attention import fast_kernels
+from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
@@ -26,36 +22,6 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
 LEAST_SHARED = 16
 """Prompts share the states of a beginning if it has at least so many more tokens; a forward of
 fewer tokens takes about as long as one of so many."""
-
-
-@dataclass(frozen=True, eq=False)
-class Prompt:
-    """Token IDs. Positions count from 0, without gaps."""
-
-    prefix: np.ndarray
-    """All tokens before the continuation, at least one."""
-
-    continuation: np.ndarray
-
-    @cached_property
-    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Equal for equal prompts."""
-        return tuple(self.prefix.tolist()), tuple(self.continuation.tolist())
-
-    @property
-    def inputs(self) -> np.ndarray:
-        """All tokens that predict one of the continuation, or precede one that does."""
-        return np.concatenate([self.prefix, self.continuation[:-1]])
-
-
-class LogprobModel(Protocol):
-    @property
-    def token_forwards(self) -> int:
-        """Tokens that forward passes have computed since this object was made."""
-
-    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return log p, in nats, of each token of each prompt's continuation, given all tokens
-        before it. Prompts that are given together may share what they have in common."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from olmo_sparsity.analysis.inputs.documents import Controls, Document
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
 from olmo_sparsity.analysis.kernels.attention import fast_kernels
+from olmo_sparsity.analysis.kernels.engine import Engine
 from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
 from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.analysis.models.identity import State
@@ -124,14 +125,10 @@ class Scorer:
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
-        if hasattr(model, "dtype_name"):
+        if isinstance(model, Engine):
             raise ConfigError(
                 "a server and llama.cpp return log-probabilities only, which is enough for "
                 "`attribute`; this needs states of the model: load it with transformers"
-            )
-        if not hasattr(model, "hidden"):
-            raise ConfigError(
-                f"Scorer takes the `model` of what load_model gives, not {model!r:.80}"
             )
         if far_states not in get_args(Reading):
             raise ConfigError(f"far_states={far_states} is none of {', '.join(get_args(Reading))}")

@@ -1,0 +1,105 @@
+"""Write the requests and read the replies of servers: vLLM, SGLang, and OpenAI's `echo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from olmo_sparsity.errors import DataError
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server says of a prompt and of the token that it generates; nothing is checked yet."""
+
+    first: int
+    """The number of the token of the prompt with which `tokens` begin."""
+
+    tokens: Sequence[Any]
+    """IDs, texts, or `token_id:ID`."""
+
+    log_p: Sequence[Any]
+    generated: tuple[Any, Any]
+    """A token and its log-probability."""
+
+    request: Any = None
+    """The identifier of the request, if the reply has it."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    path: str
+    body: Callable[[list[int], int, str], dict[str, Any]]
+    """Of a prompt's tokens, the number of the first that is scored, and the request's
+    identifier."""
+
+    read: Callable[[Any, list[int], int], Reply]
+    """Of a parsed reply, and what was sent."""
+
+
+def _completion(ids: list[int], **others: Any) -> dict[str, Any]:
+    return {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1} | others
+
+
+def _read_echo(reply: Any, ids: list[int], first: int) -> Reply:
+    found = reply["choices"][0]["logprobs"]
+    tokens, log_p = found["tokens"], found["token_logprobs"]
+    if len(tokens) <= 1 < len(ids):
+        raise DataError(
+            "it returns log-probabilities of generated tokens only, as llama.cpp's own server "
+            "does; use llama-cpp-python's server example, vLLM or SGLang, or llama:FILE.gguf"
+        )
+    generated = None, None
+    if len(tokens) == len(ids) + 1:
+        generated, tokens, log_p = (tokens[-1], log_p[-1]), tokens[:-1], log_p[:-1]
+    return Reply(0, tokens, log_p, generated)
+
+
+def _read_vllm(reply: Any, ids: list[int], first: int) -> Reply:
+    choice = reply["choices"][0]
+    places, last = choice["prompt_logprobs"][1:], choice["logprobs"]
+    if len(places) != len(ids) - 1:
+        raise DataError(f"it returned {len(places) + 1} tokens where {len(ids)} were sent")
+    tokens, log_p = list[Any](), list[Any]()
+    for sent, place in zip(map(str, ids[1:]), places, strict=True):
+        token = sent if sent in place else next(iter(place), None)
+        tokens.append(f"token_id:{token}")
+        log_p.append(place[token]["logprob"])
+    return Reply(1, tokens, log_p, (last["tokens"][0], last["token_logprobs"][0]))
+
+
+def _read_sglang(reply: Any, ids: list[int], first: int) -> Reply:
+    about = reply["meta_info"]
+    if (num := about["prompt_tokens"]) != len(ids):
+        raise DataError(f"it read {num!r:.20} tokens where {len(ids)} were sent")
+    rows = about["input_token_logprobs"][first - len(ids) :]
+    (log_p, token, *_), *_ = about["output_token_logprobs"]
+    tokens, numbers = [row[1] for row in rows], [row[0] for row in rows]
+    return Reply(first, tokens, numbers, (token, log_p), about.get("id"))
+
+
+DIALECTS = {
+    "vllm": Dialect(
+        "/v1/completions",
+        lambda ids, first, name: _completion(
+            ids, prompt_logprobs=0, return_tokens_as_token_ids=True
+        ),
+        _read_vllm,
+    ),
+    "sglang": Dialect(
+        "/generate",
+        lambda ids, first, name: {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            # The log-probability of the first token returned is null.
+            "logprob_start_len": first - 1,
+            "rid": name,
+        },
+        _read_sglang,
+    ),
+    "echo": Dialect(
+        "/v1/completions", lambda ids, first, name: _completion(ids, echo=True), _read_echo
+    ),
+}
