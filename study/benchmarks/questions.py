@@ -64,9 +64,10 @@ from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.attribution.segments import Answer, SourcePrompt
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.attribution.verdicts import judge
+from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
 from olmo_sparsity.analysis.results.statistics import rank_correlations
-from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, Prompt
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.io import write_atomically
 

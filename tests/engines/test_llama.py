@@ -23,8 +23,9 @@ import pytest
 
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.engines.server import Servers
+from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.models.smollm2 import find_smollm2_gguf
-from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, Prompt
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.errors import DataError
 

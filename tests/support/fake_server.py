@@ -14,6 +14,12 @@ import numpy as np
 
 VOCABULARY = 45
 
+WRONG: dict[str | None, Any] = {
+    **{"nan": float("nan"), "positive": 0.7, "null": None, "text": "-1.0", "far": -9999.0},
+    **{"list": [], "true": True, "large": 10**400},
+}
+"""Faults, and what they put in place of a log-probability."""
+
 
 class TableModel:
     """Each token depends on the two before it."""
@@ -48,6 +54,8 @@ class FakeServer:
     ) -> None:
         self.tokenizer, self.owner, self.fault, self.key = tokenizer, owner, fault, key
         self.model, self.number, self.delay_s = TableModel(seed), 0, 0.0
+        self.noise, self._rng = 0.0, np.random.default_rng(seed)
+        self.num_now = self.most_now = 0
         self.prompts, self.bodies = list[list[int]](), list[dict[str, Any]]()
         self.port, self._lock = 0, threading.Lock()
         self.start()
@@ -61,7 +69,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                listed = [{"id": "table", "owned_by": server.owner}]
+                listed = [{"id": "table", "owned_by": server.owner.split()[0]}]
                 server._reply(self, {"data": listed}, None)
 
             def do_POST(self) -> None:
@@ -74,7 +82,13 @@ class FakeServer:
                     number, server.number = server.number, server.number + 1
                     server.prompts.append(body.get("input_ids") or body["prompt"])
                     server.bodies.append(body)
-                server._answer(self, body, server.fault(number))
+                    server.num_now += 1
+                    server.most_now = max(server.most_now, server.num_now)
+                try:
+                    server._answer(self, body, server.fault(number))
+                finally:
+                    with server._lock:
+                        server.num_now -= 1
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -98,30 +112,51 @@ class FakeServer:
         time.sleep(self.delay_s)
         if fault == "slow":
             time.sleep(0.5)
-        if fault == "misplaced" or self.owner == "misplaced":
-            fault = "misplaced"
+        if self.owner in ("misplaced", "constant"):
+            fault = self.owner
+        if fault == "swapped":
+            body = self._other(body)
         ids = list(body.get("input_ids") or body["prompt"])
         log_p_LV = self.model.log_p(ids)
         best = int(log_p_LV[-1].argmax())
         values: list[Any] = [None, *log_p_LV[np.arange(len(ids) - 1), ids[1:]].tolist()]
         if fault == "misplaced":
             values = [None, *log_p_LV[np.arange(1, len(ids)), ids[1:]].tolist()]
-        wrong = {"nan": float("nan"), "positive": 0.7, "null": None, "text": "-1.0", "far": -9999.0}
-        if fault in wrong:
-            values[-1] = wrong[fault]
-        seen = list(ids)
+        if fault == "constant":
+            values = [None, *[0.0] * (len(ids) - 1)]
+        if self.noise:
+            with self._lock:
+                noise = self._rng.normal(scale=self.noise, size=len(values) - 1)
+            values = [None, *np.minimum(np.array(values[1:], float) + noise, 0).tolist()]
+        if fault in WRONG:
+            values[-1] = WRONG[fault]
+        seen = list[Any](ids)
         if fault == "other":
             seen[-1] = (seen[-1] + 1) % VOCABULARY
+        if fault in ("abc", "half a letter"):
+            seen[-1] = {"abc": "token_id:abc", "half a letter": "\ud800"}[fault]
         if fault == "fewer":
             seen, values = seen[:-1], values[:-1]
         generated = best, float(log_p_LV[-1, best])
         if "logprobs" not in body and "return_logprob" not in body:
             self._reply(handler, {"choices": [{"text": self._text(best)}]}, fault)
             return
-        make = {"vllm": self._vllm, "sglang": self._sglang}.get(self.owner, self._echo)
+        makers = {"vllm": self._vllm, "sglang": self._sglang, "sglang without id": self._sglang}
+        make = makers.get(self.owner, self._echo)
         self._reply(handler, make(body, seen, values, generated), fault)
 
-    def _text(self, token: int) -> str:
+    def _other(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Another request of as many tokens and the same last ones."""
+        key = "input_ids" if "input_ids" in body else "prompt"
+        for other in self.bodies:
+            a, b = other.get(key, []), body[key]
+            if a != b and len(a) == len(b) and a[-4:] == b[-4:]:
+                return other
+        return body
+
+    def _text(self, token: Any) -> str:
+        if isinstance(token, str):
+            return token
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
     def _echo(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
@@ -150,10 +185,13 @@ class FakeServer:
         if rows:
             rows[0][0] = None
         about = {"prompt_tokens": len(ids), "input_token_logprobs": rows}
+        if self.owner == "sglang":
+            about["id"] = body["rid"]
         return {"meta_info": about | {"output_token_logprobs": [[best[1], best[0], None]]}}
 
     def _reply(self, handler: Any, reply: dict[str, Any], fault: str | None) -> None:
         raw = json.dumps(reply).encode()
+        raw = {"brackets": b"[" * 200_000, "huge": b" " * 2**22}.get(fault or "", raw)
         with suppress(OSError):  # who waits no longer has closed the connection
             if fault == "closed":
                 return

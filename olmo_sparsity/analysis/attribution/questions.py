@@ -18,7 +18,6 @@ import pandas as pd
 
 from olmo_sparsity.analysis.attribution.segments import Answer, Segment
 from olmo_sparsity.analysis.attribution.statements import Attributing, Question
-from olmo_sparsity.analysis.engines.server import Servers
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.records import parse_json, what_is
 from olmo_sparsity.analysis.inputs.texts import open_documents
@@ -69,7 +68,7 @@ def measure_questions(
         about |= {"model": model.fingerprint, "dtype": model.dtype}
         about |= {"decoys": _fingerprint(decoys, model)}
         identity = folder.identify(about, versions=versions_of_numbers())
-        if isinstance(model.engine, Servers):
+        if model.engine is not None:
             model.engine.recognize_in(folder.path)
         progress.resume_at(sum(files[number].exists() for number in mine))
         for number in (number for number in mine if not files[number].exists()):

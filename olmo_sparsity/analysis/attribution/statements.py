@@ -51,6 +51,7 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     sources_to_look_at,
 )
 from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import refuse_changed, state_of
@@ -58,12 +59,7 @@ from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.logprobs import (
-    LogprobModel,
-    ModelLogprobs,
-    Prompt,
-    count_forwards,
-)
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, count_forwards
 from olmo_sparsity.analysis.scoring.scorer import Scorer, refuse_no_numbers
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable

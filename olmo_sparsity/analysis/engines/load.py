@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.engines.llama import LlamaCpp
-from olmo_sparsity.analysis.engines.server import Servers
+from olmo_sparsity.analysis.engines.server import Servers, parse_url
 from olmo_sparsity.analysis.models.compatibility import PositionLimit
 from olmo_sparsity.analysis.models.gguf import read_gguf_tokenizer
 from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
@@ -37,6 +37,9 @@ def load_engine(
 ) -> LoadedModel:
     """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
     server's URL, or several with commas between them."""
+    if not name.startswith(LLAMA):
+        urls = [url.strip() for url in name.split(",")]
+        name = ",".join(parse_url(url)[0] for url in urls)  # no message repeats a password
     for option, value, default in (("dtype", dtype, "auto"), ("device_map", device_map, None)):
         if value != default:
             raise ConfigError(f"{option}={value}: '{name}' is loaded elsewhere; leave {option} out")
@@ -51,7 +54,7 @@ def load_engine(
         )
     theirs = _find_tokenizer(tokenizer)
     ours = as_tokenizer(theirs)
-    model = Servers([url.strip() for url in name.split(",")], ours)
+    model = Servers(urls, ours)
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
     return LoadedModel(
@@ -60,6 +63,7 @@ def load_engine(
         name=f"{first.model} ({first.url})",
         num_parameters=0,
         limit=None,
+        batch_noise=first.noise,
         # Of names only: numbers vary by rounding, so folders of results keep those of the probe.
         weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         find_transformers_tokenizer=lambda: theirs,

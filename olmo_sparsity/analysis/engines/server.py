@@ -60,7 +60,8 @@ REPLY_BYTES, REPLY_SHARE = 2**20, 2**7
 half as many."""
 
 LEAST_LOG_P, FEW = -1e3, 8
-"""Servers write −9,999 for minus infinity, which JSON lacks; so many equal numbers are none."""
+"""Servers write −9,999 for minus infinity, which JSON lacks; so many different
+tokens never have one number."""
 
 
 class _NoReply(Exception):
@@ -226,7 +227,7 @@ class Server:
         if None in scored:
             given = reply.log_p[first - reply.first + scored.index(None)]
             raise self._wrong(f"returned {self._safe(repr(given))[:40]} as a log-probability")
-        refuse_constant([number for number in found if number is not None], self.url)
+        refuse_constant(ids[reply.first :], found, self.url)
         return np.array(scored, dtype=float)
 
     def _is_same(self, token: Any, own: int) -> bool:
@@ -237,7 +238,9 @@ class Server:
         spelt = token.replace("\ufffd", "").replace("▁", " ").strip()
         text = self._spelling(own)
         if "\ufffd" in text:  # part of a letter
-            return token.startswith(("bytes:", "<0x")) or text.replace("\ufffd", "").strip() in spelt
+            return (
+                token.startswith(("bytes:", "<0x")) or text.replace("\ufffd", "").strip() in spelt
+            )
         is_special = not spelt and own in self.tokenizer.get_added_tokens_decoder()
         return spelt == text.strip() or is_special
 
@@ -341,9 +344,10 @@ def _number(given: Any) -> float | None:
     return min(float(given), 0.0) if is_number and LEAST_LOG_P < given < 1e-3 else None
 
 
-def refuse_constant(log_p: Sequence[float], url: str) -> None:
-    if len(log_p) >= FEW and min(log_p) == max(log_p):
-        raise DataError(f"{url} gives all {len(log_p)} tokens the log-probability {log_p[0]:g}")
+def refuse_constant(ids: Sequence[int], log_p: Sequence[float | None], url: str) -> None:
+    known = {token: number for token, number in zip(ids, log_p, strict=True) if number is not None}
+    if len(known) >= FEW and len(set(known.values())) == 1:
+        raise DataError(f"{url} gives {len(known)} different tokens the same log-probability")
 
 
 def distance(now: np.ndarray, before: np.ndarray) -> float:
@@ -405,7 +409,8 @@ class Servers(Engine):
             reasons += gone.values()
             alive = [server for server in alive if server not in gone]
         every = np.concatenate([np.empty(0), *found.values()]).tolist()
-        refuse_constant(every, self.servers[0].url)
+        ids = [token for _, after in found for token in after]
+        refuse_constant(ids, every, self.servers[0].url)
         self.token_forwards += sum(len(a) + len(b) - 1 for a, b in different)
         return [found[prompt.key] for prompt in prompts]
 

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
+from olmo_sparsity.analysis.kernels.engine import Engine
 from olmo_sparsity.analysis.models.compatibility import (
     SHORTER,
     PositionLimit,
@@ -202,14 +203,14 @@ class LoadedModel:
         return self.model.device
 
     @property
-    def engine(self) -> Any | None:
-        """A `LogprobModel` that computes elsewhere than in PyTorch: a server, or llama.cpp."""
-        return self.model if hasattr(self.model, "dtype_name") else None
+    def engine(self) -> Engine | None:
+        """The model, if it scores whole prompts and has no states to read."""
+        return self.model if isinstance(self.model, Engine) else None
 
     @property
     def dtype(self) -> str:
         if self.engine is not None:
-            return str(self.engine.dtype_name)
+            return self.engine.dtype_name
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
@@ -278,7 +279,7 @@ def load_model(
     if not isinstance(path_or_hub_name, str | Path):
         raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
     path_or_hub_name = str(path_or_hub_name)
-    if re.match(r"llama:|https?://", path_or_hub_name):
+    if re.match(r"llama:|\w+://", path_or_hub_name):
         from olmo_sparsity.analysis.engines.load import load_engine
 
         return load_engine(path_or_hub_name, tokenizer, device, dtype, device_map)
@@ -320,7 +321,7 @@ def wrap_model(
     if not hasattr(type(model), "far_states"):  # one of this project has it
         model = _wrap_transformers(model, whole_prompts)
     theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
-    is_wrapped = isinstance(model, HuggingFaceLM) or hasattr(model, "score")
+    is_wrapped = isinstance(model, HuggingFaceLM | Engine)
     inner = model.model if is_wrapped else model
     return _with_room_for_tokens(
         describe_model(
@@ -458,10 +459,11 @@ def describe_model(model: Any, **others: Any) -> LoadedModel:
 
 def _measured(model: Any) -> dict[str, Any]:
     limit: PositionLimit | None
+    inner: Any = getattr(model, "model", None)
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
-        limit, num_parameters = model.limit, model.model.num_parameters()
-    elif hasattr(model, "score"):
-        limit, num_parameters = position_limit(model.model.config), model.model.num_parameters()
+        limit, num_parameters = model.limit, inner.num_parameters()
+    elif isinstance(model, Engine):  # whole prompts of a model of transformers
+        limit, num_parameters = position_limit(inner.config), inner.num_parameters()
     else:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
         num_parameters = count_parameters(model)

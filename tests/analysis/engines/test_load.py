@@ -15,8 +15,8 @@ from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure
 from olmo_sparsity.analysis.attribution.gate import check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
 from olmo_sparsity.analysis.engines import server as module
+from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
-from olmo_sparsity.analysis.scoring.logprobs import Prompt
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer

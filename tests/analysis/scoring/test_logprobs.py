@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.logprobs import (
     LEAST_SHARED,
     ModelLogprobs,
-    Prompt,
     count_forwards,
 )
 from olmo_sparsity.analysis.scoring.scorer import Scorer
