@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from olmo_sparsity.errors import DataError
-
 
 @dataclass(frozen=True)
 class Reply:
@@ -46,10 +44,7 @@ def _read_echo(reply: Any, ids: list[int], first: int) -> Reply:
     found = reply["choices"][0]["logprobs"]
     tokens, log_p = found["tokens"], found["token_logprobs"]
     if len(tokens) <= 1 < len(ids):
-        raise DataError(
-            "it returns log-probabilities of generated tokens only, as llama.cpp's own server "
-            "does; use llama-cpp-python's server example, vLLM or SGLang, or llama:FILE.gguf"
-        )
+        raise ValueError("of generated tokens only, as llama.cpp's own: pass llama:FILE.gguf")
     generated = None, None
     if len(tokens) == len(ids) + 1:
         generated, tokens, log_p = (tokens[-1], log_p[-1]), tokens[:-1], log_p[:-1]
@@ -59,8 +54,6 @@ def _read_echo(reply: Any, ids: list[int], first: int) -> Reply:
 def _read_vllm(reply: Any, ids: list[int], first: int) -> Reply:
     choice = reply["choices"][0]
     places, last = choice["prompt_logprobs"][1:], choice["logprobs"]
-    if len(places) != len(ids) - 1:
-        raise DataError(f"it returned {len(places) + 1} tokens where {len(ids)} were sent")
     tokens, log_p = list[Any](), list[Any]()
     for sent, place in zip(map(str, ids[1:]), places, strict=True):
         token = sent if sent in place else next(iter(place), None)
@@ -72,7 +65,7 @@ def _read_vllm(reply: Any, ids: list[int], first: int) -> Reply:
 def _read_sglang(reply: Any, ids: list[int], first: int) -> Reply:
     about = reply["meta_info"]
     if (num := about["prompt_tokens"]) != len(ids):
-        raise DataError(f"it read {num!r:.20} tokens where {len(ids)} were sent")
+        raise ValueError(f"{num!r:.20} tokens where {len(ids)} were sent")
     rows = about["input_token_logprobs"][first - len(ids) :]
     (log_p, token, *_), *_ = about["output_token_logprobs"]
     tokens, numbers = [row[1] for row in rows], [row[0] for row in rows]

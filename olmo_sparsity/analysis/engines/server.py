@@ -1,8 +1,6 @@
-"""Score prompts on HTTP servers that return the log-probabilities of a prompt's own tokens.
+"""Score prompts on HTTP servers that return log-probabilities of a prompt's own tokens.
 
-A reply counts only if it is of the prompt that was sent, and its numbers are log-probabilities.
-Before that, a server proves that its numbers belong to the tokens beside them, and shows how much
-they vary. A server that was restarted must prove that it is the same model.
+Servers are not trusted: each proves what its numbers are, and every reply which prompt it is of.
 """
 
 from __future__ import annotations
@@ -16,18 +14,18 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
 import numpy as np
 import torch
 
-from olmo_sparsity.analysis.engines.dialects import DIALECTS, Reply
+from olmo_sparsity.analysis.engines.dialects import DIALECTS
 from olmo_sparsity.analysis.kernels.engine import Engine, Prompt
 from olmo_sparsity.errors import ConfigError, DataError, one_line, printable
 from olmo_sparsity.io import read_json, write_atomically
@@ -54,14 +52,12 @@ than the third, models cannot be told apart."""
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """Status codes after which the same request may succeed."""
 
-FIRST_WAIT_S, LONGEST_WAIT_S, IDLE_S = 0.5, 30.0, 2.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 REPLY_BYTES, REPLY_SHARE = 2**20, 2**7
-"""A reply may have so many bytes, and so many more for each byte of the request; none needs
-half as many."""
+"""The most bytes of a reply, and more for each byte of the request: twice what any needs."""
 
 LEAST_LOG_P, FEW = -1e3, 8
-"""Servers write −9,999 for minus infinity, which JSON lacks; so many different
-tokens never have one number."""
+"""Servers write −9,999 for minus infinity; this many different tokens never have one number."""
 
 
 class _NoReply(Exception):
@@ -72,7 +68,7 @@ class _NoReply(Exception):
         self.after_s, self.is_lost = after_s, is_lost
 
 
-class _Gone(Exception):
+class _Gone(DataError):
     """A server has not replied for as long as we wait."""
 
 
@@ -104,13 +100,12 @@ class Server:
         self._client = httpx.Client(
             verify=ssl.create_default_context() if self.url.startswith("https") else False,
             timeout=timeout_s,
-            # Servers close a connection that is idle for seconds; ours are closed before.
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=2),  # less than servers'
             trust_env=False,
         )
         self.dialect, self.card = DIALECTS["echo"], dict[str, Any]()
         self.is_known, self._recognizing = False, threading.Lock()
-        self.names_requests = self.has_whole_prompts = False
+        self.names_requests = self.tells_prompts = False
         self.ids = self._encoded(PROBE) or []
         self.probe, self.noise = np.empty(0), 0.0
         self._spelling = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
@@ -119,8 +114,8 @@ class Server:
 
     def _safe(self, text: object) -> str:
         """What may be shown of a text from outside."""
-        shown, key = one_line(text), os.environ.get(API_KEY, "").strip()
-        return printable(shown.replace(key, "…") if key else shown)
+        key = os.environ.get(API_KEY, "").strip()
+        return printable(one_line(str(text).replace(key, "…") if key else text))
 
     def _wrong(self, problem: str) -> DataError:
         return DataError(f"{self.url} {problem}")
@@ -128,7 +123,7 @@ class Server:
     def send(self, path: str, body: Mapping | None = None) -> Any:
         """Return the reply to one request, sent once."""
         key = os.environ.get(API_KEY, "").strip()
-        if not (key.isascii() and (key.isprintable() or not key)):
+        if not (key.isascii() and key.isprintable()):
             raise ConfigError(f"{API_KEY} holds letters that HTTP does not allow")
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
@@ -177,7 +172,9 @@ class Server:
                     say(f"{self.url}: {error}; trying again for {self.patience_s:g} s")
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
                 if time.monotonic() + wait_s > ends:
-                    raise _Gone(f"{self.url} did not reply ({error})") from None
+                    raise _Gone(
+                        f"{self.url} did not reply ({error}); start it, or correct the URL"
+                    ) from None
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
@@ -190,59 +187,52 @@ class Server:
     def _score(self, ids: list[int], first: int) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return log p of the tokens from number `first` on, and the token generated after them."""
         name = uuid.uuid4().hex
-        model = {"model": self.model} if self.model else {}
-        sent = self.request(self.dialect.path, model | self.dialect.body(ids, first, name))
+        body = {"model": self.model} | self.dialect.body(ids, first, name)
+        sent = self.request(self.dialect.path, body)
         try:
             reply = self.dialect.read(sent, ids, first)
-            if len(reply.tokens) != len(reply.log_p):
-                raise ValueError("tokens and numbers differ in number")
+            read = list(zip(reply.tokens, ids[reply.first :], strict=True))
+            found = [_number(given) for given, _ in zip(reply.log_p, read, strict=True)]
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise self._wrong(
-                f"returns no log-probabilities of a prompt ({type(error).__name__}: "
-                f"{self._safe(error)[:100]}); it must support `echo` with `logprobs`, "
-                "`prompt_logprobs` (vLLM), or /generate with `logprob_start_len` (SGLang)"
+                f"returns no log-probabilities of the prompt ({self._safe(repr(error))[:100]}); it "
+                "must support `echo` with `logprobs`, or be vLLM or SGLang"
             ) from None
-        except DataError as error:
-            raise DataError(f"{self.url}: {error}") from None
         if self.names_requests and reply.request != name:
             raise self._wrong("returned the reply to another request")
         self.names_requests |= reply.request == name
-        self.has_whole_prompts = reply.first <= 1
-        return self._checked(reply, ids, first), reply.generated
-
-    def _checked(self, reply: Reply, ids: list[int], first: int) -> np.ndarray:
-        if len(reply.tokens) != len(ids) - reply.first:
-            raise self._wrong(
-                f"returned {len(reply.tokens)} tokens where {len(ids) - reply.first} were sent"
-            )
-        for token, own in zip(reply.tokens, ids[reply.first :], strict=True):
+        self.tells_prompts = self.names_requests or reply.first <= 1
+        for token, own in read:
             if not self._is_same(token, own):
                 raise self._wrong(
                     f"replied about other tokens than were sent: {self._safe(repr(token))[:40]} in "
-                    f"place of {self._spelling(own)!r} ({own}); pass the tokenizer of its model, "
-                    "and a server that takes token IDs and does not mix up requests"
+                    f"place of {self._spelling(own)!r} ({own}); pass the tokenizer of its model"
                 )
-        found = [_number(given) for given in reply.log_p]
         scored = found[first - reply.first :]
         if None in scored:
             given = reply.log_p[first - reply.first + scored.index(None)]
             raise self._wrong(f"returned {self._safe(repr(given))[:40]} as a log-probability")
         refuse_constant(ids[reply.first :], found, self.url)
-        return np.array(scored, dtype=float)
+        return np.array(scored, dtype=float), reply.generated
 
     def _is_same(self, token: Any, own: int) -> bool:
-        if isinstance(token, str) and (of_id := re.fullmatch(r"token_id:(\d{1,9})", token)):
-            token = int(of_id[1])
-        if not isinstance(token, str):
-            return isinstance(token, int) and not isinstance(token, bool) and token == own
-        spelt = token.replace("\ufffd", "").replace("▁", " ").strip()
-        text = self._spelling(own)
+        if not isinstance(token, str) or token.startswith("token_id:"):
+            return self._id_of(token) == own
+        text, spelt = self._spelling(own), token.replace("\ufffd", "").replace("▁", " ").strip()
         if "\ufffd" in text:  # part of a letter
-            return (
-                token.startswith(("bytes:", "<0x")) or text.replace("\ufffd", "").strip() in spelt
-            )
+            is_bytes = token.startswith(("bytes:", "<0x"))
+            return is_bytes or text.replace("\ufffd", "").strip() in spelt
         is_special = not spelt and own in self.tokenizer.get_added_tokens_decoder()
         return spelt == text.strip() or is_special
+
+    def _id_of(self, token: Any) -> int | None:
+        """The ID of a token as a server writes it, if it is one."""
+        if isinstance(token, str) and (written := re.fullmatch(r"token_id:(\d{1,9})", token)):
+            return int(written[1])
+        if isinstance(token, str):
+            ids = self._encoded(token) or []
+            return ids[0] if len(ids) == 1 else None
+        return token if type(token) is int else None
 
     def _encoded(self, text: Any) -> list[int] | None:
         """Token IDs of a text from outside; None if it is not one."""
@@ -284,8 +274,8 @@ class Server:
         self.noise = max(distance(a, b) for a, b in combinations(found, 2))
         if self.noise > NOISIEST_NATS:
             raise self._wrong(
-                f"gives one text log-probabilities that vary by {self.noise:.2f} nats a token from "
-                f"request to request, more than {NOISIEST_NATS}"
+                f"gives one text log-probabilities that vary by {self.noise:.2f} nats a token "
+                f"between requests; the most is {NOISIEST_NATS}"
             )
         if like is not None:
             self.refuse_other(self.probe, like.probe, f"than {like.url}")
@@ -298,17 +288,11 @@ class Server:
                 self.refuse_other(self.score(self.ids, 1), self.probe, "since it was restarted")
                 self.is_known = True
 
-    def recognized_score(self, ids: list[int], first: int) -> np.ndarray:
-        self.recognize()
-        log_p = self.score(ids, first)
-        self.recognize()  # it may have been restarted meanwhile
-        return log_p
-
     def refuse_other(self, now: np.ndarray, before: np.ndarray, than: str) -> None:
         if (nats := distance(now, before)) > max(OTHER_NATS, 3 * self.noise):
             raise self._wrong(
-                f"serves another model {than}: its log-probabilities of one text differ by "
-                f"{nats:.2f} nats a token, and by {self.noise:.2f} from request to request"
+                f"serves another model {than}: log-probabilities of one text differ by "
+                f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
             )
 
     def _check_places(self) -> None:
@@ -316,26 +300,18 @@ class Server:
         tried, ids = 0, self.ids
         for num in (len(ids) // 4, len(ids) // 2, len(ids)):
             _, (token, log_p) = self._score(ids[:num], 1)
-            if isinstance(token, str):
-                of_id = re.fullmatch(r"token_id:(\d{1,9})", token)
-                encoded = [int(of_id[1])] if of_id else self._encoded(token) or []
-                token = encoded[0] if len(encoded) == 1 else None
-            if not isinstance(token, int) or _number(log_p) is None:
+            own = self._id_of(token)
+            if own is None or _number(log_p) is None:
                 continue
             tried += 1
-            again = self.score([*ids[:num], token], num)[0]
+            again = self.score([*ids[:num], own], num)[0]
             if not abs(again - log_p) <= MISPLACED_NATS + 3 * self.noise:
                 raise self._wrong(
-                    "returns numbers that do not belong to the tokens beside them: the "
-                    f"token that it generates has log-probability {log_p:.2f}, and {again:.2f} in "
-                    "a prompt (llama_cpp.server does this without a token at the beginning); use "
-                    "another server"
+                    "returns numbers that do not belong to the tokens beside them: the token that "
+                    f"it generates has log-probability {log_p:.2f}, and {again:.2f} in a prompt"
                 )
         if not tried:
-            raise self._wrong(
-                "does not return the token that it generates, so it cannot be checked whether its "
-                "numbers belong to the tokens beside them"
-            )
+            raise self._wrong("does not return the token that it generates, to check its numbers")
 
 
 def _number(given: Any) -> float | None:
@@ -387,9 +363,8 @@ class Servers(Engine):
     ) -> None:
         self.servers = [Server(url, tokenizer, timeout_s, patience_s) for url in urls]
         self.at_once, self.vocab_size = at_once, 1 + max(tokenizer.get_vocab().values())
-        with _naming_the_lost():
-            for server in self.servers:
-                server.meet(self.servers[0] if server is not self.servers[0] else None)
+        for server in self.servers:
+            server.meet(self.servers[0] if server is not self.servers[0] else None)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Neighbours of the sorted prompts, which share most, go to one server. `token_forwards`
@@ -401,10 +376,7 @@ class Servers(Engine):
             server.is_known = False
         while left := [key for key in different if key not in found]:
             if not alive:
-                raise DataError(
-                    f"no server is left: {'; '.join(dict.fromkeys(reasons))}. Start it again and "
-                    "repeat the call"
-                )
+                raise DataError(f"no server is left: {'; '.join(dict.fromkeys(reasons))}")
             gone = self._score_on(alive, left, found)
             reasons += gone.values()
             alive = [server for server in alive if server not in gone]
@@ -419,8 +391,9 @@ class Servers(Engine):
     ) -> dict[Server, str]:
         """Fill `found`; return the servers that did not reply, and why. Each thread takes the next
         few prompts when it is done with its last ones."""
-        is_safe = {one: one.names_requests or one.has_whole_prompts for one in servers}
-        workers = [one for i in range(self.at_once) for one in servers if is_safe[one] or i == 0]
+        workers = [
+            one for i in range(self.at_once) for one in servers if not i or one.tells_prompts
+        ]
         num = max(1, len(keys) // (4 * len(workers)))
         parts = deque(keys[i : i + num] for i in range(0, len(keys), num))
         gone = dict[Server, str]()
@@ -433,7 +406,9 @@ class Servers(Engine):
                     return
                 try:
                     for before, after in part:
-                        log_p = server.recognized_score([*before, *after], len(before))
+                        server.recognize()
+                        log_p = server.score([*before, *after], len(before))
+                        server.recognize()  # it may have been restarted meanwhile
                         found[before, after] = log_p
                 except _Gone as error:
                     gone[server] = str(error)
@@ -454,33 +429,25 @@ class Servers(Engine):
             first.refuse_other(first.probe, before, f"than when {folder} was begun")
 
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
-        with _naming_the_lost():
-            return self.servers[0].generate(ids, max_new_tokens)
+        return self.servers[0].generate(ids, max_new_tokens)
 
 
-@contextmanager
-def _naming_the_lost() -> Iterator[None]:
-    try:
-        yield
-    except _Gone as error:
-        raise DataError(f"{error}; start it, or correct the URL") from None
-
-
-def in_threads(calls: Sequence[Any]) -> list[Any]:
-    """Return the results of calls that run at once. An interrupt does not wait for them."""
-    found, failures = dict[int, Any](), list[BaseException]()
+def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Return the results of calls that run at once. The first failure, or an interrupt, does not
+    wait for the others."""
+    done = SimpleQueue[tuple[int, Any, BaseException | None]]()
 
     def run(number: int) -> None:
         try:
-            found[number] = calls[number]()
+            done.put((number, calls[number](), None))
         except BaseException as error:
-            failures.append(error)
+            done.put((number, None, error))
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    for number in range(len(calls)):
+        threading.Thread(target=run, args=(number,), daemon=True).start()
+    found = dict[int, Any]()
+    for number, result, error in (done.get() for _ in calls):
+        if error is not None:
+            raise error
+        found[number] = result
     return [found[number] for number in range(len(calls))]
