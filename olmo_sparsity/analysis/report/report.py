@@ -21,8 +21,19 @@ import pandas as pd
 from olmo_sparsity.analysis.report.figures import figure2_svg
 from olmo_sparsity.analysis.report.page import image, json_for_html, write_html
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
-from olmo_sparsity.analysis.results.statistics import KEYS, losses_of_targets, with_ends
-from olmo_sparsity.analysis.results.summary import FAR_STATES, describe_gap, describe_noise
+from olmo_sparsity.analysis.results.statistics import (
+    ENOUGH,
+    KEYS,
+    losses_of_targets,
+    with_ends,
+    with_t_intervals,
+)
+from olmo_sparsity.analysis.results.summary import (
+    FAR_STATES,
+    describe_gap,
+    describe_noise,
+    describe_placebo,
+)
 from olmo_sparsity.analysis.results.view import (
     escape,
     html_table,
@@ -298,7 +309,7 @@ def _check_table(check: Check) -> str:
 
 
 def _headline(results: Results) -> str:
-    rows, names = results.summary, _names(results)
+    rows, names = with_t_intervals(results.summary), _names(results)
     rows = rows[rows.target_set == main_set(rows.target_set)].dropna(subset=["excess"])
     if not len(rows):
         return '<p class="headline">No target was evaluated.</p>'
@@ -329,7 +340,7 @@ def _headline(results: Results) -> str:
 
 
 def _summary_tables(results: Results) -> str:
-    names, summary, tables = _names(results), results.summary, []
+    names, summary, tables = _names(results), with_t_intervals(results.summary), []
     order = {name: i for i, name in enumerate([*names["selectors"], *names["units"]])}
     for target_set in _in_order(SETS, summary.target_set):
         rows = summary[summary.target_set == target_set].sort_values(
@@ -338,7 +349,7 @@ def _summary_tables(results: Results) -> str:
         first = rows.iloc[0]
         caption = (
             f"Targets: {results.spell_set(target_set)} · {first.num_targets:,} targets in "
-            f"{first.num_documents:,} documents, {first.num_placebo_targets:,} of the placebo. "
+            f"{first.num_documents:,} documents; {describe_placebo(first)}. "
             "Intervals: 95%, over documents."
         )
         columns = {
@@ -350,6 +361,8 @@ def _summary_tables(results: Results) -> str:
             "excess": intervals(rows, "excess", "excess_low", "excess_high"),
             "placebo": rows.placebo,
             "recovery": intervals(rows, "recovery", "low", "high"),
+            "mean of ratios": rows.mean_ratio,
+            f"share of targets ≥ {ENOUGH}": rows.share_enough,
             "unrelated text": rows.foreign,
             "lost when removed": intervals(rows, "removal", "removal_low", "removal_high"),
             "lost in the placebo": rows.placebo_removal,

@@ -2,16 +2,17 @@
 
 Place in the flow: losses, targets, recovery → **summary**. Never imports torch.
 
-    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums, no mean of ratios
+    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums
     E_k = R_k − R_k(foreign)                              excess
-    net = E_k − E_k(placebo)                              the headline
+    net = E_k − E_k(placebo)                              a test: above 0 beyond chance
     net_equal = the same at equal gaps                    own targets weighted to the placebo's gaps
     removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
 
 The placebo is the same procedure with an unrelated text in place of the distant tokens: its targets
 are those that this text seems to help, and its excess is the effect of choosing targets by their
 outcome. Its gaps are smaller, and excess grows with the gap, even as a share: so net excess is
-given at equal gaps as well. Intervals are 95% percentile bootstraps over documents; differences are
+given at equal gaps as well. The effect size without this bias is recovery by units that another
+model chose (transfer). Intervals are 95% percentile bootstraps over documents; differences are
 resampled in pairs.
 
 Dimension key: D documents, T targets, V values, R all documents and then their bootstrap resamples.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,6 +39,12 @@ LSD_NATS, LCL_NATS = 2.0, 2.0
 first, to below the second."""
 
 NUM_RESAMPLES = 2000
+
+FEW_FOR_BOOTSTRAP = 25
+"""With fewer documents percentile intervals cover 80 to 92%, not 95% (study/coverage.py)."""
+
+ENOUGH = 0.9
+"""Recovery from which k units are said to be enough."""
 
 NUM_AROUND = 5
 """Each target of the placebo is compared with so many own targets of about its gap."""
@@ -68,18 +76,22 @@ def summarize(
     summary = []
     for names, (own, placebo) in _own_and_placebo(rows).items():
         beyond = beyond_controls(own, placebo, seed).items()
+        ratios = own.own / own.gap if own.gap.min() >= NO_GAP_NATS else pd.Series(dtype=float)
         kl_left = own[["kl_set_own", "kl_set_foreign"]].sum(min_count=1) / own.kl.sum(min_count=1)
         summary.append(
             {
                 **dict(zip(GROUPS, names, strict=True)),
                 "num_tokens": own.num_tokens_own.mean(),
                 **{name.removeprefix("recovery_"): value for name, value in beyond},
+                "mean_ratio": ratios.mean(),
+                "share_enough": (ratios >= ENOUGH).mean(),
                 "kl_removed": 1 - kl_left.kl_set_own,
                 "kl_removed_foreign": 1 - kl_left.kl_set_foreign,
                 "gap": own.gap.mean(),
                 "num_targets": len(own),
                 "num_documents": own.document.nunique(),
                 "num_placebo_targets": len(placebo),
+                "num_placebo_documents": placebo.document.nunique(),
             }
         )
     return pd.DataFrame(summary)
@@ -297,6 +309,28 @@ def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float
         return float("nan"), float("nan"), float("nan")
     low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
     return float(value), float(low), float(high)
+
+
+def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
+    """Stretch the intervals of net excess, where few documents carry targets, from a normal
+    distribution to Student's t."""
+    fewest = summary[["num_documents", "num_placebo_documents"]].min(axis=1)
+    freedom = (fewest - 1).where(fewest > 2)
+    stretch = _t_quantile(freedom) / _t_quantile(np.inf) * np.sqrt(fewest / freedom)
+    stretch = stretch.where(fewest < FEW_FOR_BOOTSTRAP, 1.0)
+    ends = {
+        f"{name}_{end}": summary[name] + stretch * (summary[f"{name}_{end}"] - summary[name])
+        for name in ("net", "net_equal", "net_nats")
+        for end in ("low", "high")
+    }
+    return summary.assign(**ends)
+
+
+def _t_quantile(freedom: Any) -> Any:
+    """97.5% of Student's t, expanded around the normal; within 1% from four degrees of freedom."""
+    z, v = 1.959964, freedom
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2) + third
 
 
 # --- in addition to the summary --------------------------------------------------------------

@@ -12,11 +12,14 @@ import pandas as pd
 from olmo_sparsity.analysis.results.dependencies import PARTS_OF_WORDS, parts_of_targets
 from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
 from olmo_sparsity.analysis.results.statistics import (
+    ENOUGH,
+    FEW_FOR_BOOTSTRAP,
     INDUCTION_SHARE,
     KEYS,
     has_spans,
     losses_of_targets,
     summarize,
+    with_t_intervals,
 )
 from olmo_sparsity.analysis.results.view import spell
 
@@ -36,15 +39,12 @@ BEYOND = {"net": "net excess", "excess": "excess"}
 BY_OUTCOME = ("gap", "gap_recurs", "gap_new", "kl")
 """Target sets that are selected by what the distant text does to the prediction."""
 
-ENOUGH = 0.9
-"""Recovery from which k far units are said to be enough."""
-
 LEARNED_NATS = 0.5
 """Least mean gap from planted tokens at which a selector can find them."""
 
 
 def describe(results: Results) -> str:
-    meta, summary = results.meta, results.summary
+    meta, summary = results.meta, with_t_intervals(results.summary)
     long, name = meta.longppl, main_set(summary.target_set)
     windows = ", ".join(describe_windows(meta.windows))
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
@@ -129,7 +129,7 @@ def describe_every(row: Any) -> str:
 def conclude(results: Results) -> str:
     """One sentence: on what the main set of targets depends, by how much, and whether to believe
     it."""
-    meta, summary = results.meta, results.summary
+    meta, summary = results.meta, with_t_intervals(results.summary)
     name = main_set(summary.target_set)
     if name is None:
         return "No target was evaluated."
@@ -286,9 +286,13 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     has_placebo = has_net(rows)
     lines = [
         f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
-        f"{first.gap:.2f} nats"
-        + (f"; {first.num_placebo_targets:,} of the placebo" if has_placebo else ""),
+        f"{first.gap:.2f} nats" + (f"; {describe_placebo(first)}" if has_placebo else ""),
     ]
+    if pd.notna(first.mean_ratio):
+        lines.append(
+            f"  {first.selector}, k = {first.k}: mean of ratios {first.mean_ratio:.2f}, "
+            f"{first.share_enough:.0%} of targets at {ENOUGH} or more"
+        )
     if first.gap < FEW_NATS:
         lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
     are_few = first.num_documents < FEW_DOCUMENTS
@@ -321,6 +325,15 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
         cells = "".join(f"  {shown[number]:>{width}}" for width, shown in columns.values())
         lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{cells}")
     return "\n".join(lines)
+
+
+def describe_placebo(row: Any) -> str:
+    """`row`: of the summary."""
+    few = min(row.num_documents, row.num_placebo_documents) < FEW_FOR_BOOTSTRAP
+    return (
+        f"{row.num_placebo_targets:,} of the placebo in {row.num_placebo_documents:,} documents"
+        + (f" (fewer than {FEW_FOR_BOOTSTRAP}: t-based intervals)" if few else "")
+    )
 
 
 def describe_comparison(

@@ -83,10 +83,10 @@ SCHEMAS = MADE_OF_PARTS | {
     "summary": _schema(
         target_set="text", units="text", selector="text", k="int", num_tokens="wide",
         **{name.replace("recovery_", ""): kind for name, kind in _INTERVALS.items()},
-        kl_removed="wide?", kl_removed_foreign="wide?", hit_rate="wide?", hit_low="wide?",
-        hit_high="wide?", lds="wide?", lds_low="wide?", lds_high="wide?", gap="wide",
+        mean_ratio="wide?", share_enough="wide?", kl_removed="wide?", kl_removed_foreign="wide?",
+        hit_rate="wide?", hit_low="wide?", hit_high="wide?", lds="wide?", lds_low="wide?", lds_high="wide?", gap="wide",
         num_targets="int", num_documents="int", num_placebo_targets="int",
-        token_forwards_per_target="wide?",
+        num_placebo_documents="int", token_forwards_per_target="wide?",
     ),
     "dependencies": _schema(
         target_set="text", selector="text", k="int", kind="text", share="wide?",
