@@ -320,7 +320,7 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     stretch = stretch.where(fewest < FEW_FOR_BOOTSTRAP, 1.0)
     ends = {
         f"{name}_{end}": summary[name] + stretch * (summary[f"{name}_{end}"] - summary[name])
-        for name in ("net", "net_equal", "net_nats")
+        for name in ("net", "net_equal")
         for end in ("low", "high")
     }
     return summary.assign(**ends)

@@ -21,6 +21,7 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_explanation, write_report
 from olmo_sparsity.analysis.results.results import SETS, Results
+from olmo_sparsity.analysis.results.statistics import with_t_intervals
 from olmo_sparsity.analysis.results.view import interval
 from tests.support.explanations import SHORT, TEXT
 from tests.support.fake_results import DOCUMENTS, KS, META, UNITS, WIDTHS, fake_words
@@ -166,9 +167,11 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
 
 
 def test_headline_never_shows_recovery_without_its_controls(page: Page, results: Results) -> None:
-    row = results.summary.query(
-        "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and k == 1"
-    ).iloc[0]
+    row = (
+        with_t_intervals(results.summary)
+        .query("target_set == 'gap' and units == 'tokens' and selector == 'add_one' and k == 1")
+        .iloc[0]
+    )
     asked = r"with k = 1 \(tokens\), targets of large gap"
     sentence = re.search(f"Net excess of add one {asked}.*", page.text)
     assert sentence

@@ -11,6 +11,7 @@ from olmo_sparsity.analysis.results.statistics import (
     longppl,
     rank_correlations,
     summarize,
+    with_t_intervals,
 )
 from tests.support.measurements import losses_table, recovery_rows
 
@@ -71,6 +72,9 @@ def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_plac
     assert row["excess_nats_low"] == pytest.approx(0)
     assert row["excess_nats_high"] == pytest.approx(2.5 / 2)
     assert (row["num_targets"], row["num_documents"], row["num_placebo_targets"]) == (3, 2, 2)
+    assert row["num_placebo_documents"] == 2
+    assert row["mean_ratio"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
+    assert row["share_enough"] == 0
     assert row["low"] <= row["recovery"] <= row["high"]
     assert row["placebo"] == pytest.approx((0.5 + 0.5) / (2 + 1))
     assert row["net"] == pytest.approx(2.5 / 7 - 1 / 3)
@@ -94,6 +98,19 @@ def test_at_equal_gaps_nothing_is_left_of_what_the_gap_explains() -> None:
     assert found["net_low"] > 0.3
     assert found["net_equal"] == pytest.approx(0, abs=0.01)
     assert found["net_equal_low"] < 0 < found["net_equal_high"]
+
+
+def test_intervals_of_few_documents_are_those_of_student() -> None:
+    """97.5% of t with 4, 9 and 23 degrees of freedom; two documents have none; 25 are enough."""
+    rows = pd.DataFrame({"num_documents": [40, 40, 24, 40, 40]})
+    rows["num_placebo_documents"] = [5, 10, 40, 2, 25]
+    for name in ("net", "net_equal"):
+        rows = rows.assign(**{name: 0.5, f"{name}_low": 0.5 - 1.96, f"{name}_high": 0.5 + 2 * 1.96})
+    found = with_t_intervals(rows)
+    expected = [2.776 * (5 / 4) ** 0.5, 2.262 * (10 / 9) ** 0.5, 2.069 * (24 / 23) ** 0.5]
+    expected += [np.nan, 1.96]
+    np.testing.assert_allclose(0.5 - found.net_low, expected, rtol=0.01)
+    np.testing.assert_allclose(found.net_equal_high - 0.5, 2 * np.array(expected), rtol=0.01)
 
 
 def test_a_set_without_a_gap_has_no_ratio() -> None:

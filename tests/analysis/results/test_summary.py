@@ -25,6 +25,9 @@ ROW = {
     "num_targets": 200,
     "num_documents": 50,
     "num_placebo_targets": 90,
+    "num_placebo_documents": 40,
+    "mean_ratio": 0.91,
+    "share_enough": 0.52,
     "gap": 1.5,
     "recovery": 0.99,
     "low": 0.94,
@@ -69,6 +72,7 @@ def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        ({"num_placebo_documents": 8}, "; net excess +0.48 [+0.30, +0.67] (+0.73"),
         ({"net_low": -0.1}, ": no more than chance explains."),
         ({"net_low": -0.3, "net_high": -0.1}, ": less than by chance."),
         ({"num_documents": 9}, "chance; but 9 documents are too few to trust the interval."),
@@ -94,6 +98,7 @@ def test_few_targets_at_equal_gaps_are_not_a_number() -> None:
         assert "+0.19" not in shown
     shown = format_summary(pd.DataFrame([ROW]), "large gap")
     assert "+0.19 [+0.03, +0.39]" in shown
+    assert "mean of ratios 0.91, 52% of targets" in shown
     assert max(map(len, shown.splitlines())) <= 120
 
 
