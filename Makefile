@@ -139,8 +139,8 @@ results-check: install
 	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q tests/docs/test_stored.py \
 		tests/test_docs.py
 
-# The other parts: study/configs/evidence.yaml.
+# The other parts: study/Makefile.
 evidence: install
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc)} $(BIN)/olmo-sparsity sweep study/configs/evidence.yaml
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc)} $(MAKE) -f study/Makefile text tasks
 	$(BIN)/python -m study.pages.write_tables
 	$(BIN)/python -m study.pages.write_figures

@@ -32,7 +32,7 @@ Schema = TypeVar("Schema")
 CONFIGS = Path(__file__).parent / "configs"
 """Configs that are installed with the package, and found by name."""
 
-_MADE_FOR = {"grid": "sweep", "experiments": "sweep", "run_folder": "train"}
+_MADE_FOR = {"grid": "sweep", "run_folder": "train"}
 """The command that has this key in its configs."""
 
 

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from olmo_sparsity import explain
 from olmo_sparsity.analysis.models.gguf import cache_folder
@@ -23,12 +23,11 @@ from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.jobs import Experiment, Job, read_jobs
+from olmo_sparsity.sweep import Run, expand
 from olmo_sparsity.training.loop import train
 from study.benchmarks import engines, reasoning
 from study.benchmarks.questions import read_rows, tables
 from study.pages.stored import evaluations, measurements, other_table, others, tasks
-from study.pages.write_figures import DRAWN
 from study.tasks.experiment import run_settings
 from study.tasks.schemes import SCHEMES
 from study.tasks.settings import build_task, load_settings
@@ -74,8 +73,8 @@ def test_commands_parse_and_name_files_that_exist(command: str) -> None:
 
 
 @cache
-def jobs_of(config: str, *overrides: str) -> Sequence[Job]:
-    return read_jobs(os.path.relpath(ROOT / config), list(overrides))
+def runs_of(config: str, *overrides: str) -> list[Run]:
+    return expand(os.path.relpath(ROOT / config), list(overrides))
 
 
 parser = cache(build_parser)
@@ -85,7 +84,7 @@ def check_command(words: list[str]) -> None:
     options, rest = parser().parse_known_args(words)
     assert all(word.startswith("--") and "=" in word for word in rest)
     if options.command == "sweep":
-        assert jobs_of(options.config, *rest)
+        assert runs_of(options.config, *rest)
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
     elif options.command == "measure":
@@ -94,33 +93,33 @@ def check_command(words: list[str]) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").iterdir()), ids=str)
 def test_the_grids_that_are_shipped(path: Path) -> None:
-    assert jobs_of(f"configs/sweeps/{path.name}")
+    assert runs_of(f"configs/sweeps/{path.name}")
 
 
 # --- the report -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def evidence() -> Sequence[Job]:
-    path = "study/configs/evidence.yaml"
-    parts = yaml.safe_load((ROOT / path).read_text())["experiments"]
-    return jobs_of(path, f"--parts=[{','.join(parts)}]")
+def commands() -> list[list[str]]:
+    """The words of each command of study/Makefile."""
+    parts = re.findall(r"^PARTS := (.*)", (ROOT / "study/Makefile").read_text(), re.MULTILINE)
+    make = ["make", "-n", "-f", "study/Makefile", *parts[0].split()]
+    printed = subprocess.run(make, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert not printed.stderr
+    lines = printed.stdout.replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if not line.startswith("mkdir -p runs/evidence")]
 
 
-def test_the_report_is_made_by_commands_that_parse(evidence: list[Experiment]) -> None:
-    commands = [shlex.split(command) for job in evidence for command in job.commands]
-    ours = [words[1:] for words in commands if words[0] == "olmo-sparsity"]
-    assert len(ours) > 40
-    for words in ours:
-        check_command(words)
+def test_the_report_is_made_by_commands_that_parse(commands: list[list[str]]) -> None:
+    assert len(commands) > 1400
     for program, *words in commands:
-        assert program in ("olmo-sparsity", "python", "torchrun", "make", "cp", "pip", "chromium")
-        if program in ("python", "torchrun"):
-            script = next(word for word in words if not word.startswith("--nproc"))
-            if script == "-m":
-                assert find_spec(words[1]) is not None
-            else:
-                assert (ROOT / script).is_file()
+        if program == "olmo-sparsity":
+            check_command(words)
+        elif program == "python":
+            assert words[0] == "-m"
+            assert find_spec(words[1]) is not None, words[1]
+        else:
+            assert program in ("make", "cp", "pip", "chromium")
 
 
 ARTICLE = (
@@ -139,26 +138,20 @@ def test_the_stored_models_copy_names(name: str) -> None:
     assert "Weiss" in found.far.text[0]
 
 
-def test_the_report_makes_every_stored_result(evidence: list[Experiment]) -> None:
-    commands = [text for job in evidence for text in job.commands]
+def test_the_report_makes_every_stored_result(commands: list[list[str]]) -> None:
     kept = [
-        text.removesuffix(" --no-rows").split()[-1]
-        for text in commands
-        if "study.pages.keep_results" in text
+        [word for word in words if word != "--no-rows"][-1]
+        for words in commands
+        if "study.pages.keep_results" in words
     ]
     made = {name.rpartition("/")[2].removesuffix(".csv").removesuffix(".json") for name in kept}
     by_hand = {"gpu_check_h200", "scaling"}  # scripts/gpu_check.sh, tests/gpu/scaling.py
     names = {*measurements(), *tasks(), *evaluations(), *others()}  # again: on another machine
     assert not {name for name in names - by_hand - made if "_again" not in name}
-    asked = {" ".join(sorted(text.split())) for text in commands}
+    asked = {" ".join(sorted(words)) for words in commands}
     for name, of in tasks().items():
         words = [w for w in of["meta"]["command"].split() if not w.startswith("--num_workers")]
         assert " ".join(sorted(words)) in asked, name
-    drawn = {name for job in evidence for name in job.outputs}
-    drawn |= {f"docs/figures/{name}.svg" for name in DRAWN}  # from stored results
-    pictures = (ROOT / "docs/figures").glob("*.*g")
-    for figure in (path for path in pictures if not path.with_suffix(".md").exists()):
-        assert str(figure.relative_to(ROOT)) in drawn, figure.name
 
 
 # --- code -----------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from olmo_sparsity.config.run import (
     save_config,
 )
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.jobs import expand
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.settings import CONFIGS, copy_config, read_given, shipped_configs
+from olmo_sparsity.sweep import expand
 from olmo_sparsity.training.estimate import count_parameters, estimate
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}

@@ -38,7 +38,7 @@ ALLOWED = {
     "data": {*TOOL, "config"},  # neither of these two knows the other
     "model": {*TOOL, "config"},
     "training": MODELS,
-    "jobs": {*MODELS, "training"},
+    "sweep": {*MODELS, "training"},
 }
 # The packages of the tool, each of which imports only those above it.
 ORDER = [
@@ -161,7 +161,7 @@ def test_tests_import_no_tests() -> None:
     [
         ("olmo_sparsity", "numpy olmo pandas torch"),
         ("olmo_sparsity.__main__ as m; m.entry(['--help'])", "numpy olmo pandas torch"),
-        ("olmo_sparsity.jobs, olmo_sparsity.data.tokens", "datasets olmo pandas torch"),
+        ("olmo_sparsity.sweep, olmo_sparsity.data.tokens", "datasets olmo pandas torch"),
         (
             "olmo_sparsity.analysis.explain.explanation, "
             "olmo_sparsity.analysis.measurement.measurement",

@@ -169,31 +169,23 @@ def give_back_freed_memory() -> None:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    from olmo_sparsity import jobs
+    from olmo_sparsity import sweep
 
     if find_spec("olmo") is None:  # each of its runs would fail
         raise ModuleNotFoundError(name="olmo")
-    all_jobs = jobs.read_jobs(options.config, options.overrides)
+    runs = sweep.expand(options.config, options.overrides)
     if options.list:
-        print(jobs.format_states(all_jobs))
+        print(sweep.format_states(runs))
         return 0
     if options.slurm is not None:
-        return jobs.submit(options.config, options.overrides, all_jobs, options.slurm)
+        return sweep.submit(options.config, options.overrides, runs, options.slurm)
     if options.only is None:
-        return jobs.run_here(options.config, options.overrides, all_jobs)
-    if not 0 <= options.only < len(all_jobs):
-        last = len(all_jobs) - 1
-        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {last}")
-    job = all_jobs[options.only]
-    with jobs.recording_failure(job):
-        if isinstance(job, jobs.Run):
-            return train(
-                argparse.Namespace(config=job.config, overrides=job.overrides, dry_run=False)
-            )
-        assert isinstance(job, jobs.Experiment)
-        if missing := jobs.unfinished_needs(job, all_jobs):
-            raise ConfigError(f"{job.name} needs {', '.join(missing)}; run that first")
-        return job.run()
+        return sweep.run_here(options.config, options.overrides, runs)
+    if not 0 <= options.only < len(runs):
+        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {len(runs) - 1}")
+    run = runs[options.only]
+    with sweep.recording_failure(run):
+        return train(argparse.Namespace(config=run.config, overrides=run.overrides, dry_run=False))
 
 
 def losses(options: argparse.Namespace) -> int:

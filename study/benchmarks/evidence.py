@@ -1,4 +1,4 @@
-"""Steps of study/configs/evidence.yaml that are not commands of the package:
+"""Steps of study/Makefile that are not commands of the package:
 
 python -m study.benchmarks.evidence cut FOLDER OUT.jsonl
 python -m study.benchmarks.evidence begin TEXT OUT.jsonl [--characters N] [--only-long] [--skip N]

@@ -38,11 +38,11 @@ WAITING = [
     sys.executable,
     "-c",
     "import sys, time\n"
-    "def read_jobs(config, overrides):\n"
+    "def expand(config, overrides):\n"
     "    print('up', file=sys.stderr, flush=True)\n"
     "    time.sleep(300)\n"
-    "from olmo_sparsity import jobs\n"
-    "jobs.read_jobs = read_jobs\n"
+    "from olmo_sparsity import sweep\n"
+    "sweep.expand = expand\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['sweep', 'config'])",
 ]

@@ -38,7 +38,7 @@ def test_decay_groups(make_config: MakeConfig) -> None:
 
 
 def test_adamw_is_that_of_pytorch() -> None:
-    """Ours calls its methods without the wrappers that import the compiler (tests/test_jobs.py)."""
+    """Ours calls its methods without the wrappers that import the compiler (test_sweep.py)."""
     config, ends = OptimizerConfig(weight_decay=0.3), []
     for build in (lambda model: build_optimizer(model, config), upstream_of):
         torch.manual_seed(0)

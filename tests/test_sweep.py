@@ -1,11 +1,10 @@
-"""Sweeps and experiments: jobs that resume, here or on SLURM."""
+"""Sweeps: runs that resume, here or on SLURM."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -15,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity import jobs
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.folders import LOCK, STALE_S, Owner
-from olmo_sparsity.jobs import Run, expand, format_states, read_experiments
 from olmo_sparsity.runtime import EXIT_STOPPED
+from olmo_sparsity.sweep import Run, expand, format_states
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import until
@@ -162,10 +160,9 @@ def test_a_run_with_other_settings_is_not_done(make_grid: MakeGrid) -> None:
     (run.folder / "checkpoints/step000006").mkdir(parents=True)
     assert run.state().name == "done"
     (resolved,) = expand(path, ["--training.precision=auto"])
-    assert resolved.is_done()
+    assert resolved.state().name == "done"
     (other,) = expand(path, ["--training.precision=bf16"])
     assert other.folder == run.folder
-    assert not other.is_done()
     assert (other.state().name, other.state().step) == ("failed", 0)
     assert "holds work with other settings" in other.state().detail
 
@@ -208,7 +205,7 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     assert second.state().step == 0
 
     # The rest without the start of a process for each run.
-    run_process = "olmo_sparsity.jobs.run_process"
+    run_process = "olmo_sparsity.sweep.run_process"
     monkeypatch.setattr(run_process, lambda command: (main(command[4:]), False))
     assert main(words) == EXIT_BAD_INPUT
     assert first.state().name == "done"
@@ -238,187 +235,18 @@ def test_what_cannot_be_run(
     assert expected in capsys.readouterr().err
 
 
-Make = Callable[..., str]
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def test_slurm_gets_the_unfinished_runs_as_an_array(
+    make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_grid(grid={"seed": [1, 2, 3]})
+    first = expand(path, [])[0]
+    (first.folder / "checkpoints/step000006").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-
-    def make(experiments: dict, **sections: object) -> str:
-        """Experiments of part a, or of several parts."""
-        if any("commands" in one for one in experiments.values()):
-            experiments = {"a": experiments}
-        given = {"folder": "noted", "parts": ["a"], "experiments": experiments, **sections}
-        Path("experiments.yaml").write_text(json.dumps(given))
-        return "experiments.yaml"
-
-    return make
-
-
-def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
-    path = make(
-        {
-            "a": {"last": {"needs": ["one"], "commands": ["cat ${options.both} one_*"]}},
-            "b": {
-                "one": {
-                    "needs": ["first_{x}"],
-                    "grid": {"x": [1, 2], "name": {"long": {"steps": 9}, "a b": {"steps": None}}},
-                    "commands": ["touch one_{x}_{name} {steps}"],
-                    "outputs": ["one_{x}"],
-                },
-                "first": {"grid": {"x": [1, 2]}, "commands": ["true"]},
-            },
-            "c": {"other": {"commands": ["false"]}},
-        },
-        options={"both": "-n '\n'"},
-    )
-    jobs = {job.name: job for job in read_experiments(path, [])}
-    assert list(jobs) == [
-        "first_1",
-        "one_1_long",
-        "one_1_a-b",
-        "first_2",
-        "one_2_long",
-        "one_2_a-b",
-        "last",
-    ]
-    assert jobs["one_2_a-b"].commands == ("touch one_2_a b null",)
-    assert jobs["one_2_a-b"].needs == ("first_2",)
-    assert jobs["one_2_a-b"].outputs == ("one_2",)
-    assert jobs["last"].commands == ("cat -n '\n' one_*",)
-    assert jobs["last"].needs == ("one_1_long", "one_1_a-b", "one_2_long", "one_2_a-b")
-    assert [job.name for job in read_experiments(path, ["--parts=[c]"])] == ["other"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"needs": ["two"]}, "one needs two, which is not there"),
-        ({"needs": ["one"]}, "one needs itself"),
-        ({"commands": []}, "experiment one has no `commands`"),
-        ({"comands": []}, "did you mean 'experiments.commands'"),
-        ({"commands": ["true {x}"]}, "experiment one has no {x} in its grid"),
-        ({"grid": {"x": 3}}, "experiment one.grid.x must be a list"),
-        ({"grid": {"x": {}}}, "experiment one.grid.x must be a list"),
-        ({"grid": {"x": "none.yaml"}}, "does not exist"),
-        ({"grid": {"x": [1, 1]}}, "two experiments are called one_1"),
-        ({"commands": ["${options.many}"]}, "options.many"),
-    ],
-    ids=str,
-)
-def test_experiments_that_cannot_be(make: Make, changed: dict, expected: str) -> None:
-    path = make({"one": {"commands": ["true"]} | changed})
-    with pytest.raises(ConfigError) as error:
-        read_experiments(path, [])
-    assert expected in str(error.value)
-    with pytest.raises(ConfigError, match="no experiment is of part b; there are a"):
-        read_experiments(make({"one": {"commands": ["true"]}}), ["--parts=[b]"])
-
-
-def test_a_choice_may_not_be_called_as_another_experiment(make: Make) -> None:
-    one, other = ({"commands": ["true"], "grid": grid} for grid in ({"x": [1]}, {}))
-    for both in ({"one": one, "one_1": other}, {"one_1": other, "one": one}):
-        with pytest.raises(ConfigError, match="two experiments are called one_1"):
-            read_experiments(make(both), [])
-
-
-def states(path: str) -> dict[str, tuple[str, int]]:
-    found = {job.name: job.state() for job in read_experiments(path, [])}
-    return {name: (state.name, state.step) for name, state in found.items()}
-
-
-def test_what_is_done_is_not_done_again_and_what_failed_holds_up_only_what_needs_it(
-    make: Make, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Without the start of a process for each experiment, as in the test of one that is stopped.
-    run = jobs.run_process
-
-    def run_here(command: list[str], environment: dict[str, str] | None = None) -> Any:
-        return run(command, environment) if environment else (main(command[4:]), False)
-
-    monkeypatch.setattr(jobs, "run_process", run_here)
-    count = "python -c \"print('x', file=open('count', 'a'))\""
-    experiments = {
-        "bad": {"commands": [count, "python -c exit(3)"]},
-        "after": {"needs": ["bad"], "commands": [f"{count} *", "touch b", "ls b"]},
-        "empty": {"commands": ["true"], "outputs": ["nowhere"]},
-        "absent": {"commands": ["no-such-program"]},
-    }
-    path = make(experiments)
-    assert main(["sweep", path]) == EXIT_BAD_INPUT
-    told = capfd.readouterr()
-    assert "bad, empty, absent: failed; the same command tries again" in told.err
-    assert "0 done, 0 running, 3 failed, 1 waiting" in told.out
-    assert "`python -c exit(3)` ended with exit code 3" in told.out
-    assert "empty did not make nowhere" in told.out
-    assert "'no-such-program' is not here" in told.out
-    assert main(["sweep", path, "--only=1"]) == EXIT_BAD_INPUT
-    assert "after needs bad; run that first" in capfd.readouterr().err
-
-    experiments["bad"]["commands"] = [count, "true"]  # the first of them is done
-    del experiments["empty"], experiments["absent"]
-    assert main(["sweep", make(experiments)]) == 0
-    assert Path("count").read_text() == "x\nx\n"
-    assert states(path) == {"bad": ("done", 2), "after": ("done", 3)}
-    assert main(["sweep", path]) == 0
-    assert Path("count").read_text() == "x\nx\n"
-
-    experiments["after"] |= {"outputs": ["b"]}
-    assert states(make(experiments))["after"] == ("done", 3)
-    Path("b").unlink()
-    assert states(path)["after"][0] != "done"
-
-
-@pytest.mark.parametrize(
-    ("waits", "number", "done"),
-    [
-        ("time.sleep(100)", signal.SIGTERM, 1),
-        # It ends well after a signal: it is done, and the last.
-        ("signal.sigwait([signal.SIGINT])", signal.SIGINT, 2),
-    ],
-)
-def test_an_experiment_that_is_stopped_goes_on_with_its_command(
-    make: Make, monkeypatch: pytest.MonkeyPatch, waits: str, number: int, done: int
-) -> None:
-    """Also where the signal comes while the command is being started."""
-    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])"
-    code = f"import signal, time; {block}; open('up', 'w'); {waits}"
-    path = make({"one": {"commands": ["true", f'python -c "{code}"', "ls"]}})
-    start = subprocess.Popen
-
-    def start_slowly(words: Any, **options: Any) -> subprocess.Popen:
-        child = start(words, **options)
-        if words[0] == "python":
-            until(Path("up").exists, lambda: child.poll() is None)
-            assert states(path) == {"one": ("running", 1)}
-            signal.raise_signal(number)
-        return child
-
-    monkeypatch.setattr(subprocess, "Popen", start_slowly)
-    assert main(["sweep", path, "--only=0"]) == EXIT_STOPPED
-    assert states(path) == {"one": ("waiting", done)}
-
-
-def test_slurm_is_told_what_waits_for_what(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make(
-        {
-            "first": {"grid": {"x": [1, 2]}, "commands": ["true"]},
-            "last": {"needs": ["first"], "commands": ["true"]},
-            "alone": {"commands": ["true"]},
-        }
-    )
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm/train.sbatch").touch()
     pretend = tmp_path / "sbatch"
-    pretend.write_text('#!/bin/sh\necho "$@" >>said\necho "Submitted batch job $(wc -l <said)0"\n')
+    pretend.write_text('#!/bin/sh\necho "$@" >>said\n')
     pretend.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert main(["sweep", path, "--slurm=--time=1:00"]) == 0
-    assert Path("said").read_text().splitlines() == [
-        "--time=1:00 --array=0,1,3 slurm/train.sbatch experiments.yaml",
-        "--time=1:00 --dependency=afterok:10_0:10_1 --kill-on-invalid-dep=yes --array=2 "
-        "slurm/train.sbatch experiments.yaml",
-    ]
+    assert Path("said").read_text() == f"--time=1:00 --array=1,2 slurm/train.sbatch {path}\n"
