@@ -550,8 +550,14 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     config.training.micro_batch_size = micro = config.training.micro_batch_size or 4
 
     def measured(processes: Processes) -> str:  # the engine must not outlive its group
-        engine = build_engine(build_model(config.model), config, processes)
-        flops = flops_per_token(engine.model, config)
+        engine = build_engine(
+            build_model(config.model),
+            config.engine,
+            config.training,
+            config.optimizer,
+            processes,
+        )
+        flops = flops_per_token(engine.model, config.model, config.training.length)
         tokens_BL = torch.randint(config.model.vocab_size, (4 * micro, config.training.length))
         positions_BL = torch.arange(config.training.length).expand_as(tokens_BL)
         batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))

@@ -132,7 +132,7 @@ def make(bench: Bench, size: str, micro: int | None = None) -> tuple[Engine, Run
     training.device, training.precision = str(DEVICE), "fp32" if bench.small else "bf16"
     training.micro_batch_size = 2 if bench.small else micro or training.micro_batch_size
     training.batch_size = 2 * (training.micro_batch_size or 1)
-    engine = Engine(build_model(model), config)
+    engine = Engine(build_model(model), config.training, config.optimizer)
     tokens_BL = torch.randint(model.vocab_size, (training.batch_size, training.length))
     positions_BL = (3 * torch.arange(training.length)).expand_as(tokens_BL).contiguous()
     batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))
@@ -156,7 +156,11 @@ def rate(bench: Bench, made: tuple[Engine, RunConfig, Batch], steps: int = 10) -
     tokens_per_s = batch.tokens_BL.numel() / step_s
     stated = stated_flops(torch.cuda.get_device_name() if ON_GPU else "cpu")
     mfu = {
-        name: tokens_per_s * flops_per_token(engine.model, config, whole) / stated if stated else 0
+        name: tokens_per_s
+        * flops_per_token(engine.model, config.model, config.training.length, whole)
+        / stated
+        if stated
+        else 0
         for name, whole in (("mfu", False), ("mfu_whole_attention", True))
     }
     return mfu | {

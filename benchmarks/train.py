@@ -75,7 +75,7 @@ def tokens_per_s(step: Callable[[], Any], tokens: int, num_steps: int) -> float:
 
 
 def ours(config: RunConfig, batches: Iterator[Batch]) -> Callable[[], Any]:
-    engine = Engine(build_model(config.model), config)
+    engine = Engine(build_model(config.model), config.training, config.optimizer)
     return lambda: engine.step(next(batches), 1e-4)
 
 
@@ -153,7 +153,7 @@ def compare_frameworks(num_rounds: int, num_steps: int) -> None:
         config, drawn = configured(precision)
         batches, model = drawn.from_step(0), build_model(config.model)
         peak = measure_matmul_peak(torch.device("cpu"), precision)
-        flops = flops_per_token(model, config)
+        flops = flops_per_token(model, config.model, config.training.length)
         tokens = config.training.batch_size * config.training.length
         found: dict[str, list[float]] = {"ours": [], "bare upstream": [], "Trainer": []}
         for _ in range(num_rounds):
@@ -188,7 +188,13 @@ def take_steps(engine_name: str, place: dict[str, str], asked: Connection) -> No
         config, drawn = configured("fp32", f"--engine.name={engine_name}", processes=processes)
         batches = drawn.from_step(0)
         torch.manual_seed(0)
-        engine = build_engine(build_model(config.model), config, processes)
+        engine = build_engine(
+            build_model(config.model),
+            config.engine,
+            config.training,
+            config.optimizer,
+            processes,
+        )
         for _ in range(WARM_UP_STEPS):
             engine.step(next(batches), 1e-4)
         asked.send(engine.title)

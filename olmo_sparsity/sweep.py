@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.config.run import load_config
+from olmo_sparsity.config.run import flatten, load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
 from olmo_sparsity.folders import holder
@@ -79,7 +79,7 @@ class Run:
         return self.folder.with_name(self.folder.name + ".failed")
 
     def state(self) -> State:
-        if not is_work_of(self.settings):
+        if not is_work_of(self.folder, flatten(self.settings)):
             return State("failed", 0, f"{self.folder} holds work with other settings")
         saved = next((int(path.name[4:]) for path in list_checkpoints(self.folder)), 0)
         logged = (row["step"] for row in read_metrics(self.folder / "metrics.jsonl"))

@@ -260,7 +260,7 @@ def test_c4_configs_are_the_papers_and_as_large_as_they_say(path: Path) -> None:
         parameters = count_parameters(build_model(config.model))
     said = re.search(r"\((\d+)M parameters", path.read_text())
     assert round(parameters / 1e6) == int(said[1])
-    found = estimate(config, torch.device("cuda"))
+    found = estimate(config.model, config.training, torch.device("cuda"))
     memory = re.match(r"([\d.]+) GiB .*optimizer ([\d.]+)", found["memory"])
     needs = re.search(r"(\d+) GiB of GPU memory, ([\d.]+) of them.*\n# (\S+) F", path.read_text())
     assert (round(float(memory[1])), f"{float(memory[2]):.1f}") == (int(needs[1]), needs[2])

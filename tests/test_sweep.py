@@ -210,7 +210,7 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     assert main(words) == EXIT_BAD_INPUT
     assert first.state().name == "done"
     assert second.state().name == "failed"
-    assert "Lower optimizer.learning_rate" in second.state().detail
+    assert "lower optimizer.learning_rate" in second.state().detail
     told = capfd.readouterr()
     assert "1 done, 0 running, 1 failed, 0 waiting" in told.out
     assert "tiny_bad: failed; the same command tries again" in told.err

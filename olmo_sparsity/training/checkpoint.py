@@ -11,20 +11,16 @@ folder without `.tmp` is complete; `resume_point` verifies it again before use.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
-
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.io import publish, read_json, verify_manifest, write_manifest
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.io import naming, publish, read_json, verify_manifest, write_json, write_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
 from olmo_sparsity.runtime import say
 
@@ -84,12 +80,12 @@ class CheckpointWriter:
             (partial / ENGINE_FOLDER).mkdir(parents=True)
 
         def write() -> None:
-            with _removed_on_error(partial), _disk_errors(self.run_folder, final):
+            with _removed_on_error(partial), naming(final, partial):
                 if not shared:
                     begin()
                     write_own(partial / ENGINE_FOLDER)
                 write_once(partial)
-                (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
+                write_json(partial / "trainer.json", asdict(state))
                 shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
                 write_manifest(partial)
                 publish(partial, final)
@@ -100,10 +96,10 @@ class CheckpointWriter:
         first, agree = self.processes.is_first, self.processes.agree
         if shared:
             with _removed_on_error(partial) if first else contextlib.nullcontext():
-                with agree(), _disk_errors(self.run_folder, final):
+                with agree(), naming(final, partial):
                     if first:
                         begin()
-                with agree(), _disk_errors(self.run_folder, final):
+                with agree(), naming(final, partial):
                     write_own(partial / ENGINE_FOLDER)
         if first:
             self._writing = self._thread.submit(write)
@@ -157,29 +153,11 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def refuse_other_metrics(path: Path, crc32_of: Mapping[int, str | None]) -> None:
-    """Reject the metrics.jsonl of another run: each checkpoint knows the line of its step.
-    `crc32_of`: of the line of each step."""
-    for folder in list_checkpoints(path.parent):
-        try:
-            state = TrainerState.read(folder)
-        except DataError:  # it is damaged, and not resumed from
-            continue
-        found = crc32_of.get(state.step)
-        if None not in (found, state.metrics_crc32) and found != state.metrics_crc32:
-            raise DataError(
-                f"{path} is of another run: its line of step {state.step} is not the one that was "
-                f"there when {folder} was saved; restore the file of this run, or delete it to go "
-                "on without its rows"
-            )
-
-
 def branch_point(folder: str) -> Path:
     """A checkpoint of another run, after verifying it."""
-    problem = verify_manifest(folder)
-    if problem is not None:
+    if problem := verify_manifest(folder):
         raise ConfigError(
-            f"branch_from={folder} is not an intact checkpoint ({problem}); name one like "
+            f"branch_from={folder} ({problem}) must be an intact checkpoint, such as "
             "runs/quick/checkpoints/step000200"
         )
     return Path(folder)
@@ -192,22 +170,3 @@ def _removed_on_error(partial: Path) -> Iterator[None]:
     except UserError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-@contextlib.contextmanager
-def _disk_errors(run_folder: Path, final: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        # safetensors gives no errno for a failed write, only a message.
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        full = full or "os error 28" in str(error) or "No space left" in str(error)
-        if isinstance(error, RuntimeError) and "write" not in str(error):
-            raise
-        kept = list_checkpoints(run_folder)
-        last = f"{kept[0]} is intact" if kept else "an earlier one does not exist"
-        cause = "no space left on the disk" if full else str(error).splitlines()[0]
-        raise UserError(
-            f"could not write checkpoint {final}: {cause}; {last}. Free space (or lower "
-            "checkpoint.keep) and run the same command again to go on"
-        ) from None

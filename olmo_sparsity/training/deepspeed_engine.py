@@ -21,7 +21,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.folders import leaves
@@ -36,25 +36,34 @@ from olmo_sparsity.training.optim import build_optimizer
 class ZeroEngine(Engine):
     shares_state = True
 
-    def prepare(self) -> None:
-        settings = deepspeed_settings(self.config, self.processes)
+    def __init__(
+        self,
+        model: Any,
+        training: TrainingConfig,
+        optimizer: OptimizerConfig,
+        processes: Processes,
+        settings: dict[str, Any],
+    ) -> None:
+        """`settings`: of `deepspeed_settings`."""
+        self.settings = settings
+        self.stage = settings["zero_optimization"]["stage"]
+        super().__init__(model, training, optimizer, processes)
+
+    def prepare(self, optimizer: OptimizerConfig) -> None:
         # DeepSpeed reads this process's device from it.
         number = self.device.index if self.device.type == "cuda" else self.processes.local_rank
         os.environ["LOCAL_RANK"] = str(number or 0)
         start_alone()
         deepspeed = import_deepspeed(self.device)
-        bf16 = self.config.training.precision == "bf16"
+        bf16 = self.training.precision == "bf16"
         fresh = {id(p): p.detach().clone() for p in self.model.parameters() if bf16}
         self.deepspeed, self.zero, *_ = deepspeed.initialize(
             model=self.losses,
-            optimizer=build_optimizer(  # DeepSpeed accepts no subclass
-                self.model, self.config.optimizer, torch.optim.AdamW
-            ),
-            config=settings,
+            # DeepSpeed accepts no subclass.
+            optimizer=build_optimizer(self.model, optimizer, torch.optim.AdamW),
+            config=self.settings,
             dist_init_required=False,
         )
-        self.stage = settings["zero_optimization"]["stage"]
-        self.settings = settings
         with self.processes.agree():
             self._refuse_another_engine(deepspeed)
         self.optimizer = self.zero.optimizer  # ours, with flat shards as parameters
@@ -74,9 +83,8 @@ class ZeroEngine(Engine):
         stage = self.deepspeed.zero_optimization_stage()
         if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
             raise UserError(
-                f"engine.name={self.config.engine.name} requires DeepSpeedEngine with {expected}, "
-                f"DeepSpeed built {built[0].__name__} with {built[1]} (stage {stage}); "
-                "change engine.deepspeed_config or take another engine.name"
+                f"engine.name=zero{self.stage}: DeepSpeed built {built[0].__name__} with "
+                f"{built[1]}, stage {stage}, not {expected}; change engine.deepspeed_config"
             )
 
     # --- a step ---------------------------------------------------------------------------------
@@ -166,16 +174,11 @@ def import_deepspeed(device: torch.device) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise ConfigError(
-            f"engine.name requires DeepSpeed, which cannot be imported ({error}): pip install "
-            "deepspeed"
-        ) from None
+        raise ConfigError(f"engine.name: {error}; pip install 'deepspeed>={OLDEST}'") from None
     if Version(deepspeed.__version__) < Version(OLDEST):
         raise ConfigError(
-            f"engine.name requires a newer DeepSpeed than the installed "
-            f"{deepspeed.__version__}. Older "
-            f"versions divide gradients by the number of micro-batches: pip install "
-            f"'deepspeed>={OLDEST}'"
+            f"engine.name: DeepSpeed {deepspeed.__version__} divides gradients by the number of "
+            f"micro-batches; pip install 'deepspeed>={OLDEST}'"
         )
     if device.type == "cpu":
         # Disables shared-memory collectives, which are for inference. They would be compiled on
@@ -202,14 +205,15 @@ _ZERO = {
 }
 
 
-def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any]:
+def deepspeed_settings(
+    engine: EngineConfig, training: TrainingConfig, optimizer: OptimizerConfig, world_size: int
+) -> dict[str, Any]:
     """The engine's JSON settings with the values of our config; contradictions are rejected."""
-    name = config.engine.name
-    path = Path(config.engine.deepspeed_config or CONFIGS / f"deepspeed/{name}.json")
+    name = engine.name
+    path = Path(engine.deepspeed_config or CONFIGS / f"deepspeed/{name}.json")
     settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")
     given = dict(leaves(settings))
-    training, optimizer = config.training, config.optimizer
-    share = training.batch_size // processes.world_size
+    share = training.batch_size // world_size
     micro = training.micro_batch_size or share
     ours: dict[str, tuple[Any, str]] = {
         "train_batch_size": (training.batch_size, "training.batch_size"),
@@ -230,16 +234,9 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
         if key in ours:
             expected, field = ours[key]
             if value not in (expected, "auto"):
-                raise ConfigError(
-                    f"{path}: {key}={value} contradicts this run, where {field} makes it "
-                    f"{expected}; remove it there, or change {field}"
-                )
+                raise ConfigError(f"{path}: {key}={value}, but {field} makes it {expected}")
         elif section not in _TOP or (section == "zero_optimization" and leaf not in _ZERO):
-            raise ConfigError(
-                f"{path}: {key}={value} is not an engine setting that this project passes "
-                "on; remove "
-                "it (batch, precision, clipping, optimizer, schedule belong into the run's config)"
-            )
+            raise ConfigError(f"{path}: {key}={value} is not passed to DeepSpeed; remove it")
     merged: dict[str, Any] = {key: value for key, value in settings.items() if key in _TOP}
     merged |= {key: value for key, (value, _) in ours.items() if "." not in key}
     stage, _ = ours["zero_optimization.stage"]

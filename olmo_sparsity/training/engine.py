@@ -35,7 +35,7 @@ from olmo_sparsity.analysis.kernels.attention import (
 )
 from olmo_sparsity.analysis.kernels.losses import compile_losses, mean_loss, token_losses
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.config.sections import Precision, RunConfig
+from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig, Precision, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
@@ -84,40 +84,34 @@ class Engine:
 
     optimizer: Any
 
-    def __init__(self, model: Any, config: RunConfig, processes: Processes | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        model: Any,
+        training: TrainingConfig,
+        optimizer: OptimizerConfig,
+        processes: Processes | None = None,
+    ) -> None:
+        self.training = training
         self.processes = processes or Processes()
-        self.device = own_device(config.training.device, self.processes)
-        if config.training.deterministic:
+        self.device = own_device(training.device, self.processes)
+        if training.deterministic:
             be_deterministic()
         self.model = model.to(self.device)
-        self.losses = Losses(model, config.training.compile)
-        if config.training.activation_checkpointing:
+        self.losses = Losses(model, training.compile)
+        if training.activation_checkpointing:
             model.checkpoint_activations()
-        if config.training.compile:
-            # One graph for each shape (of training, its stages, evaluations), and always the same:
-            # one of any shape, which PyTorch otherwise makes when it sees a second, would depend on
-            # where a run begins.
-            torch._dynamo.config.recompile_limit = 64
-            if isinstance(model, HuggingFaceLM):
-                model.keep_own_attention()
-            keep_out_of_graphs()
-            blocks = getattr(model, "blocks", ())
-            if len(blocks) < COMPILED_BY_BLOCK:
-                model.hidden = torch.compile(model.hidden, dynamic=False)
-            else:
-                for block in blocks:  # which share one graph
-                    block.output = torch.compile(block.output, dynamic=False)
-        self.prepare()
+        if training.compile:
+            compile_model(model)
+        self.prepare(optimizer)
 
-    def prepare(self) -> None:
+    def prepare(self, optimizer: OptimizerConfig) -> None:
         """Overridden by other engines."""
-        self.optimizer = build_optimizer(self.model, self.config.optimizer)
+        self.optimizer = build_optimizer(self.model, optimizer)
 
     # --- a step ---------------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        if self.config.training.precision == "fp32":
+        if self.training.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
@@ -127,9 +121,9 @@ class Engine:
         num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
             self.model.train()  # visits all modules
-        size = self.config.training.micro_batch_size or len(batch.tokens_BL)
+        size = self.training.micro_batch_size or len(batch.tokens_BL)
         # It counts sequences of the longest length.
-        size *= self.config.training.length // batch.tokens_BL.shape[1]
+        size *= self.training.length // batch.tokens_BL.shape[1]
         parts = list(batch.split(size))
         total = torch.zeros((), device=self.device)
         for index, part in enumerate(parts):
@@ -147,7 +141,7 @@ class Engine:
         return loss
 
     def update(self, learning_rate: float) -> Tensor:
-        limit = self.config.training.max_grad_norm
+        limit = self.training.max_grad_norm
         limit = float("inf") if limit is None else limit
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         for group in self.optimizer.param_groups:
@@ -192,53 +186,21 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """The engine that actually runs, for environment.json."""
         return {
-            "name": self.config.engine.name,
             "class": type(self).__name__,
             "world_size": self.processes.world_size,
             "backend": dist.get_backend() if dist.is_initialized() else None,
-            "attention": self.attention_kernel(),
         }
-
-    def attention_kernel(self) -> str:
-        """The name of the kernel that `attend` chooses for the sequences of a training step."""
-        model, training, device = self.config.model, self.config.training, self.device
-        if model.architecture != "olmo":
-            return "as transformers chooses"
-        dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
-        width, dropout = model.effective_head_width, model.attention_dropout
-        num_keys, length = model.effective_n_kv_heads, training.length
-        if self.config.data.mask_documents:
-            plain = not model.alibi and dropout == 0
-            if plain and packs(device, dtype, width):
-                return "flash_attention of packed documents"
-            one = "flash_attention" if plain and device.type == "cpu" else "as of one document"
-            return f"{one}, a document at a time"
-        grouped = num_keys != model.n_heads
-        if matmul_is_faster(device, length, grouped):
-            return "matmul"
-        q, k = (
-            torch.empty(1, heads, length, width, device=device, dtype=dtype, requires_grad=True)
-            for heads in (model.n_heads, num_keys)
-        )
-        bias = None
-        if model.alibi:
-            bias = q.new_empty(1, 1, length, length).expand(1, model.n_heads, -1, -1)
-        chosen = torch._fused_sdp_choice(q, k, k, bias, dropout, bias is None, enable_gqa=grouped)
-        kernel = SDPBackend(chosen).name.lower()
-        # An older cuDNN costs a tenth of a step, and is chosen silently.
-        version = torch.backends.cudnn.version() if kernel.startswith("cudnn") else None
-        return kernel if version is None else f"{kernel} of cuDNN {version}"
 
 
 class DDPEngine(Engine):
     """Several processes, each with the complete model; DDP averages gradients."""
 
-    def prepare(self) -> None:
-        super().prepare()
+    def prepare(self, optimizer: OptimizerConfig) -> None:
+        super().prepare(optimizer)
         start_alone()  # if there is only one process
         num = self.processes.world_size
         self.title = f"DistributedDataParallel, {num} process{'es' * (num > 1)}"
-        if self.config.training.compile:
+        if self.training.compile:
             # Else the step is split where DDP's buckets end, to send them while the rest is
             # computed (3% of a step on one machine). Older versions of PyTorch reject our graphs.
             torch._dynamo.config.optimize_ddp = False
@@ -273,6 +235,57 @@ def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Ten
         for key in KEYS:
             state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     return state
+
+
+# --- graphs and kernels ---------------------------------------------------------------------------
+
+
+def compile_model(model: Any) -> None:
+    """One graph for each shape (of training, its stages, evaluations), and always the same: one of
+    any shape, which PyTorch otherwise makes when it sees a second, would depend on where a run
+    begins."""
+    torch._dynamo.config.recompile_limit = 64
+    if isinstance(model, HuggingFaceLM):
+        model.keep_own_attention()
+    keep_out_of_graphs()
+    blocks = getattr(model, "blocks", ())
+    if len(blocks) < COMPILED_BY_BLOCK:
+        model.hidden = torch.compile(model.hidden, dynamic=False)
+    else:
+        for block in blocks:  # which share one graph
+            block.output = torch.compile(block.output, dynamic=False)
+
+
+def attention_kernel(
+    model: ModelConfig, training: TrainingConfig, device: torch.device, mask_documents: bool
+) -> str:
+    """The name of the kernel that `attend` chooses for the sequences of a training step."""
+    if model.architecture != "olmo":
+        return "as transformers chooses"
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    width, dropout = model.effective_head_width, model.attention_dropout
+    num_keys, length = model.effective_n_kv_heads, training.length
+    if mask_documents:
+        plain = not model.alibi and dropout == 0
+        if plain and packs(device, dtype, width):
+            return "flash_attention of packed documents"
+        one = "flash_attention" if plain and device.type == "cpu" else "as of one document"
+        return f"{one}, a document at a time"
+    grouped = num_keys != model.n_heads
+    if matmul_is_faster(device, length, grouped):
+        return "matmul"
+    q, k = (
+        torch.empty(1, heads, length, width, device=device, dtype=dtype, requires_grad=True)
+        for heads in (model.n_heads, num_keys)
+    )
+    bias = None
+    if model.alibi:
+        bias = q.new_empty(1, 1, length, length).expand(1, model.n_heads, -1, -1)
+    chosen = torch._fused_sdp_choice(q, k, k, bias, dropout, bias is None, enable_gqa=grouped)
+    kernel = SDPBackend(chosen).name.lower()
+    # An older cuDNN costs a tenth of a step, and is chosen silently.
+    version = torch.backends.cudnn.version() if kernel.startswith("cudnn") else None
+    return kernel if version is None else f"{kernel} of cuDNN {version}"
 
 
 # --- devices ------------------------------------------------------------------------------------

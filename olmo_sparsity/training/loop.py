@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from olmo_sparsity.config.run import save_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
@@ -36,7 +35,7 @@ from olmo_sparsity.runtime import (
 )
 from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drops
+from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
 from olmo_sparsity.training.run_folder import Metrics, refuse_divergence
@@ -60,13 +59,14 @@ def train(
         start = prepare(config, processes, probe, held)
         run_folder, num_steps = Path(start.config.run_folder), start.config.training.num_steps
         with (
-            attempt(run_folder, start.step, processes),
+            attempt(run_folder, processes),
             Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
             stop_signals() as stop,
             CheckpointWriter(run_folder, start.config.checkpoint, processes) as writer,
         ):
             with processes.agree():
-                sinks = open_sinks(start.config, start.step) if processes.is_first else []
+                opened = start.config.logging, run_folder, start.step, start.settings
+                sinks = open_sinks(*opened) if processes.is_first else []
                 metrics = Metrics(run_folder, start.step, sinks, writes=processes.is_first)
             outcome = run_steps(start, metrics, writer, progress, stop)
         if outcome is Outcome.FINISHED:
@@ -138,8 +138,7 @@ def evaluate_step(
     start: Start, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
 ) -> None:
     config, engine = start.config, start.engine
-    losses = evaluate(engine, start.heldout, config)
-    drops = induction_drops(engine, start.heldout, config)
+    losses, drops = start.evaluation.losses(engine), start.evaluation.induction_drops(engine)
     sparsity = measure_sparsity(start, writer) if config.evaluation.sparsity_targets else None
     with engine.processes.agree():
         metrics.write_heldout(step, losses, drops, sparsity)
@@ -170,7 +169,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
         refuse_divergence(step, {"sum of the weights": total})
 
     def write_once(folder: Path) -> None:
-        save_config(start.config, folder / "config.yaml")
+        (folder / "config.yaml").write_text(start.text, encoding="utf-8")
         save_weights(weights, folder / "model.safetensors")
         start.shards.tokenizer.save(str(folder / "tokenizer.json"))
 

@@ -1,29 +1,24 @@
-"""Check disks, GPUs and earlier attempts before training, so that a job fails in its first minute.
-
-Place in the flow: called by training/loop.py before the first step. The disk must be shared by all
-processes and have room, the requested GPUs there, and the run must not have died repeatedly at the
-same step.
-"""
+"""Check disks, GPUs and earlier attempts, so that a job fails in its first minute."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from olmo_sparsity.config.run import flatten
-from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.io import read_json, write_atomically
+from olmo_sparsity.folders import differences
+from olmo_sparsity.io import read_json, write_json
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.distributed import Processes
@@ -33,18 +28,14 @@ BYTES_PER_PARAMETER = 12
 """Size of a checkpoint: weight and Adam's two moments in fp32, for any engine."""
 
 
-# --- devices ------------------------------------------------------------------------------------
-
-
 def check_devices(requested: str, device: torch.device, processes: Processes) -> None:
     """Check that the requested GPUs are visible, and that no two processes share one."""
     given = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     with processes.agree():
         if requested == "auto" and device.type == "cpu" and given not in ("", "0"):
             raise ConfigError(
-                f"SLURM gave this machine {given} GPUs (SLURM_GPUS_ON_NODE), but PyTorch sees "
-                "none: its build or the driver does not fit; set training.device=cpu to train "
-                "without"
+                f"training.device=auto: SLURM_GPUS_ON_NODE={given}, but PyTorch sees no GPU; fix "
+                "the installation, or set cpu"
             )
     name = ""
     if device.type == "cuda":
@@ -58,29 +49,21 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
                 "request the same number on every machine, or set training.device=cpu"
             )
         if name and names.count(name) > 1:
-            raise ConfigError(
-                f"{names.count(name)} processes would share {name}; launch as many processes as "
-                "GPUs"
-            )
+            raise ConfigError(f"{names.count(name)} processes share {name}; launch one for each")
 
 
-def check_same_config(config: RunConfig, processes: Processes) -> None:
+def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
     """Config files on disks that are not shared may differ between machines."""
-    first = processes.gather(flatten(config) if processes.is_first else None)[0]
+    first = processes.gather(settings if processes.is_first else None)[0]
     with processes.agree():
-        for key, value in flatten(config).items():
-            if (other := first.get(key)) != value:
-                raise ConfigError(
-                    f"{key}={value} here, {other} on the first process; give all the same file"
-                )
+        if changed := differences(first, settings):
+            raise ConfigError(f"config of the first process: {changed[0]}; give all the same file")
 
 
-# --- disks --------------------------------------------------------------------------------------
-
-
-def check_room(run_folder: Path, config: RunConfig, num_parameters: int, step: int) -> None:
+def check_room(
+    run_folder: Path, kept: CheckpointConfig, num_parameters: int, step: int, num_steps: int
+) -> None:
     """Check the disk for the checkpoints that the run will keep, and one being written."""
-    kept, num_steps = config.checkpoint, config.training.num_steps
     num_left = -(-(num_steps - step) // (kept.interval_steps or num_steps))
     existing = sum(not kept.stays(step_of(path)) for path in list_checkpoints(run_folder))
     num_new = max(min(kept.keep + 1 - existing, num_left), 0)
@@ -89,10 +72,8 @@ def check_room(run_folder: Path, config: RunConfig, num_parameters: int, step: i
     free = shutil.disk_usage(run_folder).free
     if free < needed and num_left > 0:
         raise UserError(
-            f"run_folder={config.run_folder}: its disk has {free / 2**30:.2f} GiB free, the "
-            f"checkpoints to come need {needed / 2**30:.2f} (checkpoint.keep="
-            f"{kept.keep}, {num_staying} to stay forever, {num_parameters:,} parameters); free "
-            "space, keep fewer, or choose a run_folder on another disk"
+            f"run_folder={run_folder}: its disk has {free / 2**30:.2f} GiB free, checkpoints need "
+            f"{needed / 2**30:.2f} (checkpoint.keep={kept.keep}, {num_staying} to stay forever)"
         )
 
 
@@ -109,8 +90,8 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
         while not mark.exists():  # a network disk may take a moment
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"run_folder={run_folder}: what process 0 writes there cannot be seen from "
-                    f"{socket.gethostname()}; choose a folder on a disk that all machines share"
+                    f"run_folder={run_folder} is not on a disk that {socket.gethostname()} shares "
+                    "with the first process"
                 )
             time.sleep(0.1)
     if processes.is_first:
@@ -120,18 +101,20 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
 # --- repeated deaths ----------------------------------------------------------------------------
 
 
-SAME_STEP, ANYWHERE = 2, 5
-"""Deaths without a new checkpoint, at one step or in total, after which a run is not restarted."""
+@dataclass(frozen=True)
+class _Attempt:
+    died_after: int | None
+    """The last step that was logged before the death."""
 
 
 @contextlib.contextmanager
-def attempt(run_folder: Path, start: int, processes: Processes) -> Iterator[None]:
-    """Count deaths: attempts from this checkpoint that ended without a message (killed, crashed,
-    out of memory). A run that saves, stops on a signal, or reports a user error does not count."""
+def attempt(run_folder: Path, processes: Processes) -> Iterator[None]:
+    """Refuse a run that died twice after the same step. The file exists only while a run is alive,
+    or after it was killed: a run that saves, stops on a signal, or reports an error removes it."""
     path = run_folder / "attempts.json"
     with processes.agree():
         if processes.is_first:
-            _count_deaths(path, start)
+            _refuse_a_loop(path)
     try:
         yield
     except (UserError, KeyboardInterrupt):
@@ -142,27 +125,16 @@ def attempt(run_folder: Path, start: int, processes: Processes) -> Iterator[None
         path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class _Attempts:
-    start: int
-    deaths: list[int]
-
-
-def _count_deaths(path: Path, start: int) -> None:
-    """The file exists only while a run is alive, or after it died."""
-    deaths: list[int] = []
-    with contextlib.suppress(DataError):  # a damaged file does not count
-        before = read_json(path, _Attempts, "")
-        if before.start == start:
-            # The last logged step.
-            reached = [row["step"] for row in read_metrics(path.parent / "metrics.jsonl")]
-            deaths = [*before.deaths, max(reached, default=start)]
-    same = deaths.count(deaths[-1]) if deaths else 0
-    if same >= SAME_STEP or len(deaths) >= ANYWHERE:
-        where = f"{same} times after step {deaths[-1]}" if same >= SAME_STEP else f"after {deaths}"
-        raise UserError(
-            f"{path.parent} was started from step {start} and died {where}, without a new "
-            "checkpoint: to start it again would loop. Find the cause in the job's log (out of "
-            f"memory? checkpoint.interval_steps too long for the time limit?), then delete {path}"
+def _refuse_a_loop(path: Path) -> None:
+    died_after = None
+    if path.exists():
+        died_after = max(
+            (row["step"] for row in read_metrics(path.with_name("metrics.jsonl"))), default=0
         )
-    write_atomically(path, json.dumps(asdict(_Attempts(start, deaths))))
+        with contextlib.suppress(DataError):  # a damaged file does not count
+            if read_json(path, _Attempt, "").died_after == died_after:
+                raise UserError(
+                    f"{path.parent} died twice after step {died_after}; find the cause in the log "
+                    f"(memory? time limit?), then delete {path}"
+                )
+    write_json(path, asdict(_Attempt(died_after)))

@@ -1,7 +1,4 @@
-"""Read and write the files of a run folder: config, environment and metrics.
-
-Place in the flow: written by training/loop.py, next to its checkpoints.
-"""
+"""Read and write the files of a run folder: config, environment and metrics."""
 
 from __future__ import annotations
 
@@ -10,27 +7,37 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.config.run import flatten, load_saved_config, save_config
-from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.conform import conform, parse_json, with_crc
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.folders import WorkFolder, differences, refuse_changes
-from olmo_sparsity.io import naming, read_bounded, read_json, write_atomically, writing
+from olmo_sparsity.io import (
+    naming,
+    read_bounded,
+    read_json,
+    write_atomically,
+    write_json,
+    writing,
+)
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.runtime import device_name, provenance, say, typed_command
-from olmo_sparsity.training.checkpoint import refuse_other_metrics, step_of
+from olmo_sparsity.training.checkpoint import TrainerState, step_of
 from olmo_sparsity.training.sinks import Sink
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from torch import Tensor
+
+Flat = Mapping[str, Any]
+"""Settings of a run, flattened."""
 
 # A resumed run may differ in these: they change what is written, or what computes it, and not the
 # weights, except for rounding and (engine, micro_batch_size) the masks of dropout.
@@ -54,69 +61,65 @@ RESOLVED_KEYS: tuple[str, ...] = (
     "model.pad_token_id",
 )
 
+# A branch may change everything except the model and the order of the text.
+FIXED_KEYS = ("seed", "training.length", "training.batch_size", "model.")
+FIXED_KEYS += tuple(f"positions.{name}" for name in SCALING_FIELDS)
+
 
 @contextmanager
-def open_run_folder(config: RunConfig) -> Iterator[Path]:
-    """Create the folder, or check that it holds the same run, and lock it."""
-    folder = WorkFolder(Path(config.run_folder), "run_folder", "config.yaml")
+def open_run_folder(path: Path, settings: Flat, text: str) -> Iterator[None]:
+    """Create the folder, or check that it holds the same run, and lock it. `text`: the settings as
+    YAML."""
+    folder = WorkFolder(path, "run_folder", "config.yaml")
     with folder.opened("checkpoints"):
-        work = (folder.path / "metrics.jsonl", *(folder.path / "checkpoints").iterdir())
+        work = (path / "metrics.jsonl", *(path / "checkpoints").iterdir())
         # A start that was rejected before its first step has nothing to lose.
         if folder.identity.exists() and any(path.exists() for path in work):
-            refuse_other_config(folder.identity, config)
-            _refuse_other_evaluation(folder.identity, config)
-        save_config(config, folder.identity)
-        yield folder.path
+            refuse_other_config(path, settings)
+            _refuse_other_evaluation(path, settings)
+        write_atomically(folder.identity, text)
+        yield
 
 
-def refuse_other_config(path: Path, config: RunConfig) -> None:
-    settings = _settings(path, config, lambda key: not key.startswith(FREE_KEYS))
-    refuse_changes(str(path.parent), differences(*settings))
+def refuse_other_config(folder: Path, settings: Flat) -> None:
+    refuse_changes(str(folder), _changed(folder, settings, lambda k: not k.startswith(FREE_KEYS)))
 
 
-def is_work_of(config: RunConfig) -> bool:
-    """Whether what is in its folder, if anything, may be of this config, which is not resolved."""
-    path, free = Path(config.run_folder) / "config.yaml", (*FREE_KEYS, *RESOLVED_KEYS)
-    free = (*free, "training.precision") if config.training.precision == "auto" else free
-    settings = path.exists() and _settings(path, config, lambda key: not key.startswith(free))
-    return not settings or not differences(*settings)
+def is_work_of(folder: Path, settings: Flat) -> bool:
+    """Whether what is in its folder, if anything, may be of these settings, not resolved."""
+    free = (*FREE_KEYS, *RESOLVED_KEYS)
+    free = (*free, "training.precision") if settings["training.precision"] == "auto" else free
+    if not (folder / "config.yaml").exists():
+        return True
+    return not _changed(folder, settings, lambda key: not key.startswith(free))
 
 
-def _refuse_other_evaluation(path: Path, config: RunConfig) -> None:
+def _refuse_other_evaluation(folder: Path, settings: Flat) -> None:
     """Result of a finished run, which evaluates nothing more."""
-    last = max(map(step_of, list_checkpoints(path.parent)), default=0)
-    changed = differences(*_settings(path, config, lambda key: key.startswith("evaluation.")))
-    if changed and last == config.training.num_steps:
+    last = max(map(step_of, list_checkpoints(folder)), default=0)
+    changed = _changed(folder, settings, lambda key: key.startswith("evaluation."))
+    if changed and last == settings["training.num_steps"]:
         raise ConfigError(
-            f"{path.parent} is finished, and was evaluated with {', '.join(changed)}; set it as it "
-            "was, or train in another run_folder"
+            f"run_folder={folder} is finished and was evaluated with {', '.join(changed)}; train "
+            "in another folder"
         )
 
 
-def refuse_other_branch(path: Path, config: RunConfig) -> None:
-    """A branch may change everything except the model and the order of the text."""
-    fixed = {"seed", "training.length", "training.batch_size"}
-    fixed |= {f"positions.{name}" for name in SCALING_FIELDS}
+def refuse_other_branch(folder: Path, settings: Flat) -> None:
     free = "model.max_sequence_length"
-    settings = _settings(
-        path,
-        config,
-        lambda key: key.split("[")[0] in fixed or (key.startswith("model.") and key != free),
-    )
-    if changed := differences(*settings):
+    changed = _changed(folder, settings, lambda k: k.startswith(FIXED_KEYS) and k != free)
+    if changed:
         raise ConfigError(
-            f"branch_from={path.parent} was trained with {', '.join(changed)}; a branch goes on "
-            "with the same model in the same text: set them as they were, or take the weights with "
-            "init_from"
+            f"branch_from={folder} was trained with {', '.join(changed)}; set them as they were, "
+            "or take the weights alone with init_from"
         )
 
 
-def _settings(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> list[dict[str, Any]]:
-    """Return the settings that count, from the file and from now."""
-    return [
-        {key: value for key, value in flatten(settings).items() if counts(key)}
-        for settings in (load_saved_config(path), config)
-    ]
+def _changed(folder: Path, settings: Flat, counts: Callable[[str], bool]) -> list[str]:
+    """The settings that differ from those saved in the folder, of those that count."""
+    saved = flatten(load_saved_config(folder / "config.yaml"))
+    then, now = ({k: v for k, v in of.items() if counts(k)} for of in (saved, settings))
+    return differences(then, now)
 
 
 # --- environment.json -----
@@ -129,34 +132,30 @@ def describe_environment(
 
     path = run_folder / "environment.json"
     entries = read_json(path, list[dict], "delete it to go on without") if path.exists() else []
-    entries.append(
-        {
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "resumed_at_step": resumed_at,
-            "command": typed_command(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "slurm_job": os.environ.get("SLURM_JOB_ID"),
-            "engine": engine,
-            "num_threads": torch.get_num_threads(),
-            **provenance(device_name(device)),
-        }
-    )
-    write_atomically(path, json.dumps(entries, indent=1))
+    started = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "resumed_at_step": resumed_at,
+        "command": typed_command(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "engine": engine,
+        "num_threads": torch.get_num_threads(),
+        **provenance(device_name(device)),
+    }
+    write_json(path, [*entries, started])
 
 
 # --- metrics.jsonl -----
 
 
 def refuse_divergence(step: float, values: dict[str, float]) -> None:
-    if all(math.isfinite(value) for value in values.values()):
-        return
-    shown = ", ".join(f"{name} {value}" for name, value in values.items())
-    raise UserError(
-        f"step {step:.0f}: {shown}; earlier checkpoints are intact. Lower "
-        "optimizer.learning_rate or training.max_grad_norm, or lengthen optimizer.warmup_steps, "
-        "in another run_folder"
-    )
+    if not all(math.isfinite(value) for value in values.values()):
+        shown = ", ".join(f"{name} {value}" for name, value in values.items())
+        raise UserError(
+            f"step {step:.0f}: {shown}; lower optimizer.learning_rate or training.max_grad_norm, "
+            "or lengthen optimizer.warmup_steps, in another run_folder"
+        )
 
 
 class Metrics:
@@ -164,26 +163,19 @@ class Metrics:
     need not wait at each step."""
 
     def __init__(
-        self, run_folder: Path, start: int, sinks: list[Sink], writes: bool = True
+        self, run_folder: Path, start: int, sinks: Sequence[Sink], writes: bool = True
     ) -> None:
         """`writes`: whether this process writes; the others only check their numbers."""
         self.path = run_folder / "metrics.jsonl"
         self.sinks, self.writes = sinks, writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
-        self.num_lines = 0
         self.last_crc32: str | None = None
         """CRC of the line of the last step."""
-        saved = start if list_checkpoints(run_folder) else 0  # a branch begins without rows
-        if writes and (saved or self.path.exists()):
+        if writes and self.path.exists():
             # A killed run may have written past its last checkpoint; those steps are repeated.
-            lines = _read_lines(self.path)
-            _refuse_other_run(self.path, lines)
-            kept = [line for line in lines if line.row is None or line.row["step"] <= start]
+            kept = [line.text for line in _read_own_lines(self.path) if line.row["step"] <= start]
             with writing(self.path) as partial:
-                partial.write_bytes(b"".join(line.text + b"\n" for line in kept))
-            self.num_lines = max((line.number for line in kept), default=0)
-            # A gap in the numbers, by which later readers see it too: a step has a line, at least.
-            self.num_lines += _name_damage(self.path, kept, saved)
+                partial.write_bytes(b"".join(text + b"\n" for text in kept))
 
     def add(self, step: int, **values: Tensor | float) -> None:
         self.pending.append((step, values))
@@ -221,8 +213,7 @@ class Metrics:
             return
         with naming(self.path), self.path.open("a") as file:
             for row in rows:
-                self.num_lines += 1
-                line = with_crc({**row, "line": self.num_lines})
+                line = with_crc(row)
                 self.last_crc32 = self.last_crc32 if "heldout" in row else line["crc32"]
                 file.write(json.dumps(line) + "\n")
         for sink in self.sinks:
@@ -237,17 +228,13 @@ class Metrics:
 
 def read_metrics(path: Path) -> Iterator[dict]:
     """The rows of a metrics file; damaged lines are skipped."""
-    yield from (line.row for line in _read_lines(path) if line.row is not None)
+    yield from (line.row for line in _read_lines(path))
 
 
 @dataclass(frozen=True)
 class _Line:
-    number: int
-    """As written; lines before it may be lost."""
-
     text: bytes
-    row: dict | None
-    """None: the line is damaged."""
+    row: dict
 
 
 @dataclass(frozen=True)
@@ -267,6 +254,7 @@ class _Row:
     induction_drops: dict[str, float] = field(default_factory=dict)
     sparsity: dict = field(default_factory=dict)
     line: int = 0
+    """Of older versions."""
 
 
 _LARGEST = 2**30
@@ -274,57 +262,48 @@ _LARGEST = 2**30
 
 
 def _read_lines(path: Path) -> list[_Line]:
+    """All but damaged lines, of which the last may have been cut short by a kill."""
     try:
         content = read_bounded(path, _LARGEST) if path.exists() else b""
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from None
-    lines: list[_Line] = []
-    last = 0
-    for text in content.splitlines():
+        raise DataError(f"{path}: {error.strerror}; restore it") from None
+    lines, texts = [], content.splitlines()
+    for text in texts:
         try:
-            row = _check_row(parse_json(text, dict))
+            row = parse_json(text, dict)
+            conform(row, _Row)
+            parts = row.get("heldout", [])
+            if any({"from", "to", "loss", "num_tokens"} - part.keys() for part in parts):
+                continue
         except ValueError:
-            row = None
-        # Older versions wrote no numbers. A number that does not rise is a duplicate.
-        number = last + 1 if row is None else row.pop("line", last + 1)
-        lines.append(_Line(number, text, row if number > last else None))
-        last = max(last, number)
-    if lines and lines[-1].row is None and not content.endswith(b"\n"):
-        lines.pop()  # cut short by a kill
+            continue
+        row.pop("line", None)
+        lines.append(_Line(text, row))
+    num_damaged = len(texts) - len(lines) - (not content.endswith(b"\n"))
+    if num_damaged > 0:
+        say(f"{path}: {num_damaged} damaged lines are skipped")
     return lines
 
 
-def _check_row(row: dict) -> dict:
-    conform(row, _Row)
-    for part in row.get("heldout", []):
-        if missing := {"from", "to", "loss", "num_tokens"} - part.keys():
-            raise ValueError(f"heldout lacks {missing}")
-    return row
-
-
-def _refuse_other_run(path: Path, lines: list[_Line]) -> None:
+def _read_own_lines(path: Path) -> list[_Line]:
+    """Reject the file of another run: each checkpoint knows the line of its step."""
+    lines = _read_lines(path)
     crc32_of = {
         line.row["step"]: json.loads(line.text).get("crc32")
         for line in lines
-        if line.row is not None and "heldout" not in line.row
+        if "heldout" not in line.row
     }
-    refuse_other_metrics(path, crc32_of)
-
-
-def _name_damage(path: Path, lines: list[_Line], saved: int) -> int:
-    """Returns how many steps up to `saved`, the last of a checkpoint, have lost their rows."""
-    damaged = [number for number, line in enumerate(lines, start=1) if line.row is None]
-    num_lost = max((line.number for line in lines), default=0) - len(lines)
-    if damaged:
-        more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-        which = ", ".join(map(str, damaged[:5])) + more
-        say(f"{path}: {len(damaged)} damaged lines are passed over: {which}")
-    if num_lost > 0:
-        say(f"{path}: {num_lost} lines are lost")
-    last = max((line.row["step"] for line in lines if line.row is not None), default=0)
-    if last < saved:
-        say(f"{path} ends at step {last}; its rows up to step {saved} are lost")
-    return max(saved - last, 0)
+    for folder in list_checkpoints(path.parent):
+        try:
+            state = TrainerState.read(folder)
+        except DataError:  # it is damaged, and not resumed from
+            continue
+        if (
+            None not in (found := (crc32_of.get(state.step), state.metrics_crc32))
+            and len({*found}) > 1
+        ):
+            raise DataError(f"{path} is not of the run of {folder}; restore it, or delete it")
+    return lines
 
 
 # --- the curves of a run -----
@@ -332,38 +311,28 @@ def _name_damage(path: Path, lines: list[_Line], saved: int) -> int:
 
 def loss_table(run_folder: str | Path) -> str:
     """The held-out losses of a run as text: the last in detail, then all of them."""
+    import pandas as pd
+
     rows = _evaluations(run_folder)
-    lines = [f"{run_folder}, step {rows[-1]['step']}: held-out loss by position"]
-    names = [_name(part) for part in rows[-1]["heldout"]]
-    width = max(14, *map(len, names))
-    lines.append(
-        f"{'positions':>{width}} {'tokens':>10} {'loss (nats)':>12} {'perplexity':>11} "
-        f"{'bits/byte':>10}"
+    last = pd.DataFrame(
+        {
+            "positions": _name(part),
+            "tokens": f"{part['num_tokens']:,}",
+            "loss (nats)": part["loss"],
+            "perplexity": math.exp(min(part["loss"], 700)),
+            "bits/byte": part.get("bits_per_byte", math.nan),
+        }
+        for part in rows[-1]["heldout"]
     )
-    for part in rows[-1]["heldout"]:
-        perplexity = math.exp(min(part["loss"], 700))
-        lines.append(
-            f"{_name(part):>{width}} {part['num_tokens']:>10,} {part['loss']:>12.4f} "
-            f"{perplexity:>11.2f} {part.get('bits_per_byte', math.nan):>10.4f}"
-        )
-    lines.append("loss by step, and how far it falls when a passage is read twice (induction)")
-    corpora = list(rows[-1].get("induction_drops", ()))
-    units = sorted({name for row in rows for name in row.get("sparsity", ())})
-    columns = ["step", *names, "induction", *(f"… {name}" for name in corpora)]
-    columns += [f"net {name}" for name in units]
-    lines.append("".join(f" {name:>{max(13, len(name))}}" for name in columns))
-    for row in rows:
-        losses = {_name(part): part["loss"] for part in row["heldout"]}
-        shown = [losses.get(name, math.nan) for name in names]
-        drops = row.get("induction_drops", {})
-        shown += [row.get("induction_drop", math.nan), *(drops.get(c, math.nan) for c in corpora)]
-        sparsity = row.get("sparsity", {})
-        shown += [sparsity[name]["net"] if name in sparsity else math.nan for name in units]
-        cells = [f"{row['step']:,}", *(f"{value:.4f}" for value in shown)]
-        lines.append(
-            "".join(f" {c:>{max(13, len(n))}}" for n, c in zip(columns, cells, strict=True))
-        )
-    return "\n".join(lines)
+    tables = [
+        table.to_string(index=False, float_format="{:.4f}".format, na_rep="nan")
+        for table in (last, _curves(rows))
+    ]
+    return (
+        f"{run_folder}, step {rows[-1]['step']}: held-out loss by position\n{tables[0]}\n"
+        "loss by step, and how far it falls when a passage is read twice (induction)\n"
+        f"{tables[1]}"
+    )
 
 
 def draw_losses(run_folder: str | Path, out: Path) -> None:
@@ -373,7 +342,7 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
     from olmo_sparsity.drawing import band, save
 
     rows = _evaluations(run_folder)
-    steps = [row["step"] for row in rows]
+    curves = _curves(rows).set_index("step")
     training = [row for row in read_metrics(Path(run_folder) / "metrics.jsonl") if "loss" in row]
     probed = [row for row in rows if row.get("sparsity")]
 
@@ -381,45 +350,48 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
         num_panels = 3 if probed else 2
         figure = Figure(figsize=(2.75 * num_panels, 2.3), layout="constrained")
         losses, induction, *beside = figure.subplots(1, num_panels)
-        losses.plot(
-            [row["step"] for row in training],
-            [row["loss"] for row in training],
-            color="0.8",
-            linewidth=0.6,
-            label="training",
-        )
-        for name in [_name(part) for part in rows[-1]["heldout"]]:
-            values = [
-                next((p["loss"] for p in row["heldout"] if _name(p) == name), math.nan)
-                for row in rows
-            ]
-            losses.plot(steps, values, marker=".", label=f"held out, {name}")
+        steps, of_training = [r["step"] for r in training], [r["loss"] for r in training]
+        losses.plot(steps, of_training, color="0.8", linewidth=0.6, label="training")
+        for name in map(_name, rows[-1]["heldout"]):
+            losses.plot(curves.index, curves[name], marker=".", label=f"held out, {name}")
         losses.set(xlabel="step", ylabel="loss (nats)")
         losses.legend(frameon=False, loc="upper right")  # "best" takes seconds
-        drops = [row.get("induction_drop", math.nan) for row in rows]
-        induction.plot(steps, drops, marker=".", label="induction")
-        for corpus in rows[-1].get("induction_drops", ()):
-            of_corpus = [row.get("induction_drops", {}).get(corpus, math.nan) for row in rows]
-            induction.plot(steps, of_corpus, marker=".", linewidth=0.6, label=corpus)
-        if rows[-1].get("induction_drops"):
-            induction.legend(frameon=False, loc="upper left")
-        induction.axhline(0, color="0.8", linewidth=0.6)
+        for name in curves.filter(regex="^induction"):
+            induction.plot(curves.index, curves[name], marker=".", label=name)
+        induction.legend(frameon=False, loc="upper left")
         induction.set(xlabel="step", ylabel="induction drop (nats)")
         for axes in beside:
             for units in probed[-1]["sparsity"]:
-                at = [row["step"] for row in probed if units in row["sparsity"]]
+                of_units = {
+                    r["step"]: r["sparsity"][units] for r in probed if units in r["sparsity"]
+                }
                 net, low, high = (
-                    [row["sparsity"][units][name] for row in probed if units in row["sparsity"]]
+                    [numbers[name] for numbers in of_units.values()]
                     for name in ("net", "net_low", "net_high")
                 )
-                (line,) = axes.plot(at, net, marker=".", label=f"best of {units}")
-                band(axes, at, low, high, line.get_color())
-            axes.axhline(0, color="0.8", linewidth=0.6)
+                (line,) = axes.plot(list(of_units), net, marker=".", label=f"best of {units}")
+                band(axes, list(of_units), low, high, line.get_color())
             axes.set(xlabel="step", ylabel="net excess (share of the gap)")
             axes.legend(frameon=False, loc="upper left")
+        for axes in (induction, *beside):
+            axes.axhline(0, color="0.8", linewidth=0.6)
         return figure
 
     save(draw, out)
+
+
+def _curves(rows: list[dict]) -> pd.DataFrame:
+    """A row for each evaluation: losses by position, induction drops, net excess."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {"step": row["step"]}
+        | {_name(part): part["loss"] for part in row["heldout"]}
+        | {"induction": row.get("induction_drop", math.nan)}
+        | {f"induction {name}": drop for name, drop in row.get("induction_drops", {}).items()}
+        | {f"net {units}": found["net"] for units, found in row.get("sparsity", {}).items()}
+        for row in rows
+    )
 
 
 def _name(part: dict) -> str:
@@ -430,10 +402,7 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
         raise DataError(f"{path} does not exist; is '{run_folder}' of a trained run?")
-    lines = _read_lines(path)
-    _refuse_other_run(path, lines)
-    _name_damage(path, lines, max(map(step_of, list_checkpoints(run_folder)), default=0))
-    rows = [line.row for line in lines if line.row is not None and "heldout" in line.row]
+    rows = [line.row for line in _read_own_lines(path) if "heldout" in line.row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
     return rows

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.sections import LoggingConfig
 from olmo_sparsity.errors import naming_extras
 from olmo_sparsity.io import write_atomically
 
 Sink = Callable[[dict], None]
 
 
-def open_sinks(config: RunConfig, start: int) -> list[Sink]:
-    """`start`: the step from which the run begins or resumes."""
+def open_sinks(
+    logging: LoggingConfig, run_folder: Path, start: int, stated: Mapping[str, Any]
+) -> list[Sink]:
+    """`start`: the step from which the run begins or resumes; `stated`: its settings."""
     sinks = []
-    if config.logging.tensorboard:
-        sinks.append(_tensorboard(config, start))
-    if config.logging.wandb_project:
-        sinks.append(_wandb(config, start))
+    if logging.tensorboard:
+        sinks.append(_tensorboard(run_folder, start))
+    if logging.wandb_project:
+        sinks.append(_wandb(logging.wandb_project, run_folder, start, stated))
     return sinks
 
 
-def _tensorboard(config: RunConfig, start: int) -> Sink:
+def _tensorboard(run_folder: Path, start: int) -> Sink:
     with naming_extras():
         from torch.utils.tensorboard import SummaryWriter
     # What a killed process has written after its last checkpoint comes again.
-    writer = SummaryWriter(f"{config.run_folder}/tensorboard", purge_step=start + 1)
+    writer = SummaryWriter(f"{run_folder}/tensorboard", purge_step=start + 1)
 
     def write(row: dict) -> None:
         for name, value in _scalars(row):
@@ -37,14 +39,14 @@ def _tensorboard(config: RunConfig, start: int) -> Sink:
     return write
 
 
-def _wandb(config: RunConfig, start: int) -> Sink:
+def _wandb(project: str, run_folder: Path, start: int, stated: Mapping[str, Any]) -> Sink:
     with naming_extras():
         import wandb
-    file = Path(config.run_folder) / "wandb_id"  # a resumed run goes on in the same curves
+    file = run_folder / "wandb_id"  # a resumed run goes on in the same curves
     run = wandb.init(
-        project=config.logging.wandb_project,
-        name=config.run_folder,
-        config=asdict(config),
+        project=project,
+        name=str(run_folder),
+        config=dict(stated),
         id=file.read_text() if start and file.exists() else None,
         resume="allow",
     )

@@ -1,8 +1,7 @@
 """Build all that training needs from a config: data, model, engine, and the step to start from.
 
-Place in the flow: config → **a start** → training/loop.py. The given config is not changed: what
-hardware and tokenizer determine is set in a copy, `Start.config`.
-"""
+The given config is not changed: what hardware and tokenizer determine is set in a copy,
+`Start.config`. Other modules receive its sections."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary
-from olmo_sparsity.config.run import check_model
+from olmo_sparsity.config.run import check_model, flatten
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
@@ -31,7 +30,13 @@ from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import Engine, choose_precision, measure_matmul_peak, own_device
+from olmo_sparsity.training.engine import (
+    Engine,
+    attention_kernel,
+    choose_precision,
+    measure_matmul_peak,
+    own_device,
+)
 from olmo_sparsity.training.estimate import (
     count_parameters,
     estimate,
@@ -39,14 +44,15 @@ from olmo_sparsity.training.estimate import (
     flops_per_token,
     stated_flops,
 )
-from olmo_sparsity.training.evaluate import check_heldout
+from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.preflight import (
     check_devices,
     check_room,
-    check_same_config,
+    check_same,
     check_shared,
 )
 from olmo_sparsity.training.run_folder import (
+    Flat,
     describe_environment,
     open_run_folder,
     refuse_other_branch,
@@ -63,11 +69,15 @@ class Start:
     config: RunConfig
     """Resolved."""
 
+    settings: Flat
+    text: str
+    """The config as YAML."""
+
     step: int
     """Steps done already."""
 
     shards: TokenShards
-    heldout: TokenShards
+    evaluation: Evaluation
     batches: TrainingBatches
     engine: Engine
     sparsity_of: SparsityOf | None
@@ -102,26 +112,32 @@ def prepare(
         config = resolve(config, shards, device, processes.world_size)
         if config.evaluation.sparsity_targets and probe is not None and processes.is_first:
             sparsity_of = probe(config, heldout, device)
-        check_heldout(heldout, config)
+        evaluation = build_evaluation(heldout, config)
+        evaluation.check()
+        settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
         if processes.is_first:
-            held.enter_context(open_run_folder(config))
+            held.enter_context(open_run_folder(run_folder, settings, text))
         batches = build_batches(shards, config, processes)
         torch.manual_seed(config.seed)
         model = build_model(config.model)
-        tokens_per_step = config.training.batch_size * config.training.length
+        length = config.training.length
+        tokens_per_step = config.training.batch_size * length
         flops_per_step, whole_flops_per_step = (
-            tokens_per_step * flops_per_token(model, config, whole) for whole in (False, True)
+            tokens_per_step * flops_per_token(model, config.model, length, whole)
+            for whole in (False, True)
         )
     check_devices(config.training.device, device, processes)
-    check_same_config(config, processes)
-    check_shared(Path(config.run_folder), processes)
-    step, engine = restore(config, model, shards, processes, report)
+    check_same(settings, processes)
+    check_shared(run_folder, processes)
+    step, engine = restore(config, settings, model, shards.fingerprint, processes, report)
     peak = measure_matmul_peak(device, config.training.precision)
     return Start(
         config=config,
+        settings=settings,
+        text=text,
         step=step,
         shards=shards,
-        heldout=heldout,
+        evaluation=evaluation,
         batches=batches,
         engine=engine,
         sparsity_of=sparsity_of,
@@ -135,7 +151,7 @@ def prepare(
 
 
 def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | None) -> None:
-    check_engine(config, processes)
+    check_engine(config.engine, config.training, config.optimizer, processes.world_size)
     if config.checkpoint.export_at_end:
         check_exportable(config.model)
     if config.evaluation.sparsity_targets and probe is None:
@@ -143,6 +159,17 @@ def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | No
             "evaluation.sparsity_targets needs the command `olmo-sparsity train`, or train(…, "
             "probe=olmo_sparsity.training.probe.SparsityProbe)"
         )
+
+
+def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
+    return Evaluation(
+        heldout,
+        config.evaluation,
+        trained=config.training.length,
+        reached=config.largest_length,
+        mask_documents=config.data.mask_documents,
+        per_document=config.positions.per_document,
+    )
 
 
 def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) -> TrainingBatches:
@@ -166,67 +193,68 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
 
 def restore(
     config: RunConfig,
+    settings: Flat,
     model: nn.Module,
-    shards: TokenShards,
+    data_fingerprint: str,
     processes: Processes,
     report: Callable[[str], None],
 ) -> tuple[int, Engine]:
     """The step that the model, and an engine built for it, are restored to."""
     run_folder, num_parameters = Path(config.run_folder), count_parameters(model)
+    num_steps = config.training.num_steps
     with processes.agree():
         latest = checkpoint.resume_point(run_folder, report) if processes.is_first else None
         if processes.is_first and latest is None and config.branch_from is not None:
             latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
-        step = restore_weights(latest, model, shards, config)
+        step = 0
+        if latest is not None:
+            step = restore_weights(latest, model, settings, data_fingerprint)
+        elif config.init_from is not None:
+            fill(model, import_weights(config.init_from, config.model), config.init_from)
         if processes.is_first:
-            check_room(run_folder, config, num_parameters, step)
-    engine = build_engine(model, config, processes)
+            check_room(run_folder, config.checkpoint, num_parameters, step, num_steps)
+    engine = build_engine(model, config.engine, config.training, config.optimizer, processes)
     if latest is not None:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, step)
+    attention = attention_kernel(
+        config.model, config.training, engine.device, config.data.mask_documents
+    )
     report(
-        f"{config.run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}, "
-        f"attention: {engine.attention_kernel()}"
+        f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}, "
+        f"attention: {attention}"
     )
     if latest is not None:
         report(f"resuming from {latest}")
     elif config.init_from is not None:
         changed = change_of_angles(config.init_from, config.model)
         report(f"starting from the weights of {config.init_from}{changed}")
-    if step == config.training.num_steps:
-        report(
-            f"{config.run_folder} is finished: nothing is trained or evaluated again; raise "
-            "training.num_steps in another run_folder"
-        )
+    if step == num_steps:
+        report(f"{run_folder} is finished: nothing is trained or evaluated again")
     with processes.agree():
         if processes.is_first:
-            describe_environment(run_folder, engine.describe(), engine.device, resumed_at=step)
+            described = engine.describe() | {"name": config.engine.name, "attention": attention}
+            describe_environment(run_folder, described, engine.device, resumed_at=step)
     return step, engine
 
 
-def restore_weights(
-    latest: Path | None, model: nn.Module, shards: TokenShards, config: RunConfig
-) -> int:
-    """Load the weights of a checkpoint (or `init_from`) into the model; returns the step."""
-    if latest is None:
-        if config.init_from is not None:
-            fill(model, import_weights(config.init_from, config.model), config.init_from)
-        return 0
-    own = latest.parent.parent == Path(config.run_folder)
+def restore_weights(latest: Path, model: nn.Module, settings: Flat, data_fingerprint: str) -> int:
+    """Load the weights of a checkpoint into the model; returns the step."""
+    own = latest.parent.parent == Path(settings["run_folder"])
     # Its own checkpoint too, which may have been put there by hand.
-    (refuse_other_config if own else refuse_other_branch)(latest / "config.yaml", config)
+    (refuse_other_config if own else refuse_other_branch)(latest, settings)
     state = TrainerState.read(latest)
-    if state.data_fingerprint != shards.fingerprint:
+    if state.data_fingerprint != data_fingerprint:
         raise DataError(
-            f"{latest} was trained on other tokens than those now in {config.data.folder}; restore "
-            "the data, or take its weights alone with init_from in another run_folder"
+            f"{latest} was trained on other tokens than those in data.folder="
+            f"{settings['data.folder']}; restore these, or start another run with init_from"
         )
-    if not own and state.step >= config.training.num_steps:
+    num_steps = settings["training.num_steps"]
+    if not own and state.step >= num_steps:
         raise ConfigError(
-            f"branch_from={latest} is at step {state.step}, where training.num_steps="
-            f"{config.training.num_steps} ends; raise it"
+            f"branch_from={latest} is at step {state.step}; raise training.num_steps={num_steps}"
         )
     load_weights(model, latest / "model.safetensors")
     return state.step
@@ -245,7 +273,7 @@ def resolve(
     if model.vocab_size < shards.vocab_size:
         raise ConfigError(
             f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's "
-            f"{shards.vocab_size} in {config.data.folder}; set it to 0 to take the tokenizer's"
+            f"{shards.vocab_size}; set it to 0 to take that"
         )
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
@@ -259,7 +287,7 @@ def for_hardware(config: RunConfig, device: torch.device, world_size: int = 1) -
     config = replace(config, training=training)
     if training.micro_batch_size == 0:
         share = training.batch_size // world_size
-        training.micro_batch_size = fitting_micro_batch_size(config, share, device)
+        training.micro_batch_size = fitting_micro_batch_size(config.model, training, share, device)
     return config
 
 
@@ -283,5 +311,5 @@ def dry_run(config: RunConfig) -> None:
         model = with_vocabulary(config.model, size or 0)
         config = for_hardware(replace(config, model=model), device)
     print(to_yaml(config))
-    for name, value in estimate(config, device).items():
+    for name, value in estimate(config.model, config.training, device).items():
         print(f"# {name}: {value}")

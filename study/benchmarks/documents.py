@@ -96,7 +96,7 @@ def long_step(length: int, documents: list[int]) -> None:
         ],
     )
     config.model.vocab_size = 4096
-    engine = Engine(build_model(config.model), config)
+    engine = Engine(build_model(config.model), config.training, config.optimizer)
     sizes = torch.tensor(documents).repeat(length // sum(documents) + 1)
     documents_BL = torch.arange(len(sizes)).repeat_interleave(sizes)[None, :length]
     tokens_BL = torch.randint(0, 4096, (1, length))

@@ -64,7 +64,9 @@ def measure(size: str, engine: str, world_size: int) -> dict[str, Any]:
         "memory": steps[-1].memory,
         "given": given,
         "parameters": count_parameters(model),
-        "flops": flops_per_token(model, config) * share * config.training.length,
+        "flops": flops_per_token(model, config.model, config.training.length)
+        * share
+        * config.training.length,
         "num_steps": config.training.num_steps,
     }
 

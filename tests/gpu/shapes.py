@@ -187,7 +187,7 @@ def training_step(config: RunConfig, world_size: int, num_micro_batches: int) ->
             model = build_model(config.model)
         importlib.reload(importlib.import_module("deepspeed.utils.groups"))  # of an earlier step
         importlib.import_module("deepspeed.comm.comm").cdb = None
-        engine = build_engine(model, config, processes)
+        engine = build_engine(model, config.engine, config.training, config.optimizer, processes)
         engine.step(batch, 1e-3)
         memory.peak = 0
         given.clear()

@@ -190,7 +190,9 @@ def test_the_dry_run_knows_the_memory_of_a_step(recomputes: bool) -> None:
     again = f"--training.activation_checkpointing={str(recomputes).lower()}"
     config = config_of("150m", "single", "--model.n_layers=3", again)
     found = training_step(config, 1, 2).memory / GIB
-    stated = float(estimate(config, torch.device("cuda"))["memory"].split()[0])
+    stated = float(
+        estimate(config.model, config.training, torch.device("cuda"))["memory"].split()[0]
+    )
     stated -= CUDA_CONTEXT_BYTES / GIB
     print(f"computed again: {recomputes}: {found:.2f} GiB, stated {stated:.2f}")
     assert stated == pytest.approx(found, rel=0.05)

@@ -338,7 +338,7 @@ def test_a_failed_write_stops_training_before_the_next_save(
 
     monkeypatch.setattr(Engine, "step", counted)
     monkeypatch.setattr(checkpoint, "write_manifest", full)
-    with pytest.raises(UserError, match=r"step000002: no space .*; an earlier one does not exist"):
+    with pytest.raises(UserError, match=r"step000002.* cannot be written: No space"):
         train(config)
     assert taken < 300
     assert not any((Path(config.run_folder) / "checkpoints").iterdir())
@@ -356,7 +356,7 @@ def test_a_run_whose_last_checkpoint_fails_has_not_finished_and_keeps_those_befo
         publish(partial, final)
 
     monkeypatch.setattr(checkpoint, "publish", full_at_the_end)
-    with pytest.raises(UserError, match=r"step000006: no space .*step000004 is intact"):
+    with pytest.raises(UserError, match=r"step000006.* cannot be written: No space"):
         train(config)
     folder = Path(config.run_folder)
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {
@@ -386,8 +386,7 @@ def test_another_error_waits_for_the_writer_and_hides_nothing(
     with pytest.raises(UserError, match="another"):
         leave()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "could not write checkpoint" in line
-    assert "no space left on the disk" in line
+    assert "step000001 cannot be written: No space" in line
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
@@ -429,12 +428,12 @@ def test_a_branch_goes_on_as_its_trunk_did(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"seed": 4}, r"was trained with seed=3 \(now 4\); a branch goes on"),
+        ({"seed": 4}, r"was trained with seed=3 \(now 4\)"),
         ({"training__batch_size": 2}, r"training\.batch_size=4 \(now 2\)"),
         ({"model__n_layers": 1}, r"model\.n_layers=2 \(now 1\)"),
-        ({"training__num_steps": 4}, r"is at step 4, where training\.num_steps=4 ends; raise it"),
+        ({"training__num_steps": 4}, r"is at step 4; raise training\.num_steps=4"),
         ({"init_from": "runs/x"}, r"exclude each other"),
-        ({"branch_from": "runs/x"}, r"branch_from=runs/x is not an intact checkpoint"),
+        ({"branch_from": "runs/x"}, r"branch_from=runs/x \(.*intact checkpoint"),
     ],
 )
 def test_what_a_branch_cannot_be_is_refused(

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.choose_engine import check_engine
-from olmo_sparsity.training.distributed import Processes
-from tests.conftest import MakeConfig
-
-TWO = Processes(rank=0, world_size=2, local_world_size=2)
-ALONE = Processes()
 
 
 @pytest.mark.parametrize(
-    ("changes", "processes", "message"),
+    ("name", "batch", "micro", "world_size", "named"),
     [
-        ({"engine__name": "single"}, TWO, "engine.name=single, but 2 processes"),
-        ({"engine__name": "ddp"}, ALONE, "engine.name=ddp, but this is one process"),
-        ({"training__batch_size": 5}, TWO, r"training\.batch_size=5 cannot be shared .* by 2"),
-        (
-            {"training__batch_size": 12, "training__micro_batch_size": 4},
-            TWO,
-            r"leaves 6 sequences .* training\.micro_batch_size=4; set that to 6",
-        ),
-        (
-            {"engine__name": "zero2", "engine__deepspeed_config": "/nowhere/zero.json"},
-            TWO,
-            r"/nowhere/zero\.json: No such file or directory; engine\.deepspeed_config names",
-        ),
+        ("single", 4, None, 2, "engine.name=single"),
+        ("ddp", 4, None, 1, "engine.name=ddp"),
+        ("auto", 5, None, 2, "training.batch_size=5"),
+        ("auto", 12, 4, 2, "training.micro_batch_size=4"),
+        ("zero2", 4, None, 2, "/nowhere/zero.json"),
+        ("auto", 12, 3, 2, ""),
+        ("single", 4, 0, 1, ""),
     ],
 )
 def test_what_processes_cannot_share_is_refused(
-    make_config: MakeConfig, changes: dict, processes: Processes, message: str
+    name: str,
+    batch: int,
+    micro: int | None,
+    world_size: int,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        check_engine(make_config(**changes), processes)
-
-
-def test_ddp_of_one_process_is_for_those_who_launched_it(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    check_engine(make_config(engine__name="ddp"), ALONE)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    engine = EngineConfig(name=name, deepspeed_config="/nowhere/zero.json")  # type: ignore[arg-type]
+    training = TrainingConfig(batch_size=batch, micro_batch_size=micro)
+    given = (engine, training, OptimizerConfig(), world_size)
+    if named:
+        with pytest.raises(UserError, match=re.escape(named)):
+            check_engine(*given)
+    if name == "ddp":  # of one process is for those who launched it
+        monkeypatch.setenv("WORLD_SIZE", "1")
+    if not named or name == "ddp":
+        check_engine(*given)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.estimate import (
     CUDA_CONTEXT_BYTES,
@@ -21,23 +22,23 @@ from olmo_sparsity.training.start import for_hardware
 from tests.conftest import MakeConfig
 
 
+def lines_of(config: RunConfig, device: str = "cpu") -> dict[str, str]:
+    return estimate(config.model, config.training, torch.device(device))
+
+
 def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
     config = make_config(model__vocab_size=512, model__weight_tying=False)
     model = build_model(config.model)
-    assert estimate(config, torch.device("cpu"))["parameters"] == f"{count_parameters(model):,}"
-    assert "CUDA's context 0.50" in estimate(config, torch.device("cuda"))["memory"]
-    weights = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
-    weights += sum(p.numel() for n, p in model.named_parameters() if "out" in n)
-    assert flops_per_token(model, config) == 6 * weights + 6 * 2 * 16 * 32
-    assert flops_per_token(model, config, whole_attention=True) == 6 * weights + 12 * 2 * 16 * 32
-
-
-def test_of_several_lengths_the_longest_is_estimated(make_config: MakeConfig) -> None:
-    config = make_config(model__vocab_size=512)
-    plain = estimate(config, torch.device("cpu"))
-    stages = [{"tokens": 4, "until": 2}, {"tokens": 16}]
-    config = make_config(model__vocab_size=512, training__length=stages)
-    assert estimate(config, torch.device("cpu")) == plain
+    assert lines_of(config)["parameters"] == f"{count_parameters(model):,}"
+    assert "CUDA's context 0.50" in lines_of(config, "cuda")["memory"]
+    names = [name for name, _ in model.named_parameters() if "proj" in name or "out" in name]
+    weights = sum(model.get_parameter(name).numel() for name in names)
+    for whole, of_keys in ((False, 6), (True, 12)):
+        found = flops_per_token(model, config.model, 16, whole)
+        assert found == 6 * weights + of_keys * 2 * 16 * 32
+    stages = [{"tokens": 4, "until": 2}, {"tokens": 16}]  # the longest is estimated
+    staged = make_config(model__vocab_size=512, model__weight_tying=False, training__length=stages)
+    assert lines_of(staged) == lines_of(config)
 
 
 def test_micro_batches_are_as_large_as_memory_allows(
@@ -46,9 +47,10 @@ def test_micro_batches_are_as_large_as_memory_allows(
     config = make_config(
         model__vocab_size=512, training__batch_size=48, training__micro_batch_size="auto"
     )
+    sizes, training = config.model, config.training
     for num_sequences, expected in ((48, 48), (17, 16), (15, 12), (0, 1)):
-        needed = state_bytes(config, count_parameters(build_model(config.model)))
-        needed += activation_bytes(config, num_sequences, "cuda") + CUDA_CONTEXT_BYTES
+        needed = state_bytes(training.precision, count_parameters(build_model(sizes)))
+        needed += activation_bytes(sizes, training, num_sequences, "cuda") + CUDA_CONTEXT_BYTES
         gpu = SimpleNamespace(total_memory=needed / 0.85 + 1)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=gpu: gpu)
         resolved = for_hardware(config, torch.device("cuda"))

@@ -14,8 +14,7 @@ from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.evaluate import evaluate, induction_drop
-from olmo_sparsity.training.start import resolve
+from olmo_sparsity.training.start import build_evaluation, resolve
 from tests.conftest import MakeConfig
 
 
@@ -23,8 +22,8 @@ def test_losses_by_position_are_means_over_those_positions(make_config: MakeConf
     config = make_config(evaluation__length=50, evaluation__batch_size=3)
     heldout = open_shards(config.data, "heldout")
     config = resolve(config, heldout, torch.device("cpu"))
-    engine = Engine(build_model(config.model), config)
-    found = evaluate(engine, heldout, config)
+    engine = Engine(build_model(config.model), config.training, config.optimizer)
+    found = build_evaluation(heldout, config).losses(engine)
     assert [(row["from"], row["to"]) for row in found] == [(0, 16), (16, 32), (32, 50)]
     (whole,) = heldout_batches(heldout, length=50, num_sequences=4, batch_size=4)
     nll_BL = token_losses(engine.model, whole.tokens_BL, whole.positions_BL, whole.labels_BL)
@@ -45,8 +44,8 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
     config = make_config(training__length=20, evaluation__batch_size=1)
     heldout = open_shards(config.data, "heldout")
     config = resolve(config, heldout, torch.device("cpu"))
-    engine = Engine(build_model(config.model), config)
-    assert abs(induction_drop(engine, heldout, config)) < 0.1
+    engine = Engine(build_model(config.model), config.training, config.optimizer)
+    assert abs(build_evaluation(heldout, config).induction_drops(engine)[""]) < 0.1
 
     def parrot(batch: Batch) -> torch.Tensor:
         nll_BL = torch.zeros(batch.labels_BL.shape)
@@ -56,11 +55,11 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
         return nll_BL
 
     engine.token_losses = parrot
-    assert induction_drop(engine, heldout, config) == pytest.approx(3.0)
+    assert build_evaluation(heldout, config).induction_drops(engine)[""] == pytest.approx(3.0)
     shares = []
     for rank in range(30):  # more processes than the last batch has passages
         engine.processes = SimpleNamespace(
             rank=rank, world_size=30, add_up=lambda sums: shares.append(sums) or torch.ones(3)
         )
-        induction_drop(engine, heldout, config)
+        build_evaluation(heldout, config).induction_drops(engine)[""]
     assert sum(shares).tolist() == [3 * 64, 0, 64]

@@ -78,7 +78,7 @@ def test_a_finished_run_is_left_alone(
     assert train(make_config()) is Outcome.FINISHED
     assert "held-out loss by position: lost" in capsys.readouterr().err
     written = (trained / "config.yaml").read_bytes()
-    with pytest.raises(ConfigError, match=r"finished, and was evaluated with evaluation\.num_seq"):
+    with pytest.raises(ConfigError, match=r"evaluated with evaluation\.num_seq"):
         train(make_config(evaluation__num_sequences=7))
     assert (trained / "config.yaml").read_bytes() == written
 
@@ -248,7 +248,7 @@ def test_a_model_too_small_for_its_tokenizer_is_refused(make_config: MakeConfig)
 
 def test_a_loss_that_is_not_a_number_stops_the_run(make_config: MakeConfig) -> None:
     config = make_config(optimizer__learning_rate=1e30, training__num_steps=30)
-    with pytest.raises(UserError, match=r"step \d+: loss .*Lower optimizer\.learning_rate"):
+    with pytest.raises(UserError, match=r"step \d+: loss .*optimizer\.learning_rate"):
         train(config)
     for folder in list_checkpoints(config.run_folder):
         for tensor in load_model(str(folder), device="cpu").model.state_dict().values():
@@ -264,7 +264,7 @@ def test_a_last_step_that_diverges_is_no_finished_run(make_config: MakeConfig) -
         optimizer__warmup_steps=0,
         training__num_steps=1,
     )
-    with pytest.raises(UserError, match=r"step 1: held-out loss nan.*Lower optimizer"):
+    with pytest.raises(UserError, match=r"step 1: held-out loss nan"):
         train(config)
     assert list_checkpoints(config.run_folder) == []
 
@@ -304,7 +304,7 @@ def test_the_share_of_the_stated_peak_is_logged_where_it_is_known(
     train(config)
     (row,) = [row for row in rows(config) if "mfu" in row]
     model = load_model(config.run_folder, device="cpu").model
-    expected = row["tokens_per_s"] * flops_per_token(model, config) / 312e12
+    expected = row["tokens_per_s"] * flops_per_token(model, config.model, 16) / 312e12
     assert row["mfu"] == pytest.approx(expected)
     assert row["mfu"] < row["mfu_whole_attention"] < 2 * row["mfu"]
     assert 0.1 < row["peak_memory_gib"] < 100

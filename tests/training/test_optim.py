@@ -8,22 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from olmo_sparsity.config.sections import OptimizerConfig, RunConfig
+from olmo_sparsity.config.sections import OptimizerConfig
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate import count_parameters
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from tests.conftest import MakeConfig
 
 
-def engine_for(config: RunConfig) -> Engine:
-    config.model.vocab_size = 300
-    torch.manual_seed(0)
-    return Engine(build_model(config.model), config)
-
-
 def test_decay_groups(make_config: MakeConfig) -> None:
-    model = build_model(engine_for(make_config(model__weight_tying=False)).config.model)
+    model = build_model(make_config(model__vocab_size=300, model__weight_tying=False).model)
 
     def decayed(**settings: bool) -> int:
         groups = build_optimizer(model, OptimizerConfig(**settings)).param_groups
