@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
 from olmo_sparsity.analysis.inputs.planting import PlantedConfig
+from olmo_sparsity.analysis.inputs.records import CorpusConfig
 from olmo_sparsity.settings import option
 
 LEAST_SHARE = 1e-3

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Generator, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -21,12 +22,12 @@ from tokenizers import Encoding, Tokenizer
 
 from olmo_sparsity.analysis.inputs.corpus import (
     CHECK_EVERY_RECORDS,
-    Document,
     Tally,
     is_heldout,
     list_inputs,
     read_records,
 )
+from olmo_sparsity.analysis.inputs.records import TextRecord
 from olmo_sparsity.analysis.inputs.vocabulary import (
     BATCH_CHARACTERS,
     count_vocabulary,
@@ -49,7 +50,7 @@ from olmo_sparsity.runtime import Progress, read_launch
 from olmo_sparsity.settings import applies
 
 if TYPE_CHECKING:
-    from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
+    from olmo_sparsity.analysis.inputs.records import CorpusConfig
     from olmo_sparsity.config.text import DataConfig
 
 SHARD_CHARACTERS = 2**28
@@ -245,7 +246,7 @@ def _sample(data: DataConfig, num_corpora: int = 1) -> Iterator[str]:
     """Yield the text of the training split that the tokenizer is trained on."""
     left = TOKENIZER_SAMPLE_CHARACTERS // num_corpora
     for record in read_records(data.corpus):
-        if isinstance(record, Document) and not is_heldout(record, data.heldout_share):
+        if isinstance(record, TextRecord) and not is_heldout(record, data.heldout_share):
             yield record.text[:left]
             left -= len(record.text)
             if left <= 0:
@@ -276,7 +277,7 @@ def _read_batches(
     batch, shard_characters = _Batch(), 0
     for record in read_records(replace(data.corpus, max_documents=max_documents), skip):
         batch.tally.add(record)
-        if isinstance(record, Document):
+        if isinstance(record, TextRecord):
             heldout = is_heldout(record, data.heldout_share)
             for piece in cut_into_pieces(record.text):
                 if batch.num_characters >= BATCH_CHARACTERS:
@@ -333,7 +334,7 @@ def _write_shards(
     # writing share the interpreter lock: some 40 MB/s, which a dozen cores can tokenize.
     batches = _read_batches(data, manifest.tally.num_records, wanted)
     encoded = in_background(_encode_batches(tokenizer, in_background(batches, 2)), 1)
-    writers, total = new_writers(), manifest.tally.copy()
+    writers, total = new_writers(), deepcopy(manifest.tally)
     with naming(folder), contextlib.closing(encoded), contextlib.ExitStack() as last:
         last.callback(lambda: ShardWriter.close_all(writers))
         for batch, encodings in encoded:
@@ -356,7 +357,7 @@ def _write_shards(
                     manifest.files += writer.publish()
                 sync(folder)
                 manifest.num_shards += 1
-            manifest.tally, manifest.complete = total.copy(), batch.ends_source
+            manifest.tally, manifest.complete = deepcopy(total), batch.ends_source
             manifest.save(folder)  # Last, as it makes the shard exist.
             done, writers = done + fresh, new_writers()
 

@@ -31,7 +31,7 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import load_model, score
-from olmo_sparsity.analysis.inputs.records import Document, Fields, read_file
+from olmo_sparsity.analysis.inputs.records import CorpusConfig, TextRecord, read_file
 from olmo_sparsity.analysis.inputs.sentences import sentence_starts
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
@@ -100,9 +100,9 @@ SETTINGS = [
 
 def halves(path: Path) -> tuple[list[str], list[str]]:
     """The documents of a text, no author of the first half in the second, but for one."""
-    records = read_file(path, Fields("text", keeps_all=True))
-    found = [record for record in records if isinstance(record, Document)]
-    by_author = [Document(d.text, str((d.row or {}).get("author", d.text))) for d in found]
+    records = read_file(path, CorpusConfig("files"), all_fields=True)
+    found = [record for record in records if isinstance(record, TextRecord)]
+    by_author = [TextRecord(d.text, str((d.row or {}).get("author", d.text))) for d in found]
     texts = [d.text for d in sorted(by_author, key=lambda d: (d.group_hash, d.text))]
     return texts[: len(texts) // 2], texts[len(texts) // 2 :]
 

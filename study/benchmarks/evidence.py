@@ -27,7 +27,7 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity import measure, read_results
-from olmo_sparsity.analysis.inputs.records import Document, Fields, read_file
+from olmo_sparsity.analysis.inputs.records import CorpusConfig, TextRecord, read_file
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
 from olmo_sparsity.analysis.models.load import load_model
@@ -55,8 +55,8 @@ def cut(folder: Path, out: Path, num_characters: int) -> int:
 
 
 def read_texts(paths: list[Path]) -> list[str]:
-    records = chain.from_iterable(read_file(path, Fields("text")) for path in paths)
-    return [record.text for record in records if isinstance(record, Document)]
+    records = chain.from_iterable(read_file(path, CorpusConfig("files")) for path in paths)
+    return [record.text for record in records if isinstance(record, TextRecord)]
 
 
 def begin(

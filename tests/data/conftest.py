@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
+from olmo_sparsity.analysis.inputs.records import CorpusConfig
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import TokenizerConfig
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from olmo_sparsity.analysis.attribution.segments import Segment
 from olmo_sparsity.analysis.explain.prompt import read_text
-from olmo_sparsity.analysis.inputs.records import parse_json
 from olmo_sparsity.errors import ConfigError, DataError, printable
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
@@ -79,8 +78,8 @@ def read_log(path: str | Path) -> Messages:
     text = read_text(str(path))
     try:
         if str(path).endswith(".jsonl"):
-            return [parse_json(line) for line in text.encode().split(b"\n") if line.strip()]
-        return parse_json(text.encode())
+            return [json.loads(line) for line in text.encode().split(b"\n") if line.strip()]
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}); give a log as it was sent") from None
 

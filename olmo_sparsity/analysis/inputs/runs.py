@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
 from olmo_sparsity.analysis.inputs.planting import PlantedConfig
+from olmo_sparsity.analysis.inputs.records import CorpusConfig
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.models.load import LoadedModel

@@ -1,8 +1,7 @@
 """Open text in the forms users have it: files, folders, data sets, the hub, strings.
 
-Place in the flow: **text** → documents. Never imports torch.
-
-Text is tokenized as it is read, and only the tokens are kept in memory.
+Place in the flow: **text** → documents. Never imports torch. Text is tokenized as it is read, and
+only the tokens are kept in memory.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pandas as pd
-from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs import records
 from olmo_sparsity.analysis.inputs.corpus import (
-    CorpusConfig,
     Tally,
-    fields_of,
     good_documents,
     is_heldout,
     list_inputs,
@@ -32,6 +28,7 @@ from olmo_sparsity.analysis.inputs.corpus import (
 )
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
+from olmo_sparsity.analysis.inputs.records import CorpusConfig
 from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.analysis.inputs.windows import Windows
@@ -84,20 +81,17 @@ def open_documents(
     tokens of the target are the targets (`prompt` and `target`, where one is given).
     """
     if prompt_field is not None or target_field is not None:
-        prompt_field, field = _pair(prompt_field or "prompt", target_field or "target", field)
+        prompt_field, target_field = prompt_field or "prompt", target_field or "target"
+        if field != "text" or prompt_field == target_field:
+            raise ConfigError(f"{prompt_field=} and {target_field=} must differ, without {field=}")
+        field = target_field
     if limit is not None and limit < 2:
-        raise ConfigError(
-            f"limit={limit} documents (--max-documents): pass at least 2: one half sets the "
-            "threshold, the other is reported"
-        )
+        raise ConfigError(f"{limit=} documents (--max-documents): pass at least 2")
     if split_at not in get_args(SplitAt):
-        raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(SplitAt))}")
+        raise ConfigError(f"{split_at=} is none of {', '.join(get_args(SplitAt))}")
     run = _run_of(model)
     if text is None and run is None:
-        raise ConfigError(
-            f"'{model.name}' was not trained here, so it has no held-out text; pass text=, in "
-            f"one of these forms ({FORMS})"
-        )
+        raise ConfigError(f"text=None: '{model.name}' was not trained here; pass {FORMS}")
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
     tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
@@ -113,18 +107,16 @@ def open_documents(
         name = text if isinstance(text, str) else type(text).__name__
         texts = _untrained(text, name, options, run, tally)
         documents = _read(texts, tally, model, limit, name)
-    num_training = tally.left_out.get(TRAINED_ON, 0)
     if not documents:
-        held_out = " that were held out" if num_training else ""
         without = f": left out {tally.describe()}" if tally.left_out else ""
-        raise DataError(f"{name} holds no documents{held_out}{without}")
-    _check_vocabulary(name, documents, model)
+        raise DataError(f"{name} holds no documents{without}")
+    num_training = tally.left_out.get(TRAINED_ON, 0)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
 
 
 def _untrained(
     text: Any, name: str, options: dict[str, Any], run: TrainingText | None, tally: Tally
-) -> Iterator[records.Document]:
+) -> Iterator[records.TextRecord]:
     """Return the documents of a text; of one that the run was trained on, those it held out."""
     corpus, stream = _open(text, name, options)
     _refuse_unused(corpus, name)
@@ -140,8 +132,8 @@ def read_rows(text: str, field: str = "text") -> Iterator[records.Record]:
     corpus = _corpus(text, {"field": field})
     if corpus.source != "files":
         return read_records(corpus)
-    every = records.Fields(field, keeps_all=True)
-    return chain.from_iterable(records.read_file(path, every) for path in list_inputs(corpus))
+    files = (records.read_file(path, corpus, all_fields=True) for path in list_inputs(corpus))
+    return chain.from_iterable(files)
 
 
 # --- which source a text names --------------------------------------------------------------------
@@ -151,39 +143,27 @@ def _open(
     text: str | Rows, name: str, options: dict[str, Any]
 ) -> tuple[CorpusConfig, Iterator[records.Record]]:
     """The config of the source, and its records. Rows in memory get a config with equal options."""
+    rows: Any = text
     if isinstance(text, str):
-        if _holds(text, "state.json") or _holds(text, "dataset_dict.json"):
-            text = _load_saved(text)
-        elif text == str(records.STDIN):
+        if text == str(records.STDIN):
             corpus = CorpusConfig("text", **options)
-            return corpus, records.read_text(records.STDIN, corpus.split_at)
-        else:
+            return corpus, records.read_file(records.STDIN, corpus)
+        if not any(Path(text, inner).is_file() for inner in ("state.json", "dataset_dict.json")):
             corpus = _corpus(text, options)
             return corpus, read_records(corpus)
-    rows: Any = text
+        rows = _load_saved(text)
     if isinstance(rows, Mapping):
-        splits = ", ".join(map(str, rows))
-        raise ConfigError(f"{name} has several splits, {splits}; pass one of them")
+        raise ConfigError(f"{name} has several splits, {', '.join(rows)}; pass one of them")
     if isinstance(rows, pd.DataFrame):
         rows = rows.to_dict("records")
     corpus = CorpusConfig("c4", hub_name="", **options)
-    fields = fields_of(corpus)
-    if set(fields.names) <= set(getattr(rows, "column_names", None) or ()):
-        rows = rows.select_columns(fields.names)  # decodes no images of other columns
-    dicts = ({fields.text: row} if isinstance(row, str) else row for row in rows)
+    if set(corpus.fields) <= set(getattr(rows, "column_names", None) or ()):
+        rows = rows.select_columns(corpus.fields)  # decodes no images of other columns
+    dicts = ({corpus.field: row} if isinstance(row, str) else row for row in rows)
     return corpus, (
-        records.parse_row(row, f"{name}:{number}", fields)
+        records.parse_row(row, f"{name}:{number}", corpus)
         for number, row in enumerate(dicts, start=1)
     )
-
-
-def _pair(prompt: str, target: str, field: str) -> tuple[str, str]:
-    if field != "text" or prompt == target:
-        raise ConfigError(
-            f"prompt_field={prompt} and target_field={target} must name two different fields "
-            "of a record" + ("" if prompt == target else f"; omit field={field}")
-        )
-    return prompt, target
 
 
 def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
@@ -194,24 +174,18 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
         return CorpusConfig(named, **options)  # type: ignore[arg-type]
     if kind in ("c4_files", "text") and path:
         return CorpusConfig(kind, path=path, **options)  # type: ignore[arg-type]
-    is_name = "\n" not in text
-    if is_name and (
-        os.path.exists(text) or glob.has_magic(text) or text.endswith(records.SUFFIXES)
-    ):
+    is_file = os.path.exists(text) or glob.has_magic(text) or records.is_records(Path(text))
+    if is_file and "\n" not in text:
         return CorpusConfig("files", path=text, **options)
     on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|\w[\w.-]*/[\w.-]+", text)
     if on_hub is None:
         raise ConfigError(
-            f"text={' '.join(text[:80].split())} is not {FORMS}; check that it "
-            "exists; to measure a string itself, pass a list of strings"
+            f"text={' '.join(text[:80].split())} is not {FORMS}; to measure a string itself, pass "
+            "a list of strings"
         )
     name, config, split = on_hub.groups()
     options = options | {"hub_name": name or text, "hub_config": config or None}
     return CorpusConfig("c4", hub_split=split or "train", **options)
-
-
-def _holds(folder: str, name: str) -> bool:
-    return os.path.isfile(os.path.join(folder, name))
 
 
 def _load_saved(folder: str) -> Any:
@@ -220,8 +194,7 @@ def _load_saved(folder: str) -> Any:
     try:
         return datasets.load_from_disk(folder)
     except Exception as error:  # a damaged file raises almost any
-        reason = one_line(f"{type(error).__name__}: {error}")
-        raise DataError(f"{folder}: not a saved data set ({reason}); save it again") from None
+        raise DataError(f"{folder}: not a saved data set ({one_line(error)})") from None
 
 
 def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
@@ -231,109 +204,7 @@ def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
             raise ConfigError(f"{item.name}={value} means nothing to {name}; leave it out")
 
 
-def _heldout(
-    stream: Iterator[records.Record], corpus: CorpusConfig, trained_on: CorpusConfig, share: float
-) -> Iterator[records.Record]:
-    names = ("field", "group_field", "split_at", "prompt_field")
-    if any(getattr(corpus, name) != getattr(trained_on, name) for name in names):
-        given = ", ".join(f"{name}={getattr(trained_on, name)}" for name in names)
-        raise ConfigError(
-            f"the model was trained on this text with {given}; give the same, which decides what "
-            "was held out"
-        )
-    for record in stream:
-        if isinstance(record, records.Document) and not is_heldout(record, share):
-            yield records.LeftOut(TRAINED_ON, record.name)
-        else:
-            yield record
-
-
-def _check_vocabulary(name: str, documents: list[Document], model: LoadedModel) -> None:
-    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
-    vocabulary = model.model.vocab_size
-    if largest >= vocabulary:
-        raise DataError(
-            f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
-            "prepared with the model's tokenizer"
-        )
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-
-def _read(
-    texts: Iterator[records.Document],
-    tally: Tally,
-    model: LoadedModel,
-    limit: int | None,
-    name: str,
-) -> list[Document]:
-    tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
-    if tokenizer is None:
-        raise DataError(
-            f"'{model.name}' has no tokenizer to read text with; copy its "
-            "tokenizer.json to the folder, or pass a prepared folder"
-        )
-    with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
-        for batch in _batches(islice(texts, limit)):
-            # A target has tokens of its own.
-            encoded = model.encode([text for one in batch for text in _in_two(one)])
-            for one, before, after in zip(batch, encoded[::2], encoded[1::2], strict=True):
-                # Sources without titles use the text itself as group.
-                group = "" if one.group == one.text else one.group
-                ids = np.array([*before, *after], dtype=np.int64)
-                start = None if one.target is None else len(before)
-                documents.append(
-                    Document(ids, len(documents), group, tokenizer, name=one.name, target=start)
-                )
-                num_tokens += len(ids)
-            _check_size(num_tokens, name)
-            progress.update(len(documents), tokens=f"{num_tokens:,}")
-        if tally.bad or tally.left_out:
-            progress.note(f"{name}: left out {tally.describe()}")
-    return documents
-
-
-def _in_two(one: records.Document) -> tuple[str, str]:
-    """Split a text at its target."""
-    return one.text[: one.target or 0], one.text[one.target or 0 :]
-
-
-def _batches(texts: Iterator[records.Document]) -> Iterator[list[records.Document]]:
-    batch, size = list[records.Document](), 0
-    for text in texts:
-        batch.append(text)
-        size += len(text.text) + 64  # what an encoding costs next to its tokens
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _read_prepared(
-    prepared: PreparedText, model: LoadedModel, limit: int | None, name: str
-) -> list[Document]:
-    _same_tokenizer(prepared, model, name)
-    if limit is None:
-        _check_size(prepared.num_tokens, name)
-    num = min(len(prepared), limit or len(prepared))
-    # Neighbours are often of one package or day: fewer documents are spread evenly over all.
-    chosen = [number * len(prepared) // num for number in range(num)]
-    return [
-        Document(
-            prepared.document(n), number, prepared.group(n), model.tokenizer, name=f"{name}:{n}"
-        )
-        for number, n in enumerate(chosen)
-    ]
-
-
-def _check_size(num_tokens: int, name: str) -> None:
-    if num_tokens > MOST_TOKENS:
-        raise DataError(
-            f"{name}: more than {MOST_TOKENS:,} tokens, more than fit in memory; limit the "
-            "documents (max_documents, in Python limit)"
-        )
+# --- text that a run was trained on ---------------------------------------------------------------
 
 
 def _run_of(model: LoadedModel) -> TrainingText | None:
@@ -342,13 +213,6 @@ def _run_of(model: LoadedModel) -> TrainingText | None:
             f"model must be what load_model or wrap_model returns, not {type(model).__name__}"
         )
     return model.text
-
-
-def _open_prepared(text: Any) -> PreparedText | None:
-    if not isinstance(text, str) or not os.path.isdir(text):
-        return None
-    found = (loader.open_prepared(Path(text)) for loader in run_loaders())
-    return next(filter(None, found), None)
 
 
 def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
@@ -365,22 +229,114 @@ def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
     )
 
 
-def _same_tokenizer(prepared: PreparedText, model: LoadedModel, name: str) -> None:
-    if model.tokenizer is None:
-        return
-    theirs, ours = (tokenizer_fingerprint(t) for t in (prepared.tokenizer, model.tokenizer))
-    if theirs != ours and not _encode_alike(prepared, model.tokenizer):
-        raise DataError(
-            f"{name} were made with another tokenizer than the model's; give the text itself "
-            "(text:PATH) or the shards the model was trained with"
+def _heldout(
+    stream: Iterator[records.Record], corpus: CorpusConfig, trained_on: CorpusConfig, share: float
+) -> Iterator[records.Record]:
+    names = ("field", "group_field", "split_at", "prompt_field")
+    if any(getattr(corpus, name) != getattr(trained_on, name) for name in names):
+        given = ", ".join(f"{name}={getattr(trained_on, name)}" for name in names)
+        raise ConfigError(f"the model was trained on this text with {given}; pass the same")
+    for record in stream:
+        if isinstance(record, records.TextRecord) and not is_heldout(record, share):
+            yield records.LeftOut(TRAINED_ON, record.name)
+        else:
+            yield record
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _read(
+    texts: Iterator[records.TextRecord],
+    tally: Tally,
+    model: LoadedModel,
+    limit: int | None,
+    name: str,
+) -> list[Document]:
+    tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
+    if tokenizer is None:
+        raise DataError(f"'{model.name}' has no tokenizer (tokenizer.json) to read text with")
+    with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
+        for batch in _batches(islice(texts, limit)):
+            # A target has tokens of its own.
+            cuts = [one.target or 0 for one in batch]
+            parts = [(one.text[:cut], one.text[cut:]) for one, cut in zip(batch, cuts, strict=True)]
+            encoded = model.encode([text for both in parts for text in both])
+            for one, before, after in zip(batch, encoded[::2], encoded[1::2], strict=True):
+                # Sources without titles use the text itself as group.
+                group = "" if one.group == one.text else one.group
+                ids = np.array([*before, *after], dtype=np.int64)
+                start = None if one.target is None else len(before)
+                documents.append(
+                    Document(ids, len(documents), group, tokenizer, name=one.name, target=start)
+                )
+                num_tokens += len(ids)
+            _check_size(num_tokens, name)
+            progress.update(len(documents), tokens=f"{num_tokens:,}")
+        if tally.bad or tally.left_out:
+            progress.note(f"{name}: left out {tally.describe()}")
+    return documents
+
+
+def _batches(texts: Iterator[records.TextRecord]) -> Iterator[list[records.TextRecord]]:
+    batch, size = list[records.TextRecord](), 0
+    for text in texts:
+        batch.append(text)
+        size += len(text.text) + 64  # what an encoding costs next to its tokens
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _open_prepared(text: Any) -> PreparedText | None:
+    if not isinstance(text, str) or not os.path.isdir(text):
+        return None
+    found = (loader.open_prepared(Path(text)) for loader in run_loaders())
+    return next(filter(None, found), None)
+
+
+def _read_prepared(
+    prepared: PreparedText, model: LoadedModel, limit: int | None, name: str
+) -> list[Document]:
+    if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
+        raise DataError(f"{name} were made with another tokenizer than the model's; pass text")
+    if limit is None:
+        _check_size(prepared.num_tokens, name)
+    num = min(len(prepared), limit or len(prepared))
+    # Neighbours are often of one package or day: fewer documents are spread evenly over all.
+    chosen = [number * len(prepared) // num for number in range(num)]
+    documents = [
+        Document(
+            prepared.document(n), number, prepared.group(n), model.tokenizer, name=f"{name}:{n}"
         )
+        for number, n in enumerate(chosen)
+    ]
+    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
+    if largest >= model.model.vocab_size:
+        raise DataError(
+            f"{name} holds token {largest}, the model's vocabulary has {model.model.vocab_size}"
+        )
+    return documents
 
 
-def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
+def _encode_alike(prepared: PreparedText, tokenizer: Any) -> bool:
     """A tokenizer that another library has saved again has another fingerprint."""
+    both = (prepared.tokenizer, tokenizer)
+    if len({tokenizer_fingerprint(one) for one in both}) == 1:
+        return True
     text = prepared.tokenizer.decode(prepared.document(0).tolist())
-    ids = [t.encode(text, add_special_tokens=False).ids for t in (prepared.tokenizer, tokenizer)]
-    return ids[0] == ids[1] and prepared.tokenizer.get_vocab() == tokenizer.get_vocab()
+    ids = [one.encode(text, add_special_tokens=False).ids for one in both]
+    return ids[0] == ids[1] and both[0].get_vocab() == both[1].get_vocab()
+
+
+def _check_size(num_tokens: int, name: str) -> None:
+    if num_tokens > MOST_TOKENS:
+        raise DataError(
+            f"{name}: more than {MOST_TOKENS:,} tokens, more than fit in memory; limit the "
+            "documents (max_documents, in Python limit)"
+        )
 
 
 # --- targets that are given -----------------------------------------------------------------------

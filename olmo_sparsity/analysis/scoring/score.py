@@ -399,7 +399,7 @@ def _of_files(text: str, field: str) -> Iterator[_Text]:
     """Bad and empty records are skipped, and counted in the number of a document."""
     bad = 0
     for number, record in enumerate(read_rows(text, field)):
-        if isinstance(record, records.Document):
+        if isinstance(record, records.TextRecord):
             where = record.name.rsplit(":", 1)[0]
             yield _Text(number, record.text, record.row or {field: record.text}, where)
         elif isinstance(record, records.BadRecord):
