@@ -19,13 +19,8 @@ from hypothesis import strategies as st
 from olmo.data.memmap_dataset import MemMapDataset
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from olmo_sparsity.analysis.inputs.corpus import (
-    CorpusConfig,
-    Document,
-    is_heldout,
-    olmo_data_folder,
-    read_records,
-)
+from olmo_sparsity.analysis.inputs.corpus import is_heldout, olmo_data_folder, read_records
+from olmo_sparsity.analysis.inputs.records import CorpusConfig, TextRecord
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import TokenizerConfig
 from olmo_sparsity.data import tokenizer, tokens
@@ -105,7 +100,7 @@ def test_shards_hold_every_document_once_and_on_its_side(
     assert manifest.tally.bad == {"malformed line": 3}
     assert "left out: 3 x malformed line" in capsys.readouterr().err
 
-    records = [r for r in read_records(data.corpus) if isinstance(r, Document)]
+    records = [r for r in read_records(data.corpus) if isinstance(r, TextRecord)]
     found = {split: open_shards(data, split) for split in ("train", "heldout")}
     for split, opened in found.items():
         wanted = [r.text for r in records if is_heldout(r, 0.3) == (split == "heldout")]

@@ -14,9 +14,8 @@ def c4_line(text: str) -> bytes:
 
 
 def run(code: str, *arguments: str, **environment: str) -> str:
-    """What a process of its own prints. It does not import the settings, which import torch."""
+    """What a process of its own prints."""
     code = (
-        "from types import SimpleNamespace as Config\n"
         "from olmo_sparsity.analysis.inputs import corpus, records\n"
         "from olmo_sparsity.errors import DataError\n"
     ) + code

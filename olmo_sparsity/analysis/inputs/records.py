@@ -207,6 +207,9 @@ def read_file(path: Path, config: CorpusConfig, all_fields: bool = False) -> Ite
         raise ConfigError(f"fields={config.fields}: {path} is plain text, without fields")
     if reader is not None and config.split_at != "whole":
         raise ConfigError(f"split_at={config.split_at} cuts plain text, and {path} is none")
+    if path != STDIN and not path.stat().st_size:  # such as a shard of no rows
+        yield LeftOut("empty document", str(path))
+        return
     cut, number = config.split_at == "blank-lines", 0
     read = reader or (_read_parts if cut else _read_whole)
     try:
@@ -222,8 +225,6 @@ def read_file(path: Path, config: CorpusConfig, all_fields: bool = False) -> Ite
     except (OSError, EOFError, ValueError, RecursionError, zlib.error, csv.Error) as error:
         reason = one_line(error) or type(error).__name__
         raise DataError(f"{path}: damaged after record {number:,} ({reason})") from None
-    if not number:  # such as a shard of no rows
-        yield LeftOut("empty document", str(path))
 
 
 Rows = Iterator[Any]

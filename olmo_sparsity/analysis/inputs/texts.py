@@ -148,7 +148,8 @@ def _open(
         if text == str(records.STDIN):
             corpus = CorpusConfig("text", **options)
             return corpus, records.read_file(records.STDIN, corpus)
-        if not any(Path(text, inner).is_file() for inner in ("state.json", "dataset_dict.json")):
+        saved = ("state.json", "dataset_dict.json")
+        if not any(os.path.isfile(os.path.join(text, name)) for name in saved):
             corpus = _corpus(text, options)
             return corpus, read_records(corpus)
         rows = _load_saved(text)

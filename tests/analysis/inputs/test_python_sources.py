@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.analysis.inputs import corpus, python_sources
-from olmo_sparsity.analysis.inputs.corpus import (
-    BadRecord,
-    CorpusConfig,
-    Document,
-    LeftOut,
-    list_inputs,
-    read_documents,
-    read_records,
-)
+from olmo_sparsity.analysis.inputs.corpus import list_inputs, read_documents, read_records
+from olmo_sparsity.analysis.inputs.records import BadRecord, CorpusConfig, LeftOut, TextRecord
 from olmo_sparsity.errors import DataError
 
 
@@ -80,14 +73,14 @@ def test_python_files_are_grouped_by_package_and_all_of_them_counted(library: Pa
     assert list_inputs(config) == [path for path, _ in wanted]
     records = list(read_records(config))
     for (path, kind), record in zip(wanted, records, strict=True):
-        if isinstance(record, Document):
+        if isinstance(record, TextRecord):
             assert (record.group, record.text) == (kind, path.read_text())
         else:
             assert (type(record), record.where) == (kind, str(path))
     left_out = {Path(r.where).name: r.kind for r in records if isinstance(r, LeftOut)}
     assert left_out == {
         **{"two.py": "near repeat", "decoder.py": "exact repeat"},
-        **{"empty.py": short, "__init__.py": short, "huge.py": long},
+        **{"empty.py": "empty document", "__init__.py": short, "huge.py": long},
     }
     tally = corpus.Tally()
     # What was left out is no reason to fail.
