@@ -34,6 +34,13 @@ def parse_json(content: bytes, kind: type[T]) -> T:
     return conform(check_crc(value) if isinstance(value, dict) else value, kind)
 
 
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`object_pairs_hook` of `json.loads` that raises ValueError for a key that is there twice."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"a key is there twice: {', '.join(key for key, _ in pairs)}")
+    return found
+
+
 def with_crc(value: dict[str, Any]) -> dict[str, Any]:
     """Add a CRC-32 of the content as last key, for a file or line without a manifest."""
     return {**value, "crc32": _crc(value)}

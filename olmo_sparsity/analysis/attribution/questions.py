@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
-from olmo_sparsity.conform import with_crc
+from olmo_sparsity.conform import unique, with_crc
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import WorkFolder
 from olmo_sparsity.io import read_json, writing
@@ -188,7 +188,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line, object_pairs_hook=unique)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
