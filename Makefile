@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test test-base test-engines bench docs results-check figure2 figure2_code prose \
+.PHONY: install fmt check test accept test-base test-engines bench docs results-check figure2 figure2_code prose \
 	positive-control evidence
 
 install: .venv/installed
@@ -31,6 +31,10 @@ check: install
 test: install
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)) \
 		--dist=loadfile --no-loadscope-reorder
+
+# End to end, on a real SLURM and with every engine: minutes.
+accept: install
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -m accept -n 2 --dist=loadfile
 
 # What the wheel does without extras, in an environment of its own with numpy 2, where no file of
 # this folder is in reach.

@@ -37,7 +37,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 # --- the launcher ---------------------------------------------------------------------------------
 
 
-# `torchrun`, `deepspeed` and `accelerate launch` set RANK, WORLD_SIZE, LOCAL_RANK and
+# `torchrun` and `deepspeed` set RANK, WORLD_SIZE, LOCAL_RANK and
 # LOCAL_WORLD_SIZE; under a bare `srun` they are taken from SLURM's variables. Without any, this is
 # rank 0 of 1.
 

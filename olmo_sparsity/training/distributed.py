@@ -166,7 +166,7 @@ def _meeting_point() -> tuple[str, str]:
         raise ConfigError(
             "several processes were launched, but "
             f"{'MASTER_PORT' if address else 'MASTER_ADDR'} is not set: launch with torchrun, "
-            "deepspeed, accelerate launch or srun, or set MASTER_ADDR and MASTER_PORT"
+            "deepspeed or srun, or set MASTER_ADDR and MASTER_PORT"
         )
     return address, port
 

@@ -31,7 +31,7 @@ from olmo_sparsity.training.engine import DDPEngine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.moments import KEYS
 from olmo_sparsity.training.run_folder import read_metrics
-from tests.conftest import data_section, mixed_section, small_run
+from tests.conftest import data_section, small_run
 from tests.support import children
 
 NUM_STEPS = 20
@@ -127,30 +127,6 @@ def test_steps_are_the_same_on_every_engine(
         torch.testing.assert_close(consolidated[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_a_mixture_of_growing_length_is_the_same_on_two_processes_and_goes_on_exactly(
-    settings: dict, mixed_folder: Path
-) -> None:
-    stages = [{"tokens": 8, "until": 7}, {"tokens": 16}]
-    changes = {"training": {"num_steps": 14, "length": stages}, "checkpoint": {"interval_steps": 4}}
-    settings = settings | {"data": mixed_section(mixed_folder)}
-    alone = on(settings, "mixed-single", "single", **changes)
-    train(config_from_dict(alone))
-    folder = finish(on(settings, "mixed-ddp", "ddp", **changes))
-    assert curve(folder) == pytest.approx(curve(alone["run_folder"]), rel=1e-4)
-    ours, theirs = (curve(of, "heldout")[-1] for of in (folder, alone["run_folder"]))
-    assert [row["corpus"] for row in ours] == ["wikipedia"] * 3 + ["letters"] * 3
-    for one, other in zip(ours, theirs, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
-    killed = on(settings, "mixed-killed", "ddp", **changes)
-    asked = {1: partial(children.at_step, 6, partial(os._exit, 1))}
-    assert children.start(killed, 2, disturb=asked).wait() != [0, 0]
-    last = list_checkpoints(finish(killed))[0]
-    weights = load_file(last / "model.safetensors")
-    expected = load_file(list_checkpoints(folder)[0] / "model.safetensors")
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert curve(killed["run_folder"]) == curve(folder)
-
-
 BF16 = {"num_steps": 14, "precision": "bf16"}
 
 
@@ -159,6 +135,7 @@ def ddp_in_bf16(settings: dict) -> Path:
     return finish(on(settings, "bf16-ddp", "ddp", training=BF16))
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("engine", ["zero2", "zero3"])
 def test_bf16_follows_ddp(settings: dict, ddp_in_bf16: Path, engine: str) -> None:
     """DDP casts inside matmuls, DeepSpeed keeps bf16 weights and an fp32 copy: near, not equal."""
@@ -327,6 +304,7 @@ def collective_bytes(
     return {"all_gather": 2 * size * num_micro_batches, "reduce_scatter": size * num_micro_batches}
 
 
+@pytest.mark.accept
 def test_formulas_are_what_is_held_and_sent(settings: dict, tmp_path: Path) -> None:
     variants = {}
     for variant in ("ddp fp32", "zero1 fp32", "zero2 bf16", "zero3 fp32", "zero3 bf16"):
@@ -366,12 +344,6 @@ def test_formulas_are_what_is_held_and_sent(settings: dict, tmp_path: Path) -> N
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=PORT"],
     "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--master_port=PORT"],
-    # Its --cpu wants MPI, and without it starts one process only.
-    "accelerate": [
-        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"),
-        *("--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
-        "--main_process_port=PORT",
-    ],
 }
 
 
@@ -420,6 +392,7 @@ cli.entry()
 """
 
 
+@pytest.mark.accept
 def test_a_command_ends_with_its_exit_code_whatever_threads_are_alive() -> None:
     """With sys.exit process 0 aborts (-6) more often than not."""
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from olmo_sparsity.analysis.report.report import write_explanation, write_report
 from olmo_sparsity.analysis.results.results import Results
 from tests.integration import needs
 from tests.integration.browser import Browser
-from tests.support.explanations import SHORT
 from tests.support.fake_results import META, fake_words, one_document
 from tests.support.hostile import (
     HOSTILE,
@@ -118,14 +115,6 @@ def spoken(page: Browser) -> str:
     return page.run("return document.getElementById('live').textContent")
 
 
-@pytest.mark.parametrize(("index", "number"), [(0, FIRST), (1, 3)])
-def test_the_text_is_the_chosen_document(page: Browser, index: int, number: int) -> None:
-    page.run(CHOOSE, "document", str(index))
-    shown = page.run("return document.getElementById('text').textContent")
-    assert shown == "".join(fake_words(number))
-    assert page.run(TARGETS)
-
-
 @pytest.mark.parametrize(
     ("selector", "units"), [("add_one", "tokens"), ("attention", "tokens"), ("add_one", "span:4")]
 )
@@ -154,19 +143,6 @@ def test_pointing_lights_up_the_right_units(
     assert page.run(POINTED) == list(range(first.far_first, first.far_end))
     assert page.run(CURRENT) == target
     assert "".join(fake_words(FIRST)[first.far_first : first.far_end]).strip() in panel(page)
-
-
-def test_it_opens_on_the_largest_gain(browser: Browser, report: Path, results: Results) -> None:
-    browser.open(report)
-    rows = results.recovery.query(
-        "far_part == 'document' and units == 'tokens' and selector == 'add_one'"
-    )
-    by = ["document", "target", "k", "control"]
-    losses = rows.groupby(by).loss_set.mean().unstack("control")
-    document, target, _ = (losses.foreign - losses.own).idxmax()
-    opened = browser.run("return document.getElementById('document').selectedOptions[0].label")
-    assert opened.startswith(f"{document}.txt · ")
-    assert browser.run(CURRENT) == target
 
 
 def test_the_panel_has_the_numbers_of_the_target(page: Browser, results: Results) -> None:
@@ -277,66 +253,6 @@ def test_every_control_has_a_name_and_every_part_a_landmark(page: Browser) -> No
     assert loaded > 100
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_light_and_dark(page: Browser, scheme: str) -> None:
-    page.prefer(prefers_color_scheme=scheme)
-    try:
-        target = page.run(TARGETS)[4]
-        page.hover(NODE, target)
-        time.sleep(0.3)  # colours fade in
-        for selector in (
-            *("p.soft", "#text .early", "#text .current", "#text .far.first", ".verdict strong"),
-            *("#panel .back", "select", "td", "figcaption", "#panel .sides b", ".far::before"),
-        ):
-            assert page.run(CONTRAST, selector) >= 4.5, selector
-    finally:
-        page.prefer(prefers_color_scheme="light")
-
-
-CONTRAST = """
-    const [selector] = arguments, [path, pseudo] = selector.split('::');
-    const node = document.querySelector(path);
-    const parse = (color) => {
-        const canvas = new OffscreenCanvas(1, 1).getContext('2d');
-        canvas.fillStyle = color;
-        canvas.fillRect(0, 0, 1, 1);
-        const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-        return [r, g, b, a / 255];
-    };
-    const layers = [];
-    for (let at = pseudo ? node.parentElement : node; at; at = at.parentElement) {
-        layers.push(parse(getComputedStyle(at).backgroundColor));
-    }
-    let under = [255, 255, 255];
-    for (const [r, g, b, a] of layers.reverse()) {
-        under = [r, g, b].map((value, i) => value * a + under[i] * (1 - a));
-    }
-    const over = parse(getComputedStyle(node, pseudo ? '::' + pseudo : null).color).slice(0, 3);
-    const light = (color) => {
-        const [r, g, b] = color.map((value) => value / 255)
-            .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
-    };
-    const [a, b] = [light(over), light(under)];
-    return Math.max(a, b) / Math.min(a, b);
-"""
-
-
-@pytest.mark.parametrize("kind", ["page", "explained"])
-def test_a_narrow_screen_needs_no_sideways_scrolling(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    page: Browser = request.getfixturevalue(kind)
-    page.emulate_width(380)
-    try:
-        page.hover(NODE, page.run(TARGETS)[0])
-        page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-        widths = "return [document.documentElement.scrollWidth, window.innerWidth]"
-        assert page.run(widths) == [380, 380]
-    finally:
-        page.emulate_width(None)
-
-
 def test_a_target_of_two_tokens_is_one_run(explained: Browser, explanation: Explanation) -> None:
     spans = explanation.targets[["target", "end"]].to_numpy().tolist()
     covered = [place for first, end in spans for place in range(first, end)]
@@ -359,69 +275,6 @@ def test_a_target_of_two_tokens_is_one_run(explained: Browser, explanation: Expl
     assert explained.run(CURRENT) == places[at + 1 if at + 1 < len(places) else at - 1]
     explained.press("Escape")
     assert explained.run(CURRENT) is None
-
-
-def test_a_unit_is_one_run_without_gaps(explained: Browser, explanation: Explanation) -> None:
-    """Nothing unlit between its first and last token; one number."""
-    target = int(explanation.targets.target.iloc[-1])
-    explained.click(NODE, target)
-    units = explanation.far[explanation.far.target == target].sort_values("rank")
-    owner, labels = ranks(units["first"], units["end"])
-    lit = explained.run(LIT)
-    assert [one[0] for one in lit] == sorted(owner)
-    assert {one[0]: int(one[1]) for one in lit if one[1]} == labels
-    inside = explained.run("""
-        return [...document.querySelectorAll('#text .far')].map((node) => {
-            const {left, right, top} = node.getBoundingClientRect();
-            return [left, right, top];
-        });
-    """)
-    gaps = [b[0] - a[1] for a, b in pairwise(inside) if a[2] == b[2]]
-    runs = sum(place - 1 not in owner for place in owner)
-    # Boxes on one line follow each other, but for where a run ends.
-    assert sum(abs(gap) > 0.1 for gap in gaps) <= runs - 1
-    spaces = explained.run("return document.querySelectorAll('#text .far.space').length")
-    assert spaces >= sum(place + 1 in owner for place in owner) - len(units)
-    assert spaces > 0
-    explained.press("Escape")
-    assert (
-        explained.run("return document.querySelectorAll('#text .far, #text .current').length") == 0
-    )
-    shown = explained.run("return document.getElementById('text').textContent")
-    assert shown == "".join(explanation.document.texts)
-
-
-def test_the_window_of_all_before_a_target(explained: Browser, explanation: Explanation) -> None:
-    target = int(explanation.targets.target.iloc[0])
-    explained.click(NODE, target)
-    windows = explained.run("""
-        return ['far-window', 'short-window']
-            .map((name) => [...CSS.highlights.get(name)].map(String).join());
-    """)
-    texts = explanation.document.texts
-    far, near = texts[: target - SHORT], texts[target - SHORT : target]
-    assert [window.split() for window in windows] == ["".join(far).split(), "".join(near).split()]
-    assert f"{target} back" in panel(explained)
-
-
-def test_what_has_no_use_for_few_targets_is_not_there(
-    explained: Browser, explanation: Explanation
-) -> None:
-    visible = explained.run("""
-        return [...document.querySelectorAll('#tools select, #tools input')]
-            .filter((node) => node.offsetParent).map((node) => node.id);
-    """)
-    assert visible == []
-    places = explanation.targets.target.tolist()
-    count = explained.run("return document.getElementById('count').textContent")
-    assert count == f"{len(places)} targets"
-    explained.click(NODE, places[0])
-    explained.click("return document.querySelector('[aria-label=\"Next target\"]')")
-    assert explained.run(CURRENT) == places[1]
-    explained.hover(NODE, places[2])  # on the way to its far units
-    assert explained.run(CURRENT) == places[1]
-    explained.click("return document.querySelector('[aria-label=\"Previous target\"]')")
-    assert explained.run(CURRENT) == places[0]
 
 
 @pytest.mark.parametrize("kind", ["results", "explanation"])
@@ -525,30 +378,6 @@ def test_a_row_of_numbers_leads_to_its_targets(page: Browser, results: Results) 
         assert page.run(CURRENT) == min(targets.target, default=None)
 
 
-def test_targets_are_found_by_their_words(page: Browser, results: Results) -> None:
-    every, words = page.run(TARGETS), fake_words(FIRST)
-    wanted = words[every[1]].strip()
-    page.run(
-        "const box = document.getElementById('find'); box.value = arguments[0];"
-        "box.dispatchEvent(new Event('input', {bubbles: true}));",
-        wanted.upper(),
-    )
-    assert page.run(TARGETS) == [at for at in every if wanted.lower() in words[at].lower()]
-
-
-@pytest.mark.parametrize(("text", "is_code"), [("w1 " * 9, False), ("x:\n  w2 w3\n" * 9, True)])
-def test_code_is_set_in_a_typeface_for_code(
-    browser: Browser, tmp_path: Path, text: str, is_code: bool
-) -> None:
-    found = tiny_explanation()
-    count = len(found.document.texts)
-    found.document.texts[:] = [*text.splitlines(keepends=True), *["w "] * count][:count]
-    write_explanation(found, tmp_path / "page.html")
-    browser.open(tmp_path / "page.html")
-    shown = browser.run("return getComputedStyle(document.getElementById('text')).fontFamily")
-    assert ("monospace" in shown) == is_code
-
-
 # --- an answer and its sources --------------------------------------------------------------------
 
 SHOWN = """return [...document.querySelectorAll('.panel')]
@@ -579,22 +408,3 @@ def test_arrow_keys_go_from_statement_to_statement(answer: Browser) -> None:
     assert answer.run(SHOWN) == answer.run(RELIED_ON) == [True, False, False]
     answer.click("return document.querySelector('label[for=s2].statement')")
     assert answer.run(SHOWN) == [False, False, True]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_it_fits_and_is_legible(answer: Browser, scheme: str, width: int) -> None:
-    answer.prefer(prefers_color_scheme=scheme)
-    answer.emulate_width(width)
-    assert answer.run("return document.documentElement.scrollWidth") == width
-    side_by_side = """const [answer, matrix] = ['.answer', '.matrix'].map(
-        (name) => document.querySelector(name).getBoundingClientRect());
-        return matrix.left > answer.right"""
-    assert answer.run(side_by_side) == (width == 1280)
-    # Statements of different sources have different colours; the paper has that of the scheme.
-    colours = answer.run("""return [...document.querySelectorAll('.statement')]
-        .map((node) => getComputedStyle(node)).map((style) => style.backgroundImage
-        + style.backgroundColor)""")
-    assert len(set(colours)) == 3
-    paper = answer.run("return getComputedStyle(document.documentElement).backgroundColor")
-    assert paper == {"light": "rgb(250, 249, 246)", "dark": "rgb(21, 23, 26)"}[scheme]

@@ -1,7 +1,7 @@
 """The jobs of slurm/ on a real SLURM: preempted, killed, cut off, and the same loss curve after it.
 
 Each test asks about one scenario. All scenarios that are asked about run at once, as jobs of one
-cluster: most of their time is waiting for SLURM.
+cluster: most of their time is waiting for SLURM. `make test` asks about a requeue and an array.
 """
 
 from __future__ import annotations
@@ -209,39 +209,6 @@ def two_nodes(bench: Bench) -> Job:
     return bench.train("two_nodes", "--engine.name=zero2", flags=TWO_NODES).end()
 
 
-def measured(bench: Bench) -> Job:
-    """By two tasks of one job."""
-    run = str(bench.jobs[undisturbed].result().run_folder)
-    words = ("slurm/measure.sbatch", run, *FEW, "--out", f"{bench.folder}/measured")
-    return bench.sbatch("measured", *TWO_NODES, *words).end()
-
-
-def recipe(bench: Bench) -> Job:
-    """Documents of one's own, measured by an array on two nodes: docs/long_documents.md."""
-    words = (ROOT / "olmo_sparsity/demo/unrelated.txt").read_text().split(" ")
-    (bench.folder / "texts").mkdir()
-    for number in range(4):
-        text = " ".join(words[number * 120 : number * 120 + 120])
-        (bench.folder / f"texts/{number}.txt").write_text(text)
-    options = ("--min-gap", "0", "--ks", "1,2")
-    options += ("--short", "64", "--selectors", "random,nearest", "--budget", "10min")
-    texts, out = f"{bench.folder}/texts", f"{bench.folder}/recipe"
-    array = (
-        "--array=0-1",
-        "--ntasks=1",
-        "--cpus-per-task=40",
-        "slurm/measure.sbatch",
-        "demo",
-        "--text",
-        texts,
-    )
-    job = bench.sbatch("recipe", *array, *options, "--out", out, OMP_NUM_THREADS="1")
-    # Of an array each element has its own state.
-    squeue = ("squeue", "-h", "-j", job.number)
-    job.wait_for(lambda: not bench.cluster.run(*squeue), "the end of the array")
-    return job
-
-
 def swept(bench: Bench) -> Job:
     grid = {"folder": f"{bench.folder}/swept", "configs": ["config.yaml"]}
     grid |= {"grid": {"seed": [3, 2]}}
@@ -270,15 +237,6 @@ def crashing(bench: Bench) -> Job:
     return bench.pretend("crashing", "exit 9", MAX_RESTARTS="1").end()
 
 
-def told_too_early(bench: Bench) -> Job:
-    """USR2 before the program listens kills it, and it is requeued."""
-    script = "[[ $SLURM_RESTART_COUNT == 1 ]] || { echo up; exec sleep 1000; }"
-    job = bench.pretend("told_too_early", script)
-    job.wait_for(lambda: "up" in job.log, "the first start")
-    bench.cluster.run("scancel", "--signal=USR2", job.number)
-    return job.end()
-
-
 def refusing(bench: Bench) -> Job:
     """The second task needs longer to say no: that is no crash."""
     return bench.pretend("refusing", "sleep $((3 * SLURM_PROCID)); exit 2", *TWO_NODES).end()
@@ -297,13 +255,6 @@ def chained(bench: Bench) -> Job:
     job.end()
     last_of_chain(job).end()
     return job
-
-
-def broken_chain(bench: Bench) -> Job:
-    (bench.folder / "broken_chain").mkdir()
-    (bench.folder / "broken_chain/thesis.tex").write_text("x")
-    job = bench.figure2("broken_chain").end()
-    return last_of_chain(job).end()
 
 
 def last_of_chain(job: Job) -> Job:
@@ -375,12 +326,14 @@ def test_a_job_says_what_it_runs_and_leaves_a_run_folder(job: Job) -> None:
     assert start["command"][-1] == f"--run_folder={job.run_folder}"
 
 
+@pytest.mark.accept
 @asks(out_of_time)
 def test_a_job_out_of_time_is_told_before_and_goes_on(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("CANCELLED", "2")
     assert job.log.count("told") == job.log.count("stopped when asked: requeued") == 1
 
 
+@pytest.mark.accept
 @asks(losing)
 def test_the_loss_of_a_node_or_a_daemon(job: Job, expected: dict[int, float]) -> None:
     assert job.fact("Restarts") == "1"
@@ -404,6 +357,7 @@ def test_a_stopped_job_saves_and_goes_on_by_itself(job: Job, expected: dict[int,
     assert job.losses() == as_far_as(job, expected)
 
 
+@pytest.mark.accept
 @asks(two_nodes)
 def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
     assert (job.fact("JobState"), job.fact("NumNodes")) == ("COMPLETED", "2")
@@ -412,16 +366,6 @@ def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
     assert start["engine"]["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
     assert start["engine"]["optimizer"] == "DeepSpeedZeroOptimizer"
     assert (start["engine"]["name"], start["engine"]["world_size"]) == ("zero2", 2)
-
-
-@asks(recipe)
-def test_an_array_on_two_nodes_measures_a_folder_of_documents(job: Job) -> None:
-    results = read_results(job.run_folder)
-    assert job.log.count("finished") == 2
-    assert {f"on n{number}" in job.log for number in (1, 2)} == {True}
-    assert results.losses.document.nunique() == 4
-    assert results.meta.windows["long"] == "all"
-    assert results.meta.windows["sample"] == 1.0
 
 
 @asks(swept)
@@ -441,12 +385,12 @@ def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
 ENDS = {
     killed: ("FAILED", "2", "2:0", ["exit code 137: requeued", "not requeued"]),
     crashing: ("FAILED", "1", "9:0", ["9: requeued", "9: not requeued after 1 restarts"]),
-    told_too_early: ("COMPLETED", "1", "0:0", ["stopped when asked: requeued"]),
     refusing: ("FAILED", "0", "2:0", ["not requeued"]),
     hanging: ("COMPLETED", "1", "0:0", []),
 }
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("job", "facts", "said"),
     [(scenario, facts, said) for scenario, (*facts, said) in ENDS.items()],
@@ -458,11 +402,7 @@ def test_what_becomes_of_a_job(job: Job, facts: list[str], said: list[str]) -> N
     assert all(words in job.log for words in said)
 
 
-@asks(measured)
-def test_the_tasks_of_a_job_measure_into_one_folder(job: Job, whole: Results) -> None:
-    assert_same(read_results(job.run_folder), whole)
-
-
+@pytest.mark.accept
 @asks(chained)
 def test_the_chain_of_figure_2(job: Job, whole: Results) -> None:
     """It measures with the jobs of an array."""
@@ -487,13 +427,6 @@ def assert_same(found: Results, whole: Results) -> None:
         pd.testing.assert_frame_equal(getattr(whole, name), getattr(found, name), atol=1e-5)
 
 
-@asks(broken_chain)
-def test_a_chain_that_breaks_leaves_nothing_in_the_queue(job: Job) -> None:
-    assert "holds other files" in job.log
-    assert job.fact("JobState") == "CANCELLED"
-    assert not Path(f"{job.run_folder}-results").exists()
-
-
 # --- slurm/README.md ------------------------------------------------------------------------------
 
 README = (ROOT / "slurm/README.md").read_text()
@@ -505,6 +438,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_commands_of_the_readme(
     words: list[str], jobs: dict[Scenario, Future[Job]], monkeypatch: pytest.MonkeyPatch
