@@ -621,7 +621,7 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     windows = Windows(48, 16, 4) if small else Windows(1024, 128, 16)
     num_blocks = 1 if small else 8
     tokens = np.random.default_rng(0).integers(0, 512, windows.long + num_blocks * windows.stride)
-    for selector in ("add_one", "drop_one"):
+    for selector in ("add_one", "gradient"):
         taken: list[float] = []
         for _ in range(2):  # the first one starts libraries
             scorer, started = Scorer(model), time.perf_counter()

@@ -322,7 +322,7 @@ def measuring(bench: Bench) -> None:
     for name, build in models.items():
         model = build().eval().to(DEVICE)
         model = model if bench.small else model.bfloat16()
-        for selector in ("add_one", "add_one_screened", "drop_one"):
+        for selector in ("add_one", "add_one_screened", "gradient"):
             for batch_tokens in (None, 16384):
                 for _ in range(1 if bench.small else 2):
                     scorer, began = Scorer(model, batch_tokens=batch_tokens), time.perf_counter()

@@ -88,7 +88,8 @@ def check_command(words: list[str]) -> None:
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
     elif options.command == "measure":
-        assert set(getattr(options, "selectors", ())) <= set(SELECTORS)
+        shipped = {name for name in getattr(options, "selectors", ()) if ".py:" not in name}
+        assert shipped <= set(SELECTORS)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").iterdir()), ids=str)
@@ -147,7 +148,8 @@ def test_the_report_makes_every_stored_result(commands: list[list[str]]) -> None
     made = {name.rpartition("/")[2].removesuffix(".csv").removesuffix(".json") for name in kept}
     by_hand = {"gpu_check_h200", "scaling"}  # scripts/gpu_check.sh, tests/gpu/scaling.py
     names = {*measurements(), *tasks(), *evaluations(), *others()}  # again: on another machine
-    assert not {name for name in names - by_hand - made if "_again" not in name}
+    other = ("_again", "prose_names", "wikipedia_names")  # on another machine; sets that are gone
+    assert not {n for n in names - by_hand - made if not any(word in n for word in other)}
     asked = {" ".join(sorted(words)) for words in commands}
     for name, of in tasks().items():
         words = [w for w in of["meta"]["command"].split() if not w.startswith("--num_workers")]

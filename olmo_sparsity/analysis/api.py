@@ -263,13 +263,12 @@ def measure(
         budget: The same as a time, like 30min or 8h: the share that fits, chosen after a trial.
         units: What is ranked: tokens, words, sentences, span:W, or several of these.
         selectors: The rules that rank units. Default: add_one_screened and random with long="all",
-            else add_one, divergence, random and nearest.
+            else add_one, random and nearest.
         ks: Numbers of units.
         share: The share of tokens that become targets, by largest gap: all, or for example
             top10%.
         min_gap: Nats; tokens with a smaller gap are not targets.
-        sets: Target sets: gap, kl, recurs, new, bigram, names, every. Default: gap with long="all",
-            else gap, kl, recurs and new.
+        sets: Target sets: gap, bigram, every (gap).
         max_targets: The most targets of each set and document, drawn at random, or "all". Default:
             4 with long="all", else all.
         far_states: As in `explain`.

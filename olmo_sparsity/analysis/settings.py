@@ -24,14 +24,10 @@ Control = Literal["unrelated", "matched", "shuffled"]
 SplitAt = Literal["whole", "blank-lines"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
-TargetSet = Literal["gap", "kl", "recurs", "new", "bigram", "names", "every"]
-"""How targets are chosen. `gap`: by the gap (in total and by stratum); `kl`: by the change of the
-prediction; the others by the text alone. `bigram`: the token and the one before it occur together
-among the distant tokens and not in the local window; `names`: the token's word is a name that
-occurs there; `every`: drawn evenly from all tokens."""
-
-CHOSEN_SETS: tuple[TargetSet, ...] = ("gap", "kl", "recurs", "new")
-"""Target sets that are chosen by default with windows of equal length."""
+TargetSet = Literal["gap", "bigram", "every"]
+"""How targets are chosen: by the gap, or by the text alone. `bigram`: the token and the one before
+it occur together among the distant tokens and not in the local window; `every`: drawn evenly from
+all tokens."""
 
 KS = (1, 2, 4, 8, 16)
 MIN_GAP = 0.1
@@ -47,7 +43,7 @@ TARGETS_OF_DOCUMENT = 4
 """Targets of each set in a long document. Intervals are over documents, so more of them help more
 than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
 
-EXHAUSTIVE = ("add_one", "divergence", "random", "nearest")
+EXHAUSTIVE = ("add_one", "random", "nearest")
 SCREENED = ("add_one_screened", "random")
 """Default selectors: of hundreds of far units each is evaluated, of thousands those that a gradient
 ranks highest."""
@@ -184,7 +180,7 @@ class Settings:
             "stride": LOCAL // 2 if is_all else 1,
             "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
             "selectors": SCREENED if is_all else EXHAUSTIVE,
-            "sets": ("gap",) if is_all else CHOSEN_SETS,
+            "sets": ("gap",),
             "draws": 1 if is_all else 3,
             "halves": 0 if is_all else 16,
         }

@@ -34,7 +34,7 @@ from olmo_sparsity.model.build import build_model
 from olmo_sparsity.runtime import choose_device, peak_memory_gib
 
 SHORT, K = 256, 4
-ASKED = tuple(name for name in SELECTORS if name not in ("nearest", "random", "most_frequent"))
+ASKED = tuple(name for name in SELECTORS if name not in ("nearest", "random"))
 
 
 def random_model(length: int) -> Any:
@@ -64,11 +64,7 @@ def measure_row(model_name: str, selector: str, length: int, cpu_seconds: int) -
     context = scorer.context(block)
     prefilled, prefill_s = scorer.token_forwards, time.perf_counter() - started
     units = Units.of_tokens(block.num_far)
-    aim_WV = None
-    if SELECTORS[selector].needs_aim:
-        (hidden_WD,) = scorer.hidden([context.long_row()])
-        aim_WV = scorer.log_probabilities(hidden_WD)
-    question = Question(context, units, [(0, 1)], K, np.random.default_rng(0), aim_WV)
+    question = Question(context, units, [(0, 1)], K, np.random.default_rng(0))
     started = time.perf_counter()
 
     def found(**more: Any) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement import measurement
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.settings import (
-    CHOSEN_SETS,
     AskSettings,
     ModelOptions,
     ScoreSettings,
@@ -205,7 +204,7 @@ def test_a_line_break_may_be_typed_as_a_prefix() -> None:
 def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
     whole, equal = Settings(), Settings(long=96)
     chosen = [(one.sets, one.max_targets, one.draws, one.halves) for one in (whole, equal)]
-    assert chosen == [(("gap",), 4, 1, 0), (CHOSEN_SETS, "all", 3, 16)]
-    assert Settings(sets=("kl",), draws=2, halves=8).given == {
-        "sets": ("kl",), "draws": 2, "halves": 8
+    assert chosen == [(("gap",), 4, 1, 0), (("gap",), "all", 3, 16)]
+    assert Settings(sets=("every",), draws=2, halves=8).given == {
+        "sets": ("every",), "draws": 2, "halves": 8
     }  # fmt: skip

@@ -34,7 +34,7 @@ def test_speed_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, *of_measure = content["rows"]
     assert row["check"] == "speed, small, 1 process(es)"
     assert "tokens/s, peak not known" in row["found"]
-    names = ["add_one", "drop_one"]
+    names = ["add_one", "gradient"]
     assert [r["check"] for r in of_measure] == [f"speed of measure, {name}" for name in names]
     assert all(re.match(r"[\d,]+ token-forwards/s", r["found"]) for r in of_measure)
     table = (tmp_path / "gpu_check.md").read_text()
@@ -230,7 +230,7 @@ def test_numbers_that_are_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{one_of_many} by 1.0" in row.found
     assert row.found.count("gradient of") == 1
     assert "add_one by 1.0" in row.found
-    assert "drop_one" not in row.found
+    assert "add_one_screened" not in row.found
 
 
 def test_a_kernel_that_refuses_is_a_row_and_no_memory_is_not(

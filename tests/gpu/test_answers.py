@@ -35,8 +35,6 @@ def ask(model: Any, selectors: Any = None, far: str = "contextual") -> dict[str,
         return gates[-1]
 
     for name in selectors or influence.SELECTORS:
-        if name == "lrp" and "Gemma" in type(getattr(model, "model", model)).__name__:
-            continue  # has no rules for this version
         scorer = Scorer(model, far_states=far)
         with mock.patch.object(influence, "gate_gradients", kept):
             tables = recover(scorer, document, Windows(16, 4, 2), selectors=name, ks=(1, 4))
@@ -58,7 +56,7 @@ def test_selectors_find_what_they_find_on_cpu(name: str, far: str) -> None:
     model = build(name)
     selectors: tuple[str, ...] | None = ("add_one", "add_one_screened", "attention")
     if far == "contextual":  # all of them with one model of ours and one of transformers
-        selectors = None if name in ("olmo", THEIRS[0]) else (*selectors, "gradient", "lrp")
+        selectors = None if name in ("olmo", THEIRS[0]) else (*selectors, "gradient")
     expected = ask(model, selectors, far)
     with pretend() as gpus:
         model.to("cuda:0")
@@ -68,7 +66,7 @@ def test_selectors_find_what_they_find_on_cpu(name: str, far: str) -> None:
     for what, numbers in found.items():
         np.testing.assert_allclose(numbers, expected[what], atol=2e-4, err_msg=what)
     # The host waits for copies of numbers that are not pinned. These two are made once.
-    once = ("far_error", "<genexpr>", "_rules_of_olmo", "_rules_of_gpt_neox")
+    once = ("far_error", "<genexpr>")
     assert not [line for line in gpus.uploads if not line.endswith(once)], gpus.uploads
 
 
@@ -95,7 +93,7 @@ def test_the_host_does_not_wait_for_batches(name: str) -> None:
         patch.setattr(Scorer, "_hidden", count)
         patch.setattr(Scorer, "_tokens_at_once", lambda _: 30)
         gpus.waits.clear()
-        ask(model, ["add_one", "drop_one"])
+        ask(model, ["add_one"])
     allowed = 0 if name.startswith("olmo") else 1  # transformers looks whether a mask hides any
     assert len(counted) > 0
     assert max(counted) <= allowed, gpus.waits
@@ -213,7 +211,7 @@ def test_cudnn_attends_to_many_places_alone_and_only_if_it_is_right() -> None:
         with in_use(model):  # tries it, once
             pass
         gpus.kernels.clear()
-        expected = ask(model, ["drop_one", "gradient", "attention"])
+        expected = ask(model, ["add_one", "gradient", "attention"])
         assert gpus.kernels.total() > 0
         assert not gpus.kernels["cudnn"], gpus.kernels
         patch.setattr(attention, "KEYS_FOR_CUDNN", 10)
@@ -223,7 +221,7 @@ def test_cudnn_attends_to_many_places_alone_and_only_if_it_is_right() -> None:
             patch.setattr(attention, "say", said.append)
             attention._cudnn_works.clear()
             gpus.kernels.clear()
-            found = ask(model, ["drop_one"])
+            found = ask(model, ["add_one"])
             for what, numbers in found.items():
                 np.testing.assert_allclose(numbers, expected[what], atol=0.02, err_msg=what)
             assert len(said) == bool(fault), said
@@ -244,7 +242,7 @@ def test_two_gpus_share_far_states_without_copies() -> None:
         shared.append(str(query.device))
         return real(query, *others)
 
-    selectors = ["add_one", "drop_one", "gradient"]
+    selectors = ["add_one", "gradient"]
     expected = ask(build("LlamaForCausalLM"), selectors)
     with pretend(num_gpus=2), pytest.MonkeyPatch.context() as patch:
         model = build("LlamaForCausalLM")

@@ -276,7 +276,7 @@ def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu() -> None:
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
 
     # The others take rows as these do.
-    names = ("add_one_screened", "drop_one", "gradient", "lrp")
+    names = ("add_one_screened", "gradient")
     from tests.gpu.shapes import shapes
     from tests.support.brute import question
 
@@ -289,7 +289,7 @@ def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu() -> None:
             (block,) = Windows(num_far + 512, 512, 8).blocks(tokens)
             scorer, units = Scorer(model), Units.of_runs(np.arange(num_far) * 4 // num_far)
             # Of one target, as 32 layers keep too much for two at once.
-            asked = question(scorer, block, [7], 2, units, block)
+            asked = question(scorer, block, [7], 2, units)
             peaks[num_layers] = {}
             for name in names:
                 memory.peak = memory.now

@@ -198,8 +198,8 @@ def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
     assert page.run("return document.getElementById('count').textContent") == (
         f"{len(searched)} targets"
     )
-    page.run(CHOOSE, "set", str(["gap", "recurs"].index("recurs")))
-    assert page.run(TARGETS) == sorted(chosen.target[chosen.target_set == "recurs"])
+    page.run(CHOOSE, "set", str(["gap", "bigram"].index("bigram")))
+    assert page.run(TARGETS) == sorted(chosen.target[chosen.target_set == "bigram"])
     page.run(CHOOSE, "set", "")
     page.run(CHOOSE, "kind", "the target again")
     words = fake_words(FIRST)

@@ -7,7 +7,6 @@ every unit and calls the model itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,7 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import FarText
 from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
-from olmo_sparsity.analysis.selectors.relevance import attn_lrp
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.selector import Choice, Question
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
@@ -112,9 +110,9 @@ class Brute:
     def loss(self, far: Iterable[int]) -> float:
         return -float(self.log_p(far)[int(self.document[self.target])])
 
-    def kl(self, far: Iterable[int], log_p: torch.Tensor | None = None) -> float:
-        """KL(p_long ‖ p_far), or of another p."""
-        p = self.log_p(range(len(self.far))) if log_p is None else log_p
+    def kl(self, far: Iterable[int]) -> float:
+        """KL(p_long ‖ p_far)."""
+        p = self.log_p(range(len(self.far)))
         return float((p.exp() * (p - self.log_p(far))).sum())
 
     def influences(self, selector: str, units: list[list[int]] | None = None) -> np.ndarray:
@@ -127,21 +125,18 @@ class Brute:
             return np.array([self.loss(rest) - self.loss(every) for rest in rests])
         if selector == "divergence":
             return np.array([self.kl([]) - self.kl(unit) for unit in units])
-        if selector in ("gradient", "lrp"):
-            saliency = self.gradient_times_input(selector)
+        if selector == "gradient":
+            saliency = self.gradient_times_input()
             return np.array([sum(float(saliency[j]) for j in unit) for unit in units])
         raise AssertionError(selector)
 
-    def gradient_times_input(self, selector: str) -> np.ndarray:
+    def gradient_times_input(self) -> np.ndarray:
         embedding = self.model.embedding.weight
         tokens, positions = self.inputs([*self.far, *self.near])
         change = torch.zeros(1, tokens.shape[1], embedding.shape[1], requires_grad=True)
         hook = self.model.embedding.register_forward_hook(lambda m, i, out: out + change)
-        with attn_lrp(self.model) if selector == "lrp" else nullcontext():
-            logits = self.model(tokens, positions)[0, -1].float()
-            explained = logits if selector == "lrp" else logits.log_softmax(-1)
-            loss = -explained[int(self.document[self.target])]
-            (gradient,) = torch.autograd.grad(loss, change)
+        log_p = self.model(tokens, positions)[0, -1].float().log_softmax(-1)
+        (gradient,) = torch.autograd.grad(-log_p[int(self.document[self.target])], change)
         hook.remove()
         inputs = embedding[tokens[0]]
         saliency = -(gradient[0] * inputs).sum(-1).detach().numpy()
@@ -177,25 +172,18 @@ def units_of(kind: str, num_far: int = 10) -> tuple[Units, list[list[int]]]:
     return Units.of_runs(runs), by_hand
 
 
-def log_p_long(scorer: Scorer, block: Block) -> torch.Tensor:
-    (hidden_WD,) = scorer.hidden([Context(block).long_row()])
-    return scorer.log_probabilities(hidden_WD)
-
-
 def question(
     scorer: Scorer,
     block: Block,
     targets: Sequence[int],
     k: int,
     units: Units | None = None,
-    aim: Block | None = None,
 ) -> Question:
-    """About the far part of `block`; what aims, aims at the long window of `aim`."""
+    """About the far part of `block`."""
     units = Units.of_tokens(block.num_far) if units is None else units
-    aim_WV = None if aim is None else log_p_long(scorer, aim)
     context, generator = scorer.context(block), np.random.default_rng(0)
     spans = [(target, target + 1) for target in targets]
-    return Question(context, units, spans, k, generator, aim_WV)
+    return Question(context, units, spans, k, generator)
 
 
 def behind(document: np.ndarray, block: Block, text: FarText) -> np.ndarray:

@@ -40,12 +40,12 @@ THRESHOLD = 0.9
 # How much of the gap k own units recover in the end, and foreign ones; the random control is low.
 SELECTORS = {
     "add_one": (1.08, 0.72),
-    "divergence": (0.86, 0.41),
+    "gradient": (0.86, 0.41),
     "attention": (0.62, 0.33),
     "random": (0.08, 0.05),
     "nearest": (0.15, 0.10),
 }
-SEEING = ("add_one", "divergence")
+SEEING = ("add_one", "gradient")
 """Selectors that find the target's token where it stood before."""
 _NAMES = ("Marrow", "Ilse", "Tamsin", "Orrin", "Bexley", "Quill", "Sorrel", "Hask")
 _SENTENCES = (
@@ -79,12 +79,12 @@ def losses_rows(document: int) -> dict[str, dict]:
     rng = np.random.default_rng(100 + document)
     ids = np.unique(words, return_inverse=True)[1]
     targets = np.arange(LONG, len(words))
-    gaps, strata = rng.normal(0, 0.06, len(targets)), []
+    gaps, recurring = rng.normal(0, 0.06, len(targets)), np.zeros(len(targets), dtype=bool)
     for row, t in enumerate(targets):
         is_name = words[t].strip() in _NAMES or words[t].strip().isdigit()
-        recurs = words[t] in words[t - LONG : t - SHORT]
-        strata.append("near" if words[t] in words[t - SHORT : t] else "recurs" if recurs else "new")
-        if strata[-1] == "recurs":
+        is_near = words[t] in words[t - SHORT : t]
+        recurring[row] = words[t] in words[t - LONG : t - SHORT] and not is_near
+        if recurring[row]:
             gaps[row] += rng.gamma(4, 0.55) if is_name else rng.gamma(1.2, 0.35)
     placebo = rng.normal(0, 0.06, len(targets))
     placebo += rng.gamma(4, 0.4, len(targets)) * (rng.random(len(targets)) < 0.02)
@@ -94,12 +94,8 @@ def losses_rows(document: int) -> dict[str, dict]:
         "token_id": ids[targets],
         "loss_short": loss_short,
         "loss_long": loss_short - gaps,
-        "kl": 0.8 * abs(gaps),
-        "stratum": strata,
         "placebo_loss_long": loss_short - placebo,
-        "placebo_kl": 0.8 * abs(placebo),
-        "placebo_stratum": strata,
-        **dict.fromkeys(("bigram", "placebo_bigram"), np.zeros(len(targets), dtype=bool)),
+        **dict.fromkeys(("bigram", "placebo_bigram"), recurring),
     }
     return {"losses": losses, "documents": {"name": [f"{document}.txt"]}}
 
@@ -135,10 +131,9 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
                     noise = rng.normal(1, 0.25)
                     for k in KS:
                         left = gap * (1 - level * (1 - 0.55**k) * noise)
-                        kl = 0.8 * left if selector == "divergence" else None
                         lost = loss_short - 0.8 * left if control == "own" else None
                         loss = loss_short - gap + left
-                        recovery.append((*about, draw, k, k * width, loss, lost, kl))
+                        recovery.append((*about, draw, k, k * width, loss, lost))
     ids = np.unique(words, return_inverse=True)[1]
     tokens = [(place, ids[place], word) for place, word in enumerate(words)]
     cost = [(units, s, 410 * len(asked), len(asked)) for units, s in product(UNITS, SELECTORS)]
@@ -179,7 +174,7 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     rows = far_part_losses(losses[losses.document.map(half_of) == "report"])
     chosen = {
         "gap": rows[rows.gap >= THRESHOLD],
-        "recurs": rows[rows.stratum == "recurs"].groupby(["document", "far_part"]).head(4),
+        "bigram": rows[rows.bigram].groupby(["document", "far_part"]).head(4),
     }
     targets = pd.concat([some.assign(target_set=name) for name, some in chosen.items()])
     columns = SCHEMAS["targets"].names

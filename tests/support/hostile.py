@@ -71,7 +71,7 @@ def hostile_results(results: Results) -> Results:
     )
     one = one_document(words, {20 + i: [13, 14, 15] for i in range(30)}, meta)
     summary = results.summary.replace(
-        {"divergence": HOSTILE[2], "recurs": HOSTILE[4], "span:4": HOSTILE[5]}
+        {"gradient": HOSTILE[2], "bigram": HOSTILE[4], "span:4": HOSTILE[5]}
     )
     other_units = one.influence.assign(units=HOSTILE[5])
     influence = [

@@ -23,7 +23,7 @@ SETTINGS = Settings(
     short=6,
     stride=8,
     units=("tokens", "span:3"),
-    selectors=("add_one", "divergence", "random"),
+    selectors=("add_one", "gradient", "random"),
     ks=(1, 4),
     share=0.15,
     min_gap=0.0,
@@ -58,14 +58,10 @@ def planned(
 
 
 def losses_table(**columns: Any) -> pd.DataFrame:
-    """Without what a test does not say: no placebo gap, no KL, everything new."""
+    """Without what a test does not say: no placebo gap, no bigram."""
     table = pd.DataFrame(columns)
     given = {
         "placebo_loss_long": table.loss_short,
-        "kl": 1.0,
-        "placebo_kl": 1.0,
-        "stratum": "new",
-        "placebo_stratum": "new",
         "bigram": False,
         "placebo_bigram": False,
     }
@@ -80,7 +76,6 @@ def recovery_rows(keys: list, control: str, losses: list, draw: int = 0, **more:
         "k": 1,
         "num_tokens": 1,
         "loss_without": np.nan,
-        "kl_set": np.nan,
     } | more
     return [
         {"document": document, "target": target, "control": control, "draw": draw, "loss_set": loss}

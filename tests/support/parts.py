@@ -30,12 +30,8 @@ def tiny_rows(document: int) -> dict[str, dict]:
             "token_id": rng.integers(9, size=5),
             "loss_short": rng.random(5),
             "loss_long": rng.random(5),
-            "kl": rng.random(5),
-            "stratum": ["new"] * 5,
             "bigram": [False] * 5,
             "placebo_loss_long": rng.random(5),
-            "placebo_kl": rng.random(5),
-            "placebo_stratum": ["new"] * 5,
             "placebo_bigram": [False] * 5,
         },
         "documents": {"name": [f"{document}.txt"]},
@@ -65,8 +61,7 @@ def tiny_rows(document: int) -> dict[str, dict]:
             "k": [1] * 5,
             "num_tokens": [1] * 5,
             "loss_set": rng.random(5),
-            "loss_without": [None] * 5,
-            "kl_set": [None, np.nan, 0.5, 1.0, 0.25],
+            "loss_without": [None, np.nan, 0.5, 1.0, 0.25],
         },
         "influence": about
         | {

@@ -32,7 +32,7 @@ from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
 from olmo_sparsity.analysis.models.use import in_use
-from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer, counted_selector
+from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.selectors.selector import find_selector
 from olmo_sparsity.analysis.settings import ModelOptions
@@ -64,7 +64,6 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
     loaded = load(request.model, request.tokenizer, loading)
     prompt = str(request.prompt)
     with using(loaded):
-        find_selector(settings.selector).check_model(loaded.model)
         read = (
             Prompt.of_text(loaded, text, loading.prefix)
             if text is not None
@@ -131,9 +130,8 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
 def count(prepared: Prepared, spans: Spans) -> Cost:
     """Count what the targets cost. A check costs as much for each unrelated text."""
     scorer = CountingScorer(prepared.scorer)
-    settings = replace(prepared.settings, selector=counted_selector(prepared.settings.selector))
     with in_use(scorer.model):
-        _evaluate(replace(prepared, scorer=scorer, settings=settings), spans)
+        _evaluate(replace(prepared, scorer=scorer), spans)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 

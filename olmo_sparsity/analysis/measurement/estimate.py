@@ -29,7 +29,7 @@ from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
-from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer, counted_selector
+from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.settings import Settings, parse_budget
 from olmo_sparsity.folders import locked
@@ -97,7 +97,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
         plan.settings.long == "all" or plan.settings.long > LONG
     )
     chosen = f"about {cost.num_evaluated:,.0f} evaluated"
-    if plan.fits_thresholds and trial.num_chosen < FEW_TARGETS:
+    if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
     lines = [
         describe_induction(trial.induction, plan.settings.far_states, documents.are_planted),
@@ -158,15 +158,15 @@ def _sampled(plan: Plan, sample: float) -> Plan:
 def _cheaper(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Options that lower the cost, each with its plan."""
     settings = plan.settings
-    if plan.fits_thresholds and settings.sets != ("gap",) and "gap" in settings.sets:
+    if plan.fits_threshold and settings.sets != ("gap",) and "gap" in settings.sets:
         yield "--sets gap", replace(plan, settings=replace(settings, sets=("gap",)))
-    if plan.fits_thresholds and settings.most_targets > 2:
+    if plan.fits_threshold and settings.most_targets > 2:
         yield "--max-targets 2", replace(plan, settings=replace(settings, max_targets=2))
     if settings.draws > 1 or settings.halves:
         fewer = replace(settings, draws=1, halves=0)
         controls = replace(plan.controls, num_draws=1)
         yield "--draws 1 --halves 0", replace(plan, settings=fewer, controls=controls)
-    if plan.fits_thresholds and settings.sample > 0.1:
+    if plan.fits_threshold and settings.sample > 0.1:
         yield "--sample 10%", _sampled(plan, 0.1)
 
 
@@ -215,7 +215,7 @@ class _Trial:
             seconds = time.perf_counter() - began
         speed = 2 * length * max(induction["num_passages"], 1) / seconds
         trial = _Trial(induction, speed, None)
-        if plan.fits_thresholds:
+        if plan.fits_threshold:
             trial._try_losses(plan)
         return trial
 
@@ -252,7 +252,7 @@ class _Trial:
         num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
         losses = sum(losses_forwards(plan, blocks[n]) for n in ours if n not in plan.known)
         losses += sum(2 * len(passage) for passage in passages_of(*plan.for_induction()))
-        if plan.fits_thresholds:
+        if plan.fits_threshold:
             reported = {n: size for n, size in num_losses.items() if half_of(n) == "report"}
             expected = self._expected(plan, reported)
             places = {n: places_of(blocks[n]) for n in expected}
@@ -290,18 +290,15 @@ class _Trial:
             }
         unlimited = replace(_sampled(plan, 1.0).settings, max_targets="all")
         chosen = replace(plan, settings=unlimited).targets(self.losses)
-        # The sets gap_recurs and gap_new are part of the set gap.
-        chosen = chosen[~chosen.target_set.str.startswith("gap_")]
         by_target = chosen.groupby(["far_part", "document", "target"]).target_set.agg(frozenset)
         self.num_chosen = len(by_target)
         known = max(int((self.losses.document.map(half_of) == "report").sum()), 1)
         density = chosen.groupby(["far_part", "target_set"]).size() / known
-        by_share = {name: settings.share for name in ("recurs", "new")}
 
         def kept(part: str, name: str, size: int) -> float:
             """Which share of the targets of a set a document keeps."""
             of_all = density[part, name]
-            return min(1.0, by_share.get(name, 1.0) / of_all, most / (of_all * size))
+            return min(1.0, most / (of_all * size))
 
         def expected(part: str, size: int) -> float:
             if part not in by_target.index.get_level_values(0):
@@ -337,7 +334,7 @@ class _Prices:
             draws = stream(0, "trial", number)
             drawn = draws.permutation(places[number])[:TRIED_TARGETS]
             parts = [("document", drawn), ("document", drawn[: -(-len(drawn) // 3)])]
-            if plan.fits_thresholds:
+            if plan.fits_threshold:
                 parts.append(("placebo", drawn))
             for part, chosen in parts:
                 targets = {"document": number, "target": np.sort(chosen), "far_part": part}
@@ -367,9 +364,7 @@ class _Prices:
 
 def _counting(plan: Plan) -> Plan:
     """The plan with a scorer that counts token-forwards."""
-    selectors = tuple(dict.fromkeys(map(counted_selector, plan.settings.selectors)))
-    settings = replace(plan.settings, selectors=selectors)
-    return replace(plan, scorer=CountingScorer(plan.scorer), settings=settings)
+    return replace(plan, scorer=CountingScorer(plan.scorer))
 
 
 def _distinct(targets: pd.DataFrame) -> pd.DataFrame:

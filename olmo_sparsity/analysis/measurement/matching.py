@@ -63,10 +63,8 @@ def is_other_tokenizer(results: Results, documents: Documents) -> bool:
 
 
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
-    """Match the targets with the documents' own distant context. Sets that depend on tokens that
-    recur (`recurs`, `new`) are left out."""
-    own = results.targets.far_part == "document"
-    targets = results.targets[own & ~results.targets.target_set.str.contains("recurs|new")]
+    """Match the targets with the documents' own distant context."""
+    targets = results.targets[results.targets.far_part == "document"]
     matched, texts_of = [targets[:0].assign(there=0)], _texts_of(results)
     for number, rows in targets.groupby("document"):
         texts = texts_of[int(number)]

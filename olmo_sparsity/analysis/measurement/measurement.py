@@ -127,7 +127,7 @@ class _Measuring:
         """Both phases; returns whether this process finds all documents finished."""
         plan, parts, shown = self.plan, self.parts, self.launch.rank == 0
         slowest = _work("losses", parts, self.mine, self._losses, shown)
-        if plan.fits_thresholds:
+        if plan.fits_threshold:
             half = [number for number in self.measured if half_of(number) == "threshold"]
             _wait_for("losses", parts, half, self._losses, slowest)
         # Read first: other processes may finish theirs while targets are chosen.
@@ -195,7 +195,7 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
 
 def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     found = set(targets.target_set[targets.far_part == "document"])
-    chosen_by_gap = plan.fits_thresholds and "gap" in plan.settings.sets
+    chosen_by_gap = plan.fits_threshold and "gap" in plan.settings.sets
     if "gap" in found or (found and not chosen_by_gap):
         return
     if plan.given is not None:
@@ -204,7 +204,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
     raise DataError(
         f"no target has a gap large enough: the largest is {gaps.max():.2f} nats, the threshold "
-        f"{plan.thresholds(losses).gap:.2f}. Give more text, a larger share of targets (share) "
+        f"{plan.threshold(losses):.2f}. Give more text, a larger share of targets (share) "
         "or a lower limit in nats (min_gap), and another folder for the results"
     )
 
@@ -291,7 +291,7 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
         ks=list(settings.ks),
         controls={"control": settings.control, "draws": settings.draws},
         seed=settings.seed,
-        targets=targets_meta(plan, plan.thresholds(losses)),
+        targets=targets_meta(plan, plan.threshold(losses)),
         longppl=longppl(losses),
         counts={
             "documents_measured": len(plan.measured) - left,

@@ -29,9 +29,8 @@ from olmo_sparsity.analysis.measurement.reuse import (
 from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
     At,
-    Thresholds,
     choose_targets,
-    fit_thresholds,
+    fit_threshold,
     named_targets,
     of_document,
     planted_targets,
@@ -47,7 +46,6 @@ from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.selectors.selector import check_can_run
 from olmo_sparsity.analysis.settings import QUICK_BLOCKS, ModelOptions, Settings, TextOptions
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.extend import fingerprint_of_files
@@ -174,7 +172,6 @@ class Plan:
         windows = settings.windows
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
-        check_can_run(settings.selectors, model.model)
         settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
         scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
@@ -227,7 +224,7 @@ class Plan:
         return numbers
 
     @property
-    def fits_thresholds(self) -> bool:
+    def fits_threshold(self) -> bool:
         return self.given is None and not self.documents.are_planted
 
     def for_induction(self) -> tuple[list[Document], int]:
@@ -260,11 +257,11 @@ class Plan:
                 losses = pd.DataFrame({name: [] for name in names if name != "document"})
         return {"documents": {"name": [document.name]}, "losses": dict(losses)}
 
-    def thresholds(self, losses: pd.DataFrame) -> Thresholds:
-        if not self.fits_thresholds:
-            return Thresholds(None, None)
+    def threshold(self, losses: pd.DataFrame) -> float | None:
+        if not self.fits_threshold:
+            return None
         half = losses[losses.document.map(half_of) == "threshold"]
-        return fit_thresholds(half, self.settings.share, self.settings.min_gap)
+        return fit_threshold(half, self.settings.share, self.settings.min_gap)
 
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
         """Targets of the documents in `losses`, which must include the threshold half."""
@@ -272,7 +269,7 @@ class Plan:
             return planted_targets(self.documents)
         if self.given is not None:
             return self.given
-        chosen = choose_targets(losses, self.thresholds(losses), self.settings)
+        chosen = choose_targets(losses, self.threshold(losses), self.settings)
         by_text = self._by_text[self._by_text.document.isin(losses.document)]
         return pd.concat([chosen, by_text]).sort_values(list(chosen), ignore_index=True)
 
@@ -397,7 +394,7 @@ def share_of(numbers: list[int], index: int, of: int) -> list[int]:
     return [number for number in numbers if number // 2 % of == index]
 
 
-def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
+def targets_meta(plan: Plan, threshold: float | None) -> dict[str, Any]:
     """The section `targets` of meta.json."""
     if plan.given is not None:
         about: dict[str, Any] = {"given": targets_fingerprint(plan.given)}
@@ -412,6 +409,5 @@ def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
         "share": plan.settings.share,
         "min_gap": plan.settings.min_gap,
         "max_targets": plan.settings.max_targets,
-        "threshold": thresholds.gap,
-        "kl_threshold": thresholds.kl,
+        "threshold": threshold,
     }

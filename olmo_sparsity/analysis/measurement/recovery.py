@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, FarText
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows
@@ -63,11 +62,7 @@ class _Chosen:
     about: dict[str, Any]
     units: Units
     targets: Spans
-    parts: dict[str, Spans]
-    """Kind of distant context → its targets."""
-
     choice: Choice
-    aim_WV: Tensor | None
     rows: list[Row]
     num_tokens_TK: np.ndarray
 
@@ -181,33 +176,26 @@ class _Evaluation:
         """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
         and all blocks of each, so that the states of one text at a time are in memory."""
         self.last_start = max(start for start, _ in blocks)
-        aims: dict[tuple[int, int], dict[str, Tensor]] = {bounds: {} for bounds in blocks}
         for part in dict.fromkeys(part for wanted in blocks.values() for part in wanted):
             for bounds, wanted in blocks.items():
                 if part in wanted:
-                    self._add_own(bounds, part, wanted[part], aims[bounds])
+                    self._add_own(bounds, part, wanted[part])
         for draw in range(self.controls.num_draws if self.controls is not None else 0):
             for bounds, wanted in blocks.items():
-                self._add_foreign(bounds, wanted, draw, aims[bounds])
+                self._add_foreign(bounds, wanted, draw)
 
-    def _add_own(
-        self, bounds: tuple[int, int], part: str, targets: Spans, aims: dict[str, Tensor]
-    ) -> None:
+    def _add_own(self, bounds: tuple[int, int], part: str, targets: Spans) -> None:
         block, before = self._block(bounds), self.scorer.token_forwards
         text = self._text(block, self._own(block, part), "own", 0, {part: targets})
-        if self.choices is None and any(find_selector(name).needs_aim for name in self.selectors):
-            (aims[part],) = self.scorer.hidden([text.context.long_row()])
         self._cost("all", "shared", before, len(targets))
-        self._select(text, aims)
+        self._select(text)
 
-    def _add_foreign(
-        self, bounds: tuple[int, int], wanted: dict[str, Spans], draw: int, aims: dict[str, Tensor]
-    ) -> None:
+    def _add_foreign(self, bounds: tuple[int, int], wanted: dict[str, Spans], draw: int) -> None:
         assert self.controls is not None
         block = self._block(bounds)
         own = {part: (self._own(block, part), targets) for part, targets in wanted.items()}
         for far, served in self.controls.foreign(self.document, block, own, draw):
-            self._select(self._text(block, far, "foreign", draw, served), aims)
+            self._select(self._text(block, far, "foreign", draw, served))
 
     def _block(self, bounds: tuple[int, int]) -> Block:
         return self.windows.block(self.document.tokens, *bounds)
@@ -234,15 +222,9 @@ class _Evaluation:
             states = scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
         return scorer.context(block, states)
 
-    def _select(self, text: _Text, hidden_at: dict[str, Tensor]) -> None:
-        """Run all selectors on all kinds of units of one text, then compute L_k of each choice.
-        `hidden_at`: kind of distant context → the states at its targets, given its long window."""
+    def _select(self, text: _Text) -> None:
+        """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
         choices: list[_Chosen] = []
-        aims = {
-            part: self.scorer.log_probabilities(hidden_at[part])
-            for part in text.targets
-            if part in hidden_at
-        }
         all_targets = sorted({span for targets in text.targets.values() for span in targets})
         for kind in self.units:
             units = text.far.units(kind)
@@ -250,22 +232,13 @@ class _Evaluation:
             is_tested &= len(units) > 1  # one unit has no half
             kept_and_falls = self._halves(text, units, kind) if is_tested else None
             for selector in self.selectors:
-                # The aim differs between distant contexts; other selectors serve all at once.
-                groups = [(all_targets, text.targets)]
-                rule = find_selector(selector)
-                if rule.needs_aim and self.choices is None:
-                    groups = [(targets, {part: targets}) for part, targets in text.targets.items()]
-                num_draws = rule.draws if text.control == "own" else 1
+                num_draws = find_selector(selector).draws if text.control == "own" else 1
                 for draw in range(text.draw, text.draw + num_draws):
                     about = {"units": kind, "selector": selector, "control": text.control}
-                    for targets, parts in groups:
-                        aim = aims.get(next(iter(parts))) if rule.needs_aim else None
-                        chosen = self._choose(
-                            text, units, about | {"draw": draw}, targets, parts, aim
-                        )
-                        choices.append(chosen)
-                        if kept_and_falls is not None and draw == text.draw:
-                            self._write_lds(text, chosen, *kept_and_falls)
+                    chosen = self._choose(text, units, about | {"draw": draw}, all_targets)
+                    choices.append(chosen)
+                    if kept_and_falls is not None and draw == text.draw:
+                        self._write_lds(text, chosen, *kept_and_falls)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]
         hidden = self.scorer.hidden(rows)
@@ -275,15 +248,9 @@ class _Evaluation:
         first = 0
         for chosen in choices:
             end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
-            kl_TK, none_TK = np.full(shape, np.nan), np.full(shape, np.nan)
+            none_TK = np.full(shape, np.nan)
             loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
-            if chosen.aim_WV is not None:
-                for i, (start, last) in enumerate(chosen.targets):
-                    of_target = hidden[first + i * shape[1] : first + (i + 1) * shape[1]]
-                    aim = chosen.aim_WV[start:last]
-                    kl_TK[i] = self.scorer.kl(aim, torch.stack(of_target)).sum(-1)
-            losses = {"loss_set": loss_TK, "loss_without": without_TK, "kl_set": kl_TK}
-            self._write(text, chosen, losses)
+            self._write(text, chosen, {"loss_set": loss_TK, "loss_without": without_TK})
             first = end
         self.num_evaluated += sum(map(len, text.targets.values()))
         if self.done is not None:
@@ -316,13 +283,11 @@ class _Evaluation:
         units: Units,
         about: dict[str, Any],
         targets: Spans,
-        parts: dict[str, Spans],
-        aim_WV: Tensor | None,
     ) -> _Chosen:
         block = text.context.block
         keys = self.document.number, block.start, about["draw"], text.control
         generator = stream(self.seed, "selector", *keys)
-        question = Question(text.context, units, targets, max(self.ks), generator, aim_WV)
+        question = Question(text.context, units, targets, max(self.ks), generator)
         before = self.scorer.token_forwards
         if self.choices is None:
             choice = find_selector(about["selector"])(self.scorer, question)
@@ -330,7 +295,7 @@ class _Evaluation:
             starts = [block.start + first for first, _ in targets]
             number = self.document.number
             choice = self.choices.pick(number, about, starts, units, block.first)
-        if text.control == "own" and DOCUMENT in parts and about["draw"] == 0:
+        if text.control == "own" and DOCUMENT in text.targets and about["draw"] == 0:
             self._cost(about["units"], about["selector"], before, len(targets))
         far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
         sets = [(far, span) for span, far_K in zip(targets, far_TK, strict=True) for far in far_K]
@@ -339,13 +304,13 @@ class _Evaluation:
             sets += [(np.setdiff1d(all_far, far), span) for far, span in sets]
         rows = [text.context.set_row(far, span) for far, span in sets]
         num_tokens_TK = np.array([[len(far) for far in far_K] for far_K in far_TK])
-        return _Chosen(about, units, targets, parts, choice, aim_WV, rows, num_tokens_TK)
+        return _Chosen(about, units, targets, choice, rows, num_tokens_TK)
 
     def _write(self, text: _Text, chosen: _Chosen, columns: dict[str, np.ndarray]) -> None:
         """Add the rows of each kind of distant context, with `columns` by target and k. Places are
         places of the document, also for an unrelated text."""
         block, ks = text.context.block, np.array(self.ks)
-        for part, spans in chosen.parts.items():
+        for part, spans in text.targets.items():
             rows = np.array([chosen.targets.index(span) for span in spans])
             target = block.start + np.array([first for first, _ in spans])
             about = {"far_part": part} | chosen.about

@@ -1,4 +1,4 @@
-"""Choose the targets to evaluate: by their gap or stratum from the losses, or by name.
+"""Choose the targets to evaluate: by their gap, by the text alone, or by name.
 
 Place in the flow: losses → **targets** → recovery. Never imports torch.
 
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,6 @@ import pandas as pd
 
 from olmo_sparsity.analysis.inputs.documents import Document, Documents, first_characters
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Spans, Windows, span_width
-from olmo_sparsity.analysis.results.dependencies import Words
 from olmo_sparsity.analysis.results.statistics import (
     KEYS,
     far_part_losses,
@@ -40,73 +37,49 @@ At = str | int | slice | re.Pattern[str] | Sequence["At"]
 COLUMNS = [*KEYS, "far_part", "target_set"]
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    gap: float | None
-    """Targets with at least this gap are chosen; None: all."""
-
-    kl: float | None
-
-
-def fit_thresholds(losses: pd.DataFrame, share: float, min_gap: float) -> Thresholds:
-    """Fit thresholds to the losses of the threshold half."""
+def fit_threshold(losses: pd.DataFrame, share: float, min_gap: float) -> float | None:
+    """Return the least gap of a target, by the losses of the threshold half; None: any gap."""
     if share == 1.0:
-        return Thresholds(None, None)
+        return None
     gap = float(np.quantile((losses.loss_short - losses.loss_long).to_numpy(), 1 - share))
-    return Thresholds(max(gap, min_gap), float(np.quantile(losses.kl.to_numpy(), 1 - share)))
+    return max(gap, min_gap)
 
 
 def choose_targets(
-    losses: pd.DataFrame, thresholds: Thresholds, settings: Settings
+    losses: pd.DataFrame, threshold: float | None, settings: Settings
 ) -> pd.DataFrame:
-    """Targets of the documents of the report half. Of a set by text, a `share` of all targets of a
-    document is drawn. A set keeps at most `max_targets` of a document, drawn at random."""
-    share, seed, sets = settings.share, settings.seed, settings.sets
+    """Choose targets of the documents of the report half: `gap`, and `bigram`, of which a `share`
+    of all targets of a document is drawn. A set keeps at most `max_targets` of a document, drawn
+    at random."""
+    share, seed = settings.share, settings.seed
     reported = losses[losses.document.map(half_of) == "report"]
     rows = far_part_losses(reported)
     sizes = reported.groupby("document").size()
     most = int(min(settings.most_targets, len(losses)))
-    least = -np.inf if thresholds.gap is None else thresholds.gap
-    least_kl = -np.inf if thresholds.kl is None else thresholds.kl
-    by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
-    parts = [by_gap, _sample(rows[rows.kl >= least_kl], "kl", lambda _: most, seed)]
-    for stratum in ("recurs", "new"):
-        parts.append(by_gap[by_gap.stratum == stratum].assign(target_set=f"gap_{stratum}"))
-    of_text = {name: rows[rows.stratum == name] for name in ("recurs", "new")}
-    of_text["bigram"] = rows[rows.bigram]
-    for name, group in of_text.items():
-        if name in sets:
-            parts.append(
-                _sample(group, name, lambda d: min(int(np.ceil(share * sizes[d])), most), seed)
-            )
+    least = -np.inf if threshold is None else threshold
+    parts = [
+        _sample(rows[rows.gap >= least], "gap", lambda _: most, seed),
+        _sample(
+            rows[rows.bigram], "bigram", lambda d: min(int(np.ceil(share * sizes[d])), most), seed
+        ),
+    ]
     chosen = pd.concat(parts)[COLUMNS]
-    chosen = chosen[chosen.target_set.str.split("_").str[0].isin(sets)]
+    chosen = chosen[chosen.target_set.isin(settings.sets)]
     return chosen.sort_values(COLUMNS, ignore_index=True)
 
 
 def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.DataFrame:
-    """Targets chosen before any model, with the documents' own distant context: `names`, a `share`
-    of all targets of each document at most, and no more than `max_targets`; `every`, each token
+    """Choose targets before any model, with the documents' own distant context: `every`, each token
     with the same chance, so that `max_targets` holds for the mean of all documents."""
-    windows, share = settings.windows, settings.share
     measured = [places_of(sampled_blocks(document, settings)) for document in documents]
     num = sum(map(len, measured))
     most = min(num, settings.most_targets * len(documents))
-    rate = min(share, most / max(num, 1))
+    rate = min(settings.share, most / max(num, 1)) if "every" in settings.sets else 0.0
     parts = []
     for document, places_T in zip(documents, measured, strict=True):
-        places, size = {}, len(places_T)
-        if "names" in settings.sets:
-            draws = stream(settings.seed, "names", document.number)
-            names = recurring_names(document, windows)
-            found = draws.permutation(names[np.isin(names, places_T)])
-            places["names"] = found[: int(min(np.ceil(share * size), settings.most_targets))]
-        if "every" in settings.sets:
-            draws = stream(settings.seed, "every", document.number)
-            drawn = draws.permutation(size)[: int(rate * size + draws.random())]
-            places["every"] = places_T[drawn]
-        for name, chosen in places.items():
-            parts += [(document.number, int(place), "document", name) for place in chosen]
+        draws, size = stream(settings.seed, "every", document.number), len(places_T)
+        drawn = draws.permutation(size)[: int(rate * size + draws.random())] if rate else []
+        parts += [(document.number, int(place), "document", "every") for place in places_T[drawn]]
     chosen = pd.DataFrame(parts, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
     return chosen.sort_values(COLUMNS, ignore_index=True)
 
@@ -125,31 +98,6 @@ def sampled_blocks(document: Document, settings: Settings) -> list[Block]:
 def places_of(blocks: Sequence[Block]) -> np.ndarray:
     """The targets of all blocks."""
     return np.concatenate([NOTHING, *(b.start + np.arange(b.num_targets) for b in blocks)])
-
-
-def recurring_names(document: Document, windows: Windows) -> np.ndarray:
-    """Targets in a capitalised word that occurs whole in their distant context, and not in their
-    local window. The first word of a sentence, and function words, are not names."""
-    if document.tokenizer is None:
-        raise DataError("sets=names needs the text of each token, and the model has no tokenizer")
-    words = Words(pd.DataFrame({"text": document.texts, "token_id": document.tokens}))
-    firsts_of, ends_of = (defaultdict[str, list[int]](list) for _ in range(2))
-    for spelled, first, end in words.spans:
-        firsts_of[spelled].append(first)
-        ends_of[spelled].append(end)
-    places = []
-    for spelled, first, end in words.spans:
-        firsts, ends = np.array(firsts_of[spelled]), np.array(ends_of[spelled])
-        for place in range(max(first, windows.first_target), end):
-            if words.kind[place] != "name" or not re.search(r"\w", document.texts[place]):
-                continue
-            start = windows.start_of(place)
-            near, lowest = start - windows.short, windows.first_far(start)
-            is_far = (firsts >= lowest) & (ends <= near)
-            is_near = (ends > near) & (firsts < first)
-            if is_far.any() and not is_near.any():
-                places.append(place)
-    return np.array(places, dtype=np.int64)
 
 
 def _sample(
@@ -187,11 +135,11 @@ def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
 
 def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
     """Targets of another measurement of the same text, so that two models are compared on equal
-    ones. Under other settings (windows, seed, controls) its placebo and strata differ, and are left
-    out, as are targets without a full long window here."""
+    ones. Under other settings (windows, seed, controls) its placebo differs, and is left out, as
+    are targets without a full long window here."""
     kept = targets.target >= windows.first_target
     if not same_settings:
-        kept &= (targets.far_part == "document") & ~targets.target_set.str.contains("recurs|new")
+        kept &= targets.far_part == "document"
     return targets[kept].sort_values(COLUMNS, ignore_index=True)
 
 

@@ -42,16 +42,11 @@ _CURVE = ["selector", "units"]
 # Selectors differ in marker as well as colour. Controls that need no model are grey.
 _SELECTORS = {
     "add_one": (drawing.BLUE, "o"),
-    "divergence": (drawing.RED, "s"),
     "add_one_screened": (drawing.SKY, "^"),
-    "greedy": (drawing.GREEN, "D"),
     "pairs": ("#332288", "*"),
-    "drop_one": (drawing.PINK, "v"),
     "gradient": (drawing.ORANGE, "P"),
-    "lrp": ("#999933", "p"),
     "attention": ("#882255", "X"),
     "add_one_nested": ("#44AA99", "<"),
-    "most_frequent": (drawing.GREY, "1"),
     "nearest": (drawing.GREY, "+"),
     "random": (drawing.GREY, "x"),
 }

@@ -367,7 +367,6 @@ def _summary_tables(results: Results) -> str:
             "lost when removed": intervals(rows, "removal", "removal_low", "removal_high"),
             "lost in the placebo": rows.placebo_removal,
             "LDS": intervals(rows, "lds", "lds_low", "lds_high"),
-            "KL removed": rows.kl_removed,
             "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
         buttons = [_button(target_set, row.selector, row.units) for row in rows.itertuples()]

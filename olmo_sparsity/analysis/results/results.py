@@ -26,13 +26,7 @@ from olmo_sparsity.io import MANIFEST, read_json, verify_manifest
 
 SETS = {
     "gap": "large gap",
-    "gap_recurs": "large gap, the token recurs",
-    "gap_new": "large gap, the token is new",
-    "kl": "prediction changes most (label-free)",
-    "recurs": "the token recurs",
-    "new": "the token is new",
     "bigram": "the token and the one before it recur",
-    "names": "a name that recurs",
     "every": "drawn from all tokens",
     "named": "named",
     "planted": "planted dependency",
@@ -43,7 +37,7 @@ SETS = {
 
 def main_set(target_sets: Iterable[str]) -> str | None:
     """The target set that a measurement reports first."""
-    first = ("gap", "planted", "named", "bigram", "names")
+    first = ("gap", "planted", "named", "bigram")
     order = [*first, *(name for name in SETS if name not in (*first, "planted_removed"))]
     return next((name for name in order if name in set(target_sets)), None)
 

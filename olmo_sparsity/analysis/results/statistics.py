@@ -77,7 +77,6 @@ def summarize(
     for names, (own, placebo) in _own_and_placebo(rows).items():
         beyond = beyond_controls(own, placebo, seed).items()
         ratios = own.own / own.gap if own.gap.min() >= NO_GAP_NATS else pd.Series(dtype=float)
-        kl_left = own[["kl_set_own", "kl_set_foreign"]].sum(min_count=1) / own.kl.sum(min_count=1)
         summary.append(
             {
                 **dict(zip(GROUPS, names, strict=True)),
@@ -85,8 +84,6 @@ def summarize(
                 **{name.removeprefix("recovery_"): value for name, value in beyond},
                 "mean_ratio": ratios.mean(),
                 "share_enough": (ratios >= ENOUGH).mean(),
-                "kl_removed": 1 - kl_left.kl_set_own,
-                "kl_removed_foreign": 1 - kl_left.kl_set_foreign,
                 "gap": own.gap.mean(),
                 "num_targets": len(own),
                 "num_documents": own.document.nunique(),
@@ -102,7 +99,7 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
     unrelated-text columns next to each other, and the columns that are `SUMMED`. Draws are
     averaged."""
     by = [*KEYS, "far_part", "units", "selector", "k"]
-    names = ["loss_set", "loss_without", "kl_set", "num_tokens"]
+    names = ["loss_set", "loss_without", "num_tokens"]
     sets = recovery.pivot_table(names, by, "control")
     sets = sets.reindex(columns=list(product(names, ("own", "foreign"))))
     sets.columns = ["_".join(column) for column in sets.columns]
@@ -157,7 +154,7 @@ def losses_of_targets(losses: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFra
 
 
 def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each target, own and placebo, with its `gap` and `kl`."""
+    """Return a row for each target, own and placebo, with its `gap`."""
     short = losses.loss_short.astype(float)
     parts = []
     for part, name in zip(PARTS, ("", "placebo_"), strict=True):
@@ -165,9 +162,9 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
         rows = losses[KEYS].assign(
             far_part=part, loss_short=short, loss_long=long, gap=short - long
         )
-        # `bigram` is for the choice of targets alone; tables of earlier measurements lack it.
-        names = [column for column in ("kl", "stratum", "bigram") if column in losses]
-        parts.append(rows.assign(**{column: losses[f"{name}{column}"] for column in names}))
+        if "bigram" in losses:  # for the choice of targets alone
+            rows["bigram"] = losses[f"{name}bigram"]
+        parts.append(rows)
     return pd.concat(parts, ignore_index=True)
 
 

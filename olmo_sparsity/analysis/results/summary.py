@@ -36,7 +36,7 @@ FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 BEYOND = {"net": "net excess", "excess": "excess"}
 """Readable names of the headline columns; without a placebo it is the excess."""
 
-BY_OUTCOME = ("gap", "gap_recurs", "gap_new", "kl")
+BY_OUTCOME = ("gap",)
 """Target sets that are selected by what the distant text does to the prediction."""
 
 LEARNED_NATS = 0.5

@@ -39,8 +39,7 @@ PHASES = {
         "documents": _schema(document="int", name="text"),
         "losses": _schema(
             document="int", target="int", token_id="int", loss_short="real", loss_long="real",
-            kl="real", stratum="text", bigram="bool", placebo_loss_long="real", placebo_kl="real",
-            placebo_stratum="text", placebo_bigram="bool",
+            bigram="bool", placebo_loss_long="real", placebo_bigram="bool",
         ),
     },
     "recovery": {
@@ -54,7 +53,7 @@ PHASES = {
         "recovery": _schema(
             document="int", target="int", far_part="text", units="text", selector="text",
             control="text", draw="int", k="int", num_tokens="int", loss_set="real",
-            loss_without="real?", kl_set="real?",
+            loss_without="real?",
         ),
         "lds": _schema(
             document="int", target="int", units="text", selector="text", lds="real",
@@ -83,11 +82,10 @@ SCHEMAS = MADE_OF_PARTS | {
     "summary": _schema(
         target_set="text", units="text", selector="text", k="int", num_tokens="wide",
         **{name.replace("recovery_", ""): kind for name, kind in _INTERVALS.items()},
-        mean_ratio="wide?", share_enough="wide?", kl_removed="wide?", kl_removed_foreign="wide?",
+        mean_ratio="wide?", share_enough="wide?",
         hit_rate="wide?", hit_low="wide?", hit_high="wide?", lds="wide?", lds_low="wide?",
-        lds_high="wide?", gap="wide",
-        num_targets="int", num_documents="int", num_placebo_targets="int",
-        num_placebo_documents="int", token_forwards_per_target="wide?",
+        lds_high="wide?", gap="wide", num_targets="int", num_documents="int",
+        num_placebo_targets="int", num_placebo_documents="int", token_forwards_per_target="wide?",
     ),
     "dependencies": _schema(
         target_set="text", selector="text", k="int", kind="text", share="wide?",

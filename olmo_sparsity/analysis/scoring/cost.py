@@ -38,17 +38,12 @@ class Cost:
         )
 
 
-def counted_selector(name: str) -> str:
-    """The rules of `lrp` need layers; it costs what `gradient` costs."""
-    return "gradient" if name == "lrp" else name
-
-
 class CountingScorer(Scorer):
     """Counts the token-forwards of what is run with it, with a model that computes nothing and has
     random losses. So any selector, control and unit is counted as it runs."""
 
     def __init__(self, real: Scorer) -> None:
-        nothing = cast(LanguageModel, _Nothing(real.model))
+        nothing = cast(LanguageModel, CountingModel(real.model))
         super().__init__(nothing, torch.device("cpu"), far_states=real.far_states)
         self._generator = torch.Generator().manual_seed(0)
 
@@ -59,7 +54,7 @@ class CountingScorer(Scorer):
         return torch.zeros(*hidden.shape[:-1], 1, dtype=torch.float)
 
 
-class _Nothing(nn.Module):
+class CountingModel(nn.Module):
     """A LanguageModel of width 1 without layers."""
 
     def __init__(self, real: LanguageModel) -> None:

@@ -226,19 +226,6 @@ class Scorer:
         return self._run(rows, nll, to_host)
 
     @torch.no_grad()
-    def divergences(self, rows: Sequence[Row], log_p_WV: Tensor) -> list[np.ndarray]:
-        """KL(p ‖ p_row) of each row's targets; `log_p_WV` is log p of these targets."""
-
-        def kl(hidden_BWD: Tensor, _: Sequence[Row]) -> Tensor:
-            size = max(1, self.chunk // hidden_BWD.shape[1])
-            kl_BW = torch.empty(hidden_BWD.shape[:2], device=self.device)  # see `nll_of`
-            for kl_CW, hidden_CWD in zip(kl_BW.split(size), hidden_BWD.split(size), strict=True):
-                kl_CW.copy_(divergence(log_p_WV, self.log_probabilities(hidden_CWD)))
-            return kl_BW
-
-        return self._run(rows, kl, to_host)
-
-    @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """(…, D) → log p (…, V)."""
         return self.model.unembed(hidden).float().log_softmax(-1)
@@ -262,11 +249,6 @@ class Scorer:
             logits_CV = self.model.unembed(hidden_ND[part]).float()
             loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
         return loss_N
-
-    @torch.no_grad()
-    def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
-        """KL(p ‖ ·) of the prediction from each state."""
-        return divergence(log_p, self.log_probabilities(hidden)).cpu().numpy()
 
     def _run(
         self,
@@ -412,11 +394,6 @@ def to_host(parts: Sequence[Tensor]) -> list[np.ndarray]:
     ]
 
 
-def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p ‖ q) over the last axis."""
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
-
-
 def refuse_no_numbers(losses: np.ndarray, of: str) -> None:
     """`losses`: a row, or a number, for each of them."""
     finite = np.isfinite(losses.astype(float))
@@ -431,6 +408,7 @@ def refuse_no_numbers(losses: np.ndarray, of: str) -> None:
 # --- the losses of a document ---------------------------------------------------------------------
 
 
+@torch.no_grad()
 @with_model_in_use
 def context_losses(
     scorer: Scorer,
@@ -443,7 +421,7 @@ def context_losses(
     window); no rows for a document without one.
 
     L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
-    KL(p_long ‖ p_short), whether the target's token recurs, and the same columns for the placebo.
+    whether the target and the token before it recur (`bigram`), and both for the placebo.
     """
     blocks = list(windows.blocks(document.tokens)) if blocks is None else list(blocks)
     if not blocks:
@@ -458,27 +436,12 @@ def context_losses(
     short_rows = [Context(block).set_row(NOTHING) for block in blocks]
     short_TD = torch.cat(scorer.hidden(short_rows))
     long_TD = {name: _long_hidden(scorer, windows, group) for name, group in groups.items()}
-    targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
-    columns: dict[str, Tensor] = defaultdict(  # see `nll_of`
-        lambda: torch.empty(len(targets), device=scorer.device)
-    )
-
-    def write(column: str, chunk: slice, values: Tensor) -> None:
-        columns[column][chunk] = values.flatten()
-
-    for start in range(0, len(targets), scorer.chunk):
-        chunk = slice(start, start + scorer.chunk)
-        log_q_CV = scorer.log_probabilities(short_TD[chunk])
-        write("loss_short", chunk, -log_q_CV.gather(1, targets_T1[chunk]))
-        for name, hidden_TD in long_TD.items():
-            log_p_CV = scorer.log_probabilities(hidden_TD[chunk])
-            write(f"{name}loss_long", chunk, -log_p_CV.gather(1, targets_T1[chunk]))
-            if controls is not None:
-                write(f"{name}kl", chunk, divergence(log_p_CV, log_q_CV))
+    columns = {"loss_short": scorer.nll_of(short_TD, table["token_id"])}
+    for name, hidden_TD in long_TD.items():
+        columns[f"{name}loss_long"] = scorer.nll_of(hidden_TD, table["token_id"])
     table |= dict(zip(columns, to_host(list(columns.values())), strict=True))
     if controls is not None:
         for name, group in groups.items():
-            table[f"{name}stratum"] = np.concatenate([strata(block) for block in group])
             table[f"{name}bigram"] = np.concatenate([bigrams(block) for block in group])
     return pd.DataFrame(table)
 
@@ -508,18 +471,6 @@ def _long_hidden(scorer: Scorer, windows: Windows, blocks: list[Block]) -> Tenso
 
 def _begins(block: Block, longer: Block) -> bool:
     return np.array_equal(block.tokens, longer.tokens[: len(block.tokens)])
-
-
-def strata(block: Block) -> np.ndarray:
-    """The stratum of each target, from the text alone: `near` if its token is in the short window,
-    else `recurs` if it is among the far tokens, else `new`."""
-    near_S = block.tokens[block.num_prefix + block.num_far : block.num_before]
-    far, near = set(block.far_F.tolist()), set(near_S.tolist())
-    names = []
-    for token in block.targets_W.tolist():
-        names.append("near" if token in near else "recurs" if token in far else "new")
-        near.add(token)
-    return np.array(names)
 
 
 def bigrams(block: Block) -> np.ndarray:

@@ -19,14 +19,12 @@ import numpy as np
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Units
 from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
-from olmo_sparsity.analysis.selectors.relevance import attn_lrp, check_has_rules
 from olmo_sparsity.analysis.selectors.saliency import (
     GATE,
     embedding_saliency,
     gate_gradients,
     head_attention,
     loss,
-    negative_logit,
 )
 from olmo_sparsity.analysis.selectors.selector import SELECTORS, Choice, Question, Selector
 
@@ -45,7 +43,7 @@ def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
 def add_one(scorer: Scorer, question: Question) -> Choice:
     """Eq. (20): the largest falls in loss when a far unit is added alone."""
     influence_UW = influence_map(scorer, question.context, question.units)
-    return _best(question.total(influence_UW), question.k)
+    return best_of(question.total(influence_UW), question.k)
 
 
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
@@ -60,7 +58,7 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
 
 def _screened(scorer: Scorer, question: Question) -> np.ndarray:
     gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
-    return _best(gate_TU, min(len(question.units), max(16, 2 * question.k))).unit_TK
+    return best_of(gate_TU, min(len(question.units), max(16, 2 * question.k))).unit_TK
 
 
 GROUPS = (256, 32, 4)
@@ -87,7 +85,7 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
             [units.run(first, min(first + size, len(units))) for first in firsts.tolist()]
             for firsts in groups
         ]
-        falls = _falls(scorer, question, sets)
+        falls = loss_reductions(scorer, question, sets)
         inside = []
         for firsts, fall in zip(groups, falls, strict=True):
             best = firsts[np.argsort(-fall, kind="stable")[:num_opened]]
@@ -124,7 +122,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_far)
     gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
     falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
-    first = _best(gate_TU, num).unit_TK.tolist()
+    first = best_of(gate_TU, num).unit_TK.tolist()
     _try_partners(scorer, question, first, falls, gate)
     again = [
         [unit for unit in _of_best_pairs(fall) if unit not in opened][:NUM_AGAIN]
@@ -138,10 +136,10 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
         for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
             score_U[list(pair)] = nats / 2
         of_target = replace(question, spans=[span])
-        (alone,) = _falls(scorer, of_target, [[units.places(unit) for unit in tried]])
+        (alone,) = loss_reductions(scorer, of_target, [[units.places(unit) for unit in tried]])
         rank = dict(zip(tried, (-alone).tolist(), strict=True))
         chosen.append(sorted(tried, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
-    return _scored(np.array(chosen), score_TU)
+    return scored(np.array(chosen), score_TU)
 
 
 def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
@@ -167,12 +165,12 @@ def _try_partners(
     places = [units.places(unit) for unit in each]
     gate_NU = units.total(gate_gradients(scorer, question.context, spans, gate, places))
     gate_NU[np.arange(len(each)), each] = -np.inf  # no pair with itself
-    partners = iter(_best(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK.tolist())
+    partners = iter(best_of(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK.tolist())
     for span, fall, own in zip(question.spans, falls, opened, strict=True):
         new = {(min(a, b), max(a, b)) for a in own for b in next(partners)}
         both = sorted(new - fall.keys())
         of_target = replace(question, spans=[span])
-        (nats,) = _falls(scorer, of_target, [[units.places(*pair) for pair in both]])
+        (nats,) = loss_reductions(scorer, of_target, [[units.places(*pair) for pair in both]])
         fall.update(zip(both, nats.tolist(), strict=True))
 
 
@@ -180,17 +178,17 @@ def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray])
     """add_one on the candidates of each target, at least k."""
     sets = [[question.units.places(unit) for unit in units.tolist()] for units in candidates]
     chosen, score_TU = [], np.zeros((len(candidates), len(question.units)))
-    falls = _falls(scorer, question, sets)
+    falls = loss_reductions(scorer, question, sets)
     for score_U, units, fall in zip(score_TU, candidates, falls, strict=True):
         chosen.append(units[np.argsort(-fall, kind="stable")[: question.k]])
         score_U[units] = fall
-    return _scored(np.array(chosen), score_TU)
+    return scored(np.array(chosen), score_TU)
 
 
-def _falls(
+def loss_reductions(
     scorer: Scorer, question: Question, sets: Sequence[Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """How far the loss of each target falls when each of its sets of far places is added."""
+    """Return the loss reduction of each target by each of its sets of far places."""
     context = question.context
     rows = [
         context.set_row(far, span)
@@ -202,123 +200,54 @@ def _falls(
     return [part[0] - part[1:] for part in parts]
 
 
-PLACES_AT_ONCE = 2**22
-"""How many far places the rows of `drop_one` that are evaluated together see at most."""
-
-
-def drop_one(scorer: Scorer, question: Question) -> Choice:
-    """The largest rises in loss when a far unit is left out of the long window."""
-    context, units = question.context, question.units
-    far_F = np.arange(context.block.num_far)
-    (long_W,) = scorer.losses([context.long_row()])
-    influence_UW = np.empty((len(units), len(long_W)))
-    at_once = max(1, PLACES_AT_ONCE // len(far_F))
-    for first in range(0, len(units), at_once):
-        part = range(first, min(first + at_once, len(units)))
-        rows = [context.set_row(np.delete(far_F, units.places(unit))) for unit in part]
-        influence_UW[part] = np.stack(scorer.losses(rows)) - long_W[None]
-    return _best(question.total(influence_UW), question.k)
-
-
-def greedy(scorer: Scorer, question: Question) -> Choice:
-    """add_one, then add_one again given the units already chosen, until there are k."""
-    units = question.units
-    first = add_one(scorer, replace(question, k=1))
-    chosen, score_TU = first.unit_TK.tolist(), np.zeros_like(first.score_TU)
-    np.put_along_axis(score_TU, first.unit_TK, first.influence_TK, axis=1)
-    for row, span in enumerate(question.spans):
-        of_target = replace(question, spans=[span])
-        for _ in range(1, min(question.k, len(units))):
-            rest = [unit for unit in range(len(units)) if unit not in chosen[row]]
-            sets = [units.places(*chosen[row], *more) for more in ([], *([unit] for unit in rest))]
-            (fall,) = _falls(scorer, of_target, [sets])
-            best = int(fall[1:].argmax())
-            chosen[row].append(rest[best])
-            score_TU[row, rest[best]] = fall[1 + best] - fall[0]
-    return _scored(np.array(chosen), score_TU)
-
-
-def divergence(scorer: Scorer, question: Question) -> Choice:
-    """The largest falls in KL(p_long ‖ ·) when a far unit is added alone; needs no label."""
-    context, units, aim_WV = question.context, question.units, question.aim_WV
-    assert aim_WV is not None
-    rows = [context.set_row(NOTHING)]
-    rows += [context.set_row(units.places(unit)) for unit in range(len(units))]
-    short_W, *alone = scorer.divergences(rows, aim_WV)
-    return _best(question.total(short_W[None] - np.stack(alone)), question.k)
-
-
 def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np.ndarray:
     """fall_TA: how far the loss of each target falls when each set of units is added."""
     units = question.units
     sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
-    return np.stack(_falls(scorer, question, [sets] * len(question.spans)))
+    return np.stack(loss_reductions(scorer, question, [sets] * len(question.spans)))
 
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
     saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
-    return _best(question.units.total(saliency_TF), question.k)
-
-
-def lrp(scorer: Scorer, question: Question) -> Choice:
-    """Relevance for the target's logit on the long window, by the rules of AttnLRP."""
-    with attn_lrp(scorer.model):
-        relevance_TF = embedding_saliency(scorer, question.context, question.spans, negative_logit)
-    return _best(question.units.total(relevance_TF), question.k)
+    return best_of(question.units.total(saliency_TF), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
     """Mean attention, over all heads of all layers, from the places that predict the target."""
     weights_TF = head_attention(scorer, question.context, question.spans).mean(1)
-    return _best(question.units.total(weights_TF), question.k)
+    return best_of(question.units.total(weights_TF), question.k)
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:
     """Control: the far units next to the short window."""
     scores_U = question.units.end.astype(float)
-    return _best(np.tile(scores_U, (len(question.spans), 1)), question.k)
+    return best_of(np.tile(scores_U, (len(question.spans), 1)), question.k)
 
 
 def random(scorer: Scorer, question: Question) -> Choice:
     """Control: random far units. The draw of a target does not depend on the other targets."""
     shape = (question.context.block.num_targets, len(question.units))
     firsts = [first for first, _ in question.spans]
-    return _best(question.generator.random(shape)[firsts], question.k)
-
-
-def most_frequent(scorer: Scorer, question: Question) -> Choice:
-    """Control: the nearest occurrence of each of the most frequent types among the far tokens."""
-    far_F = question.context.block.far_F
-    # Fractions break ties by nearness; their sum is less than a count.
-    scores_F = np.arange(len(far_F)) / len(far_F) ** 2
-    _, from_end, counts = np.unique(far_F[::-1], return_index=True, return_counts=True)
-    scores_F[len(far_F) - 1 - from_end] += counts
-    scores_TU = question.units.total(np.tile(scores_F, (len(question.spans), 1)))
-    return _best(scores_TU, question.k)
+    return best_of(question.generator.random(shape)[firsts], question.k)
 
 
 SELECTORS |= {
     "add_one": Selector(add_one, evaluates_every_unit=True),
     "add_one_screened": Selector(add_one_screened),
     "add_one_nested": Selector(add_one_nested),
-    "drop_one": Selector(drop_one, evaluates_every_unit=True),
-    "greedy": Selector(greedy, evaluates_every_unit=True),
     "pairs": Selector(pairs),
     "gradient": Selector(gradient),
-    "lrp": Selector(lrp, check_model=check_has_rules),
     "attention": Selector(attention),
-    "divergence": Selector(divergence, evaluates_every_unit=True, needs_aim=True),
     "nearest": Selector(nearest),
     "random": Selector(random, draws=3),
-    "most_frequent": Selector(most_frequent),
 }
 
 
-def _best(influence_TU: np.ndarray, k: int) -> Choice:
-    """The k largest of each row; ties in order of place, so that results are reproducible."""
-    return _scored(np.argsort(-influence_TU, axis=1, kind="stable")[:, :k], influence_TU)
+def best_of(influence_TU: np.ndarray, k: int) -> Choice:
+    """Choose the k largest of each row; ties in order of place."""
+    return scored(np.argsort(-influence_TU, axis=1, kind="stable")[:, :k], influence_TU)
 
 
-def _scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
+def scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
     return Choice(unit_TK, np.take_along_axis(score_TU, unit_TK, axis=1), score_TU)

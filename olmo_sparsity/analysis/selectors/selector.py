@@ -7,7 +7,7 @@ or offer as an entry point of the group `olmo_sparsity.selectors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,6 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.extend import find_added
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from olmo_sparsity.analysis.kernels.losses import LanguageModel
     from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
 
 
@@ -39,10 +36,6 @@ class Question:
     generator: np.random.Generator
     """For random selectors."""
 
-    aim_WV: Tensor | None = None
-    """log p of the block's targets with the document's own long window, which `divergence` aims at
-    even if the candidates are of another text."""
-
     def total(self, score_UW: np.ndarray) -> np.ndarray:
         """score_TU: sums over the tokens of each target."""
         return np.stack([score_UW[:, first:end].sum(1) for first, end in self.spans])
@@ -60,24 +53,14 @@ class Choice:
     """The scores of all units; 0 for units that the selector did not evaluate."""
 
 
-def any_model(model: LanguageModel) -> None:
-    """Accept every model."""
-
-
 @dataclass(frozen=True)
 class Selector:
     call: Callable[[Scorer, Question], Choice]
     evaluates_every_unit: bool = False
     """Its score of a unit is a difference of losses, for each unit."""
 
-    needs_aim: bool = False
-    """It uses `Question.aim_WV`."""
-
     draws: int = 1
     """How often a random rule is drawn."""
-
-    check_model: Callable[[LanguageModel], None] = any_model
-    """Raises a `ConfigError` for a model that it cannot rank with."""
 
     def __call__(self, scorer: Scorer, question: Question) -> Choice:
         return self.call(scorer, question)
@@ -101,9 +84,3 @@ def find_selector(name: str) -> Selector:
     if not callable(found):
         raise ConfigError(f"selectors: '{name}' is not a function (scorer, question) → Choice")
     return found if isinstance(found, Selector) else Selector(found)
-
-
-def check_can_run(selectors: Sequence[str], model: LanguageModel) -> None:
-    """Reject before the losses are computed what would fail after them."""
-    for name in selectors:
-        find_selector(name).check_model(model)

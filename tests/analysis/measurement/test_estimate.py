@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.measurement.estimate import (
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
-from olmo_sparsity.analysis.settings import CHOSEN_SETS, Settings
+from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
 from tests.support.measurements import FEW, SHAPE, VOCAB, loaded
@@ -42,15 +42,20 @@ def documents(*lengths: int, seed: int = 0) -> Documents:
 
 
 WHOLE = Settings(
-    long="all", short=6, stride=4, ks=(1, 4), share=0.3, min_gap=0.0, sets=CHOSEN_SETS, halves=4
+    long="all",
+    short=6,
+    stride=4,
+    ks=(1, 4),
+    share=0.3,
+    min_gap=0.0,
+    sets=("gap", "bigram"),
+    halves=4,
 )
 KINDS = {
     "windows": replace(FEW, prefix_ids=(3,)),
     "whole documents": replace(WHOLE, prefix_ids=(3, 4)),
     "isolated": replace(WHOLE, far_states="isolated", halves=0),
-    "every rule": replace(
-        FEW, selectors=("add_one", "gradient", "attention", "divergence", "greedy", "nearest")
-    ),
+    "every rule": replace(FEW, selectors=("add_one", "gradient", "attention", "nearest")),
 }
 
 
@@ -76,7 +81,7 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
 @pytest.mark.parametrize(
     ("settings", "changed"),
     [
-        (FEW, {"long": 24, "short": 8, "share": 0.05}),
+        (FEW, {"long": 24, "short": 8, "share": 0.1}),
         (WHOLE, {}),
         (WHOLE, {"sample": 0.4, "sets": ("gap",)}),
     ],
@@ -132,4 +137,4 @@ def test_a_budget_chooses_the_sample_once_for_all_processes(
     assert results.meta.windows["sample"] == first.settings.sample
     assert len(results.losses) < 0.4 * 5 * 88
     spent = plan.scorer.token_forwards
-    assert spent < 1.4 * whole / 5
+    assert spent < 1.5 * whole / 5

@@ -88,7 +88,7 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
     summary = results.summary
     assert set(summary.selector) == set(SETTINGS.selectors)
     assert set(summary.units) == {"tokens", "span:3"}
-    assert {"gap", "kl", "recurs", "new"} <= set(summary.target_set)
+    assert set(summary.target_set) == {"gap"}
     gap = summary[summary.target_set == "gap"]
     columns = ["excess", "excess_low", "excess_high", "placebo", "net", "net_low", "net_high"]
     columns += ["lds", "lds_low", "lds_high"]
@@ -172,7 +172,7 @@ def test_a_sample_of_blocks_of_whole_documents(model: Any, documents: Documents)
     same = some.losses.merge(every.losses, on=["document", "target"], suffixes=("", "_all"))
     assert len(same) == len(some.losses)
     assert 0.4 < len(same) / len(every.losses) < 0.6
-    for name in ("loss_short", "loss_long", "placebo_loss_long", "kl"):
+    for name in ("loss_short", "loss_long", "placebo_loss_long"):
         np.testing.assert_allclose(same[name], same[f"{name}_all"], atol=1e-5)
     assert some.meta.windows["sample"] == 0.5
     assert set(some.targets.target_set) == set(every.targets.target_set)
@@ -421,7 +421,7 @@ def test_two_models_answer_for_the_same_targets(
     longer = replace(nearest, long=20, short=6, stride=8)
     kept = run(Plan.of(loaded(model), documents, longer, given), tmp_path / "longer").targets
     wanted = given.targets[given.targets.target >= 20]
-    wanted = wanted[(wanted.far_part == "document") & wanted.target_set.isin(["gap", "kl"])]
+    wanted = wanted[wanted.far_part == "document"]
     wanted = wanted.reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, wanted)
     with pytest.raises(DataError, match="in text or tokens"):

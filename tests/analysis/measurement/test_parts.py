@@ -115,14 +115,14 @@ def test_rows_come_back_sorted_with_their_values(tmp_path: Path) -> None:
     tables = {name: parts.read(name) for name in MADE_OF_PARTS}
     for name, schema in MADE_OF_PARTS.items():
         assert list(tables[name].columns) == schema.names
-        by = [column for column in schema.names if column != "kl_set"]
+        by = [column for column in schema.names if column != "loss_without"]
         pd.testing.assert_frame_equal(
             tables[name], tables[name].sort_values(by, ignore_index=True), check_dtype=False
         )
     wanted = tiny_rows(0)["losses"]["losses"]
     row = tables["losses"].query("document == 0 and target == 2").iloc[0]
     assert row.loss_long == np.float32(wanted["loss_long"][list(wanted["target"]).index(2)])
-    assert tables["recovery"].kl_set.isna().sum() == 4
+    assert tables["recovery"].loss_without.isna().sum() == 4
     assert tables["costs"].query("document == 5").to_dict("records") == [
         {
             "document": 5,

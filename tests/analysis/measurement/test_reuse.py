@@ -80,7 +80,7 @@ def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
     again = evaluated(0, documents, found[0]).summary
     both = again.merge(found[0].summary, on=SHARED, suffixes=("", "_before"))
     assert set(both.selector) == {"add_one"}
-    assert set(both.target_set) == {"gap", "gap_recurs", "gap_new", "bigram", "every"}
+    assert set(both.target_set) == {"gap", "bigram", "every"}
     for name in ("recovery", "removal", "gap", "num_targets"):
         np.testing.assert_allclose(both[name], both[f"{name}_before"], atol=1e-5)
     assert again.net.isna().all()  # no placebo

@@ -12,19 +12,17 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.targets import (
     choose_targets,
     find_spans,
-    fit_thresholds,
+    fit_threshold,
     parse_at,
     places_of,
-    recurring_names,
     sampled_blocks,
     targets_by_text,
 )
 from olmo_sparsity.analysis.results.statistics import half_of
-from olmo_sparsity.analysis.settings import CHOSEN_SETS, Settings, parse_share
+from olmo_sparsity.analysis.settings import Settings, parse_share
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
 from tests.support.measurements import losses_table
@@ -86,71 +84,37 @@ def test_targets_are_chosen_as_said() -> None:
         target=[*range(6, 11)] * 2,
         loss_short=[1.0] * 10,
         loss_long=[0.0] * 5 + [0.4, 0.999, 0.6, 1.002, -1.0],
-        kl=[0.0] * 5 + [0.1, 0.9, 0.1, 0.8, 0.1],
         placebo_loss_long=[1.0] * 5 + [1.0, 0.1, 1.0, 1.0, 1.0],
-        stratum=["new"] * 5 + ["new", "recurs", "near", "near", "recurs"],
-        placebo_stratum=["new"] * 10,
+        bigram=[False] * 5 + [False, True, False, True, True],
     )
     half = losses[losses.document == 0]
-    assert fit_thresholds(half, 0.1, 0.2).gap == 1.0
-    assert fit_thresholds(half, 0.1, 1.5).gap == 1.5
-    assert fit_thresholds(half, 1.0, 0.2).gap is None
-    thresholds = replace(fit_thresholds(half, 0.1, 0.0), gap=0.5, kl=0.8)
-    found = choose_targets(losses, thresholds, Settings(share=0.2, sets=CHOSEN_SETS))
+    assert fit_threshold(half, 0.1, 0.2) == 1.0
+    assert fit_threshold(half, 0.1, 1.5) == 1.5
+    assert fit_threshold(half, 1.0, 0.2) is None
+    both: Any = {"share": 0.2, "sets": ("gap", "bigram")}
+    found = choose_targets(losses, 0.5, Settings(**both))
     assert set(found.document) == {1}
     places = found.groupby(["far_part", "target_set"]).target.apply(list).to_dict()
     assert places["document", "gap"] == [6, 10]
-    assert places["document", "gap_new"] == [6]
-    assert places["document", "gap_recurs"] == [10]
-    assert places["document", "kl"] == [7, 9]
     assert places["placebo", "gap"] == [7]
     # A fifth of five targets is one; which one has nothing to do with losses.
-    assert len(places["document", "recurs"]) == len(places["document", "new"]) == 1
-    other = choose_targets(
-        losses.assign(loss_long=0.0, kl=0.0), thresholds, Settings(share=0.2, sets=CHOSEN_SETS)
-    )
-    for stratum in ("recurs", "new"):
-        pd.testing.assert_frame_equal(
-            found[found.target_set == stratum].reset_index(drop=True),
-            other[other.target_set == stratum].reset_index(drop=True),
-        )
-    only = choose_targets(losses, thresholds, Settings(share=0.2, sets=("gap",)))
-    by_gap = found[found.target_set.str.startswith("gap")].reset_index(drop=True)
-    pd.testing.assert_frame_equal(only, by_gap)
-    # A sample of each set; that of a stratum lies within that of its set.
-    few = choose_targets(losses, thresholds, Settings(share=0.2, sets=CHOSEN_SETS, max_targets=1))
+    (drawn,) = places["document", "bigram"]
+    assert drawn in (7, 9, 10)
+    other = choose_targets(losses.assign(loss_long=0.0), 0.5, Settings(**both))
+    assert other.target[other.target_set == "bigram"].tolist() == [drawn]
+    more = choose_targets(losses, 0.5, Settings(share=0.4, sets=("bigram",)))
+    assert len(more) == 2
+    assert set(more.target_set) == {"bigram"}
+    few = choose_targets(losses, 0.5, Settings(**both, max_targets=1))
     assert (few.groupby(["far_part", "target_set", "document"]).size() == 1).all()
     assert len(few.merge(found)) == len(few)
-    assert set(few[few.target_set.str.startswith("gap_")].target) == set(
-        few[few.target_set == "gap"].target
-    )
+    all_of_them = choose_targets(losses, None, Settings(share=1.0, max_targets="all"))
+    assert all_of_them[all_of_them.far_part == "document"].target.tolist() == [*range(6, 11)]
     settings = [Settings(share=0.2, seed=seed, max_targets=1) for seed in range(9)]
-    seeds = [choose_targets(losses, thresholds, one) for one in settings]
-    assert len({tuple(one[one.target_set == "gap"].target) for one in seeds}) > 1
+    seeds = [choose_targets(losses, 0.5, one) for one in settings]
+    assert len({tuple(one.target) for one in seeds}) > 1
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
     assert {half_of(0), half_of(1)} == {"threshold", "report"}
-
-
-def text_of(pieces: list[str], number: int = 1) -> Document:
-    document = Document(np.arange(len(pieces)), number, tokenizer=make_tokenizer()._tokenizer)
-    document.texts = pieces  # type: ignore[misc] # computed from the tokens otherwise
-    return document
-
-
-def test_names_are_words_that_stand_far_back_and_not_nearby() -> None:
-    weiss = [" We", "iss"]
-    text = [" In", " a", *weiss, " saw", " the", " tree", " and", " then", *weiss, ","]
-    text += [" said", " Weiss", "."]  # names at 2 and 3, 9 and 10, 13
-    # A comma is none, and a third mention has the second nearby.
-    assert recurring_names(text_of(text), Windows(8, 3)).tolist() == [9, 10]
-    assert recurring_names(text_of(text), Windows(8, 3, stride=4)).tolist() == [9, 10]
-    assert recurring_names(text_of(text), Windows(6, 3)).tolist() == []  # out of sight
-    whole = [" a", *weiss[:1], *["iss", " b", " c", " d", " e"], *weiss]
-    assert recurring_names(text_of(whole), Windows(6, 5)).tolist() == []  # half of it is near
-    starts = [*weiss, " saw", " a", " tree", " fall", ".", *weiss]
-    assert recurring_names(text_of(starts), Windows(7, 3)).tolist() == []  # any word may
-    with pytest.raises(DataError, match="no tokenizer"):
-        recurring_names(Document(np.arange(9)), Windows(7, 3))
 
 
 def test_every_token_has_the_same_chance() -> None:

@@ -342,7 +342,7 @@ def test_attention_that_another_library_registers_is_the_model_s(
 
 
 def test_threads_take_turns_and_do_not_disturb_generation(model: Any) -> None:
-    selectors = ["attention", "gradient", "lrp", "add_one_nested"] * 2
+    selectors = ["attention", "gradient", "add_one_nested"] * 2
     alone = [asked(model, selector=selector).far for selector in selectors]
     prompt = make_tokenizer()(["w1 w2 w3"], return_tensors="pt").input_ids
     generate = partial(model.generate, prompt, max_new_tokens=24, do_sample=False)
@@ -500,7 +500,7 @@ def raising_at(step: int) -> Iterator[list[int]]:
 CALLS: dict[str, Callable[[Any, Path], Any]] = {
     **{
         name: partial(lambda model, path, name: asked(model, selector=name).check(2), name=name)
-        for name in ("add_one_nested", "gradient", "lrp", "attention")
+        for name in ("add_one_nested", "gradient", "attention")
     },
     "attribute": lambda model, path: attribute(model, make_tokenizer(), **GIVEN, draws=4),
     "measure": lambda model, path: measure(

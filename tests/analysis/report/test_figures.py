@@ -204,7 +204,7 @@ def test_both_halves_are_shares_of_the_gap_of_the_chosen_targets(results: Result
 def test_nats_of_all_tokens_are_drawn_where_they_are_measured(results: Results) -> None:
     titles = [axes.get_title(loc="left")[:3] for axes in _drawing([results])().axes]
     assert titles == ["(a)", "(b)", "(c)", "(d)", "(e)"]
-    rows = results.summary[results.summary.target_set == "recurs"]
+    rows = results.summary[results.summary.target_set == "bigram"]
     every = rows.assign(target_set="every", gap=0.0625, excess_nats=0.01 * rows.k)
     both = replace(results, summary=pd.concat([results.summary, every]))
     axes = panel(both, "(f)")

@@ -190,7 +190,7 @@ def test_headline_never_shows_recovery_without_its_controls(page: Page, results:
 def test_headline_and_open_table_are_of_the_same_targets(
     results: Results, tmp_path: Path, main: str
 ) -> None:
-    summary = results.summary.replace({"gap": main, "recurs": "planted_removed"})
+    summary = results.summary.replace({"gap": main, "bigram": "planted_removed"})
     without = ["net", "net_low", "net_high", "placebo"] if main == "planted" else []
     page = page_of(replace(results, summary=summary.assign(**dict.fromkeys(without))), tmp_path)
     raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")

@@ -94,9 +94,7 @@ def fake_tables(
         for place, token in enumerate(ids):
             tokens.append((document, place, token, f" w{'abcde'[token]}rd"))
         for target in range(12, 16):
-            losses.append(
-                (document, target, ids[target], 2.0, 1.0, 0.5, "new", False, 2.0, 0.0, "new", False)
-            )
+            losses.append((document, target, ids[target], 2.0, 1.0, False, 2.0, False))
             start = target - (target - 12) % windows.stride
             far = np.arange(start - 12, start - 4)
             equal = far[ids[far] == ids[target]]
@@ -139,7 +137,7 @@ def fake_tables(
                     for control, loss in (("own", 1.2), ("foreign", 1.7)):
                         loss = loss + 0.01 * k if is_asked else 0.0
                         recovery.append(
-                            (document, target, part, units, "s", control, 0, k, k, loss, None, None)
+                            (document, target, part, units, "s", control, 0, k, k, loss, None)
                         )
     rows = {
         "tokens": tokens,
@@ -149,7 +147,7 @@ def fake_tables(
         "recovery": recovery,
     }
     found = {name: pd.DataFrame(rows[name], columns=SCHEMAS[name].names) for name in rows}
-    found["recovery"] = found["recovery"].astype({"loss_without": float, "kl_set": float})
+    found["recovery"] = found["recovery"].astype({"loss_without": float})
     return found
 
 

@@ -133,9 +133,9 @@ def test_results_hold_everything_and_pandas_reads_them(results_folder: Path) -> 
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ({"share": 0.1}, "large gap, the token is new"),
-        ({"share": 1.0}, "all, the token is new"),
-        ({"given": "…"}, "chosen in other results, the token is new"),
+        ({"share": 0.1}, "large gap"),
+        ({"share": 1.0}, "all"),
+        ({"given": "…"}, "chosen in other results"),
     ],
 )
 def test_a_set_is_named_by_how_its_targets_were_chosen(
@@ -143,4 +143,4 @@ def test_a_set_is_named_by_how_its_targets_were_chosen(
 ) -> None:
     results = read_results(results_folder)
     results.meta.targets = chosen
-    assert results.spell_set("gap_new") == words
+    assert results.spell_set("gap") == words

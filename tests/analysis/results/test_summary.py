@@ -142,11 +142,9 @@ def of_words(texts: list[str]) -> Results:
     places = [(document, place) for document in range(4) for place in (2, len(texts) - 1)]
     keys = pd.DataFrame(places, columns=["document", "target"]).assign(far_part="document")
     found.targets = keys.assign(target_set="gap")
-    found.losses = keys.assign(
-        loss_short=3.0, loss_long=1.0, placebo_loss_long=2.5, kl=1.0, placebo_kl=1.0
-    )
+    found.losses = keys.assign(loss_short=3.0, loss_long=1.0, placebo_loss_long=2.5)
     left = [2.0 if place == 2 else 1.0 for _, place in places]
-    known = keys.assign(units="tokens", selector="add_one", draw=0, k=1, num_tokens=1, kl_set=0.5)
+    known = keys.assign(units="tokens", selector="add_one", draw=0, k=1, num_tokens=1)
     known = known.assign(loss_without=2.0)
     found.recovery = pd.concat(
         [known.assign(control="own", loss_set=left), known.assign(control="foreign", loss_set=3.0)]

@@ -1,33 +1,120 @@
-"""AttnLRP (Achtibat et al. 2024): gradients that propagate relevance by its rules.
+"""Rank distant units by further rules: `--selectors study/selectors.py:NAME`, from a clone.
 
-Place in the flow: around one forward and backward pass of a model, for the selector `lrp`.
-
-Each rule replaces the gradient of one operation and leaves its value as it is, so that input ×
-gradient is the relevance of the input:
-
-- RMSNorm, LayerNorm: the scale is a constant. Subtracting the mean is linear, and stays.
-- Activations: f(x) is x times the constant f(x) / x (identity rule).
-- Products (gate · up, query · key, weights · values): each factor gets half (uniform rule). For
-  attention this is a quarter for queries and keys, which pass two products, and half for values. As
-  all between projection and product is linear, the projections' outputs take these factors, and
-  any kernel may compute the attention.
-- Softmax keeps its gradient, as does all that is linear. Its linear approximation has a constant,
-  which, like a bias, takes relevance that no input gets.
+NAME: drop_one, greedy, divergence, most_frequent, or lrp (AttnLRP, Achtibat et al. 2024).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olmo_sparsity.analysis.inputs.windows import NOTHING
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.use import in_this_thread
+from olmo_sparsity.analysis.scoring.cost import CountingModel
+from olmo_sparsity.analysis.scoring.scorer import Row, Scorer
+from olmo_sparsity.analysis.selectors.influence import add_one, best_of, loss_reductions, scored
+from olmo_sparsity.analysis.selectors.saliency import embedding_saliency
+from olmo_sparsity.analysis.selectors.selector import Choice, Question
 from olmo_sparsity.errors import ConfigError
+
+PLACES_AT_ONCE = 2**22
+"""How many far places the rows of `drop_one` that are evaluated together see at most."""
+
+
+def drop_one(scorer: Scorer, question: Question) -> Choice:
+    """The largest rises in loss when a far unit is left out of the long window."""
+    context, units = question.context, question.units
+    far_F = np.arange(context.block.num_far)
+    (long_W,) = scorer.losses([context.long_row()])
+    influence_UW = np.empty((len(units), len(long_W)))
+    at_once = max(1, PLACES_AT_ONCE // len(far_F))
+    for first in range(0, len(units), at_once):
+        part = range(first, min(first + at_once, len(units)))
+        rows = [context.set_row(np.delete(far_F, units.places(unit))) for unit in part]
+        influence_UW[part] = np.stack(scorer.losses(rows)) - long_W[None]
+    return best_of(question.total(influence_UW), question.k)
+
+
+def greedy(scorer: Scorer, question: Question) -> Choice:
+    """add_one, then add_one again given the units already chosen, until there are k."""
+    units = question.units
+    first = add_one(scorer, replace(question, k=1))
+    chosen, score_TU = first.unit_TK.tolist(), np.zeros_like(first.score_TU)
+    np.put_along_axis(score_TU, first.unit_TK, first.influence_TK, axis=1)
+    for row, span in enumerate(question.spans):
+        of_target = replace(question, spans=[span])
+        for _ in range(1, min(question.k, len(units))):
+            rest = [unit for unit in range(len(units)) if unit not in chosen[row]]
+            sets = [units.places(*chosen[row], *more) for more in ([], *([unit] for unit in rest))]
+            (fall,) = loss_reductions(scorer, of_target, [sets])
+            best = int(fall[1:].argmax())
+            chosen[row].append(rest[best])
+            score_TU[row, rest[best]] = fall[1 + best] - fall[0]
+    return scored(np.array(chosen), score_TU)
+
+
+def divergence(scorer: Scorer, question: Question) -> Choice:
+    """The largest falls in KL(p_long ‖ ·) when a far unit is added alone; needs no label.
+
+    p_long is the prediction with the whole distant text that is ranked, also for an unrelated one.
+    """
+    context, units = question.context, question.units
+    (hidden_WD,) = scorer.hidden([context.long_row()])
+    aim_WV = scorer.log_probabilities(hidden_WD)
+
+    def kl(row: Row) -> np.ndarray:
+        (hidden_WD,) = scorer.hidden([row])
+        log_q_WV = scorer.log_probabilities(hidden_WD)
+        return (aim_WV.exp() * (aim_WV - log_q_WV)).sum(-1).cpu().numpy()
+
+    alone = [kl(context.set_row(units.places(unit))) for unit in range(len(units))]
+    return best_of(question.total(kl(context.set_row(NOTHING)) - np.stack(alone)), question.k)
+
+
+def most_frequent(scorer: Scorer, question: Question) -> Choice:
+    """Control: the nearest occurrence of each of the most frequent types among the far tokens."""
+    far_F = question.context.block.far_F
+    # Fractions break ties by nearness; their sum is less than a count.
+    scores_F = np.arange(len(far_F)) / len(far_F) ** 2
+    _, from_end, counts = np.unique(far_F[::-1], return_index=True, return_counts=True)
+    scores_F[len(far_F) - 1 - from_end] += counts
+    scores_TU = question.units.total(np.tile(scores_F, (len(question.spans), 1)))
+    return best_of(scores_TU, question.k)
+
+
+# --- AttnLRP --------------------------------------------------------------------------------------
+#
+# Each rule replaces the gradient of one operation and leaves its value as it is, so that input ×
+# gradient is the relevance of the input:
+#
+# - RMSNorm, LayerNorm: the scale is a constant. Subtracting the mean is linear, and stays.
+# - Activations: f(x) is x times the constant f(x) / x (identity rule).
+# - Products (gate · up, query · key, weights · values): each factor gets half (uniform rule). For
+#   attention this is a quarter for queries and keys, which pass two products, and half for values.
+#   As all between projection and product is linear, the projections' outputs take these factors,
+#   and any kernel may compute the attention.
+# - Softmax keeps its gradient, as does all that is linear. Its linear approximation has a constant,
+#   which, like a bias, takes relevance that no input gets.
+
+
+def negative_logit(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return -logits_NV.gather(1, labels_N[:, None]).sum()
+
+
+def lrp(scorer: Scorer, question: Question) -> Choice:
+    """Relevance for the target's logit on the long window, by the rules of AttnLRP."""
+    with attn_lrp(scorer.model):
+        relevance_TF = embedding_saliency(scorer, question.context, question.spans, negative_logit)
+    return best_of(question.units.total(relevance_TF), question.k)
+
 
 Rule = Callable[[nn.Module, Any, Tensor], Tensor]
 """A forward hook: (module, its inputs, its output) → the output with another gradient."""
@@ -49,11 +136,9 @@ def attn_lrp(model: Any) -> Iterator[None]:
         yield
 
 
-def check_has_rules(model: Any) -> None:
-    list(_rules(model))
-
-
 def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
+    if isinstance(model, CountingModel):  # of a dry run
+        return iter(())
     if hasattr(model, "blocks"):  # a PositionedOLMo, which needs more packages than transformers
         return _rules_of_olmo(model)
     if isinstance(model, HuggingFaceLM):
@@ -64,7 +149,7 @@ def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
         model = model.model
     raise ConfigError(
         f"selector=lrp has no rules for {type(model).__name__}, only for runs of this package, "
-        f"GPT-NeoX and {', '.join(LIKE_LLAMA)}; take gradient"
+        f"GPT-NeoX and {', '.join(LIKE_LLAMA)}"
     )
 
 
