@@ -120,7 +120,7 @@ def test_the_report_is_made_by_commands_that_parse(commands: list[list[str]]) ->
             assert words[0] == "-m"
             assert find_spec(words[1]) is not None, words[1]
         else:
-            assert program in ("make", "cp", "pip", "chromium")
+            assert program in ("make", "cp", "pip", "chromium", "jupyter")
 
 
 ARTICLE = (

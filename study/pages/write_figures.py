@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from olmo_sparsity.analysis.report.figures import Curve, draw_headline
-from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
+from olmo_sparsity.analysis.results.summary import FAR_STATES
 from olmo_sparsity.drawing import (
     BLACK,
     BLUE,
@@ -31,15 +31,12 @@ from olmo_sparsity.drawing import (
     band,
     save,
 )
-from study.ladder import ladder_figure
 from study.pages.stored import (
     FIGURES,
     SHOWN,
     by_context,
     by_distance,
-    other_table,
     read_all,
-    read_course,
     read_evaluations,
     read_meta,
     read_summary,
@@ -187,24 +184,6 @@ def copying() -> Figure:
     return figure
 
 
-def appears() -> Figure:
-    """Net excess of the probe against the induction check, at every evaluation."""
-    figure = Figure((WIDTH, 3.1), layout="constrained")
-    axes = figure.subplots()
-    nums: set[int] = set()
-    for group, color in colored(SHOWN["figures"]["appears"]):
-        rows = [row for name in group["of"] for row in read_evaluations(name)]
-        nets = [row["sparsity"]["tokens"]["net"] for row in rows]
-        nums |= {int(row["sparsity"]["tokens"]["num_targets"]) for row in rows}
-        checks = [row["induction_drop"] for row in rows]
-        axes.plot(checks, nets, "o", color=color, markersize=3.5, alpha=0.8, label=group["title"])
-    axes.axhline(0, color=GREY, linewidth=0.6)
-    axes.set(xlabel="induction check, nats", ylabel="net excess of one token")
-    axes.set_title(f"Code, 0.95M or 0.96M parameters; n = {between(nums)} targets a dot")
-    legend_above(figure, axes)
-    return figure
-
-
 def distance() -> Figure:
     """Loss reduction by the best distant token, by its distance."""
     shown = SHOWN["figures"]["distance"]
@@ -298,30 +277,6 @@ def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
     axes.minorticks_off()
 
 
-def course() -> Figure:
-    """While models are trained: their induction check, and the loss reduction by all distant tokens
-    and by the one that another model selected, where a pair of tokens recurs."""
-    shown = SHOWN["figures"]["course"]
-    figure = Figure((WIDTH, 2.8), layout="constrained")
-    panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axes, of in zip(panels, shown, strict=True):
-        rows = read_course(of)
-        axes.plot(rows.millions, rows.check, color=GREY, label="induction check")
-        for column, color, called in (
-            ("gap", BLACK, "all distant tokens"),
-            ("excess_nats", BLUE, "one of them, selected by another model"),
-        ):
-            axes.plot(rows.millions, rows[column], "o-", color=color, markersize=3, label=called)
-        band(axes, rows.millions, rows.excess_nats_low, rows.excess_nats_high, BLUE)
-        axes.axhline(0, color=GREY, linewidth=0.6)
-        num = between({int(num) for num in rows.num_targets})
-        axes.set(title=f"{of['title']}, n = {num}", xlabel="tokens trained, millions")
-        windows = windows_of(f"{of['of']}_{of['steps']:06}")
-    panels[0].set_ylabel("loss reduction, nats")
-    legend_above(figure, panels[0], f"Windows of {windows} tokens; band: 95% over documents")
-    return figure
-
-
 # --- tasks ----------------------------------------------------------------------------------------
 
 OF_SCHEME = {
@@ -391,69 +346,6 @@ def length() -> Figure:
     return figure
 
 
-def parity() -> Figure:
-    """Sparse parity in the paper's setting: exact match of each seed by k, at one length."""
-    shown = SHOWN["figures"]["parity"]
-    figure = Figure((WIDTH, 3), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, called) in enumerate(shown["of"].items()):
-        rows = task_rows(name)
-        color = RED if "RoPE" in called else (GREEN, BLUE)[number]
-        for column, k in enumerate(shown["ks"]):
-            found = [
-                row.exact_match for row in rows if (row.test_k, row.length) == (k, shown["length"])
-            ]
-            axes.plot(
-                [column + 0.22 * (number - 1)] * len(found),
-                found,
-                "o",
-                color=color,
-                markersize=4,
-                label=None if column else called,
-            )
-    for at, called in ((0.9, "threshold, 0.9"), (0.5, "chance, 0.5")):
-        axes.axhline(at, color=GREY, linewidth=0.6, linestyle=":")
-        axes.text(-0.47, at, called, fontsize=8, va="bottom")
-    axes.set_xlim(-0.5, len(shown["ks"]) - 0.5)
-    axes.set_xticks(range(len(shown["ks"])), [f"k = {k}" for k in shown["ks"]])
-    axes.set(ylabel=f"exact match, {shown['length']} tokens", ylim=(0.35, 1))
-    (num,) = {row.num_samples for row in rows}
-    axes.set_title(f"Trained on 20 to 50 tokens, k ≤ 4; a dot is a seed, {num} samples")
-    legend_above(figure, axes)
-    return figure
-
-
-def calibration() -> Figure:
-    """Recovery by k of words with m pieces that determine the answer together, by model."""
-    shown = SHOWN["figures"]["calibration"]
-    figure = Figure((WIDTH, 2.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    nums: set[int] = set()
-    for axes, far in zip(panels, ("isolated", "contextual"), strict=True):
-        for m, color in colored(shown["pieces"]):
-            for seed in shown["seeds"]:
-                rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
-                nums |= {int(num) for num in rows.num_targets}
-                axes.plot(
-                    rows.index,
-                    rows.recovery,
-                    "o-",
-                    color=color,
-                    markersize=3,
-                    label=f"m = {m}" if seed == shown["seeds"][0] else None,
-                )
-            axes.axvline(m, color=color, linewidth=0.6, linestyle=":")
-        axes.axhline(ENOUGH, color=GREY, linewidth=0.6, linestyle="--", label=f"{ENOUGH}: enough")
-        axes.plot([], [], ":", color=GREY, linewidth=0.6, label="k = m")
-        axes.set(xlabel="k, number of tokens", title=FAR_STATES[far])
-        axes.set_xticks(shown["pieces"])
-    name = f"calibration_{m}_seed{seed}_{far}"
-    windows = f"windows of {windows_of(name)} tokens, n = {between(nums)}"
-    panels[0].set_ylabel("recovery")
-    legend_above(figure, panels[0], f"m pieces planted; {windows}", 3)
-    return figure
-
-
 def headline(name: str, title: str) -> Figure:
     """Recovery and removal by k, own text against unrelated text, contextual and isolated."""
     curves = []
@@ -475,30 +367,11 @@ def code() -> Figure:
     return headline("figure2_code", "0.96M parameters, Python sources")
 
 
-def of_sizes(name: str, title: str) -> Figure:
-    """Models taught to copy: excess against size and against the induction check."""
-    table = other_table(name).assign(units="tokens", net=np.nan)
-    figure = ladder_figure(table, "add_one", 1, "tokens")
-    nums = between(table[table.selector == "add_one"].num_targets)
-    figure.suptitle(f"{title}\nn = {nums} targets a model, three seeds", fontsize=8)
-    return figure
-
-
-def ladder() -> Figure:
-    """Within the training length's windows."""
-    return of_sizes("ladder_contextual", "Taught to copy on 128 tokens, windows 96 / 32 tokens")
-
-
-def beyond() -> Figure:
-    """At twice the training length."""
-    return of_sizes("beyond_contextual", "1.2M parameters, windows 224 / 32 tokens")
-
-
 DRAWN: dict[str, Callable[[], Figure]] = {
     f"results_{draw.__name__}": draw
     for draw in (
-        *(forest, copying, appears, distance, length, parity, calibration, schemes, course),
-        *(quick, code, ladder, beyond, context),
+        *(forest, copying, distance, length, schemes),
+        *(quick, code, context),
     )
 }
 

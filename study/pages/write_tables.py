@@ -110,11 +110,6 @@ def at_millions(row: dict[str, Any], millions: list[float]) -> float | None:
     return trained if trained in millions else None
 
 
-def all_found(lines: list[Any], millions: list[float]) -> None:
-    if len(lines) != len(millions):
-        raise ValueError(f"of {millions}M tokens {len(lines)} were evaluated")
-
-
 SETS = {
     "gap": "large gap",
     "gap_recurs": "… and recurs",
@@ -507,9 +502,8 @@ def learnt(of: dict[str, str], least: float) -> str:
     return table("model | tokens trained | check", lines)
 
 
-def course(of: str) -> str:
+def course(**of: Any) -> str:
     """Loss reduction by distant tokens while a model is trained, where a pair of tokens recurs."""
-    (chosen,) = (one for one in SHOWN["figures"]["course"] if one["of"] == of)
     lines = [
         [
             f"{row.millions:.1f}M",
@@ -519,48 +513,10 @@ def course(of: str) -> str:
             plain(row.recovery, ".2f"),
             plain(row.foreign, ".2f"),
         ]
-        for _, row in read_course(chosen).iterrows()
+        for _, row in read_course(of).iterrows()
     ]
     header = "tokens trained | check | all distant tokens, nats | one of them beyond unrelated text"
     return table(f"{header} | recovery | unrelated", lines, left=0)
-
-
-def appears(of: dict[str, str], millions: list[float]) -> str:
-    """The induction check and net excess of the probe while copying is learnt: after so many
-    tokens of training, and the mean over all evaluations before and after."""
-    rows = [list(read_evaluations(name)) for name in of]
-    lines = []
-    for at in zip(*rows, strict=True):
-        line = [f"{at[0]['millions']:.0f}M", *(f"{row['induction_drop']:.2f}" for row in at)]
-        if at_millions(at[0], millions) is not None:
-            lines.append([*line, *(shown(row["sparsity"]["tokens"], "net") for row in at)])
-    all_found(lines, millions)
-    for called, low, high in (("below 0.3", -math.inf, 0.3), ("at least 0.8", 0.8, math.inf)):
-        chosen = [[row for row in run if low <= row["induction_drop"] < high] for run in rows]
-        if any(chosen):
-            means = [
-                pd.Series(r["sparsity"]["tokens"]["net"] for r in run).mean() for run in chosen
-            ]
-            blanks = [""] * len(rows)
-            lines.append([f"mean, check {called}", *blanks, *(f"{m:+.2f}" for m in means)])
-    header = [f"{what}, {seed}" for what in ("check", "net excess") for seed in of.values()]
-    return table(" | ".join(["tokens trained", *header]), lines)
-
-
-def training(of: str, millions: list[float]) -> str:
-    """What a model can do after so many tokens of its training."""
-    drops = other_table(f"{of}_drop").set_index("step")["drop"]
-    lines = []
-    for row in read_evaluations(of):
-        if at_millions(row, millions) is not None:
-            probe = row["sparsity"]
-            line = [f"{row['millions']:.0f}M", f"{row['heldout'][0]['loss']:.2f}"]
-            line += [f"{drops[row['step']]:.2f}", f"{row['induction_drop']:.2f}"]
-            line += [shown(probe[units], "net") for units in ("tokens", "span:4")]
-            lines.append([*line, f"{probe['tokens']['gap']:.2f}"])
-    all_found(lines, millions)
-    header = "tokens trained | held-out loss | drop, 32 tokens | drop, 128 tokens"
-    return table(f"{header} | net excess, one token | net excess, span of 4 | gap", lines, left=0)
 
 
 def schemes(of: dict[str, str], prefix: str, seeds: list[int], longs: list[int]) -> str:
@@ -608,58 +564,6 @@ def kinds(of: str) -> str:
         lines.append([*line, str(row.num_targets)])
     header = "first choice | of targets | of distant tokens | enrichment | excess there | targets"
     return table(header, lines)
-
-
-def selectors(of: dict[str, tuple[str, int]]) -> str:
-    """Excess of every rule: does choosing help, and does it take the answer to choose?"""
-    found = [(read_summary(name), k) for name, k in of.values()]
-    (first, _), *_ = of.values()
-    lines = []
-    for selector in read_meta(first)["selectors"]:
-        cells = (shown(rows.loc[selector, k], "excess") for rows, k in found)
-        lines.append([f"`{selector}`", *cells])
-    return table(" | ".join(["selector", *of]), lines)
-
-
-def reviews(of: dict[str, str], seeds: list[int]) -> str:
-    lines = []
-    for (text, called), seed in product(of.items(), seeds):
-        name = f"reviews_{text}_seed{seed}"
-        rows = read_summary(name).loc["add_one"]
-        drop, gap = read_meta(name)["induction"]["drop"], rows.gap[1]
-        line = [called, str(seed), f"{drop:+.2f}", f"{gap:.2f}"]
-        line += [shown(rows.loc[k], "excess") for k in (1, 8)]
-        lines.append([*line, f"{share_of_own_word(name):.2f}"])
-    header = "text | seed | drop | gap | excess, k = 1 | excess, k = 8 | own word chosen first"
-    return table(header, lines)
-
-
-def share_of_own_word(name: str) -> float:
-    """Share of targets with a first choice of their own word or its family."""
-    own = read_kinds(name, 4).num_targets[["equal", "same_family"]].sum()
-    return float(own / read_summary(name).loc["add_one", 1].num_targets)
-
-
-def rules(of: str) -> str:
-    """What each selector finds, how well it scores all units, and what it costs."""
-    rows, lines = read_summary(of), []
-    for selector in read_meta(of)["selectors"]:
-        one, four = (rows.loc[selector, k] for k in (1, 4))
-        cost = f"{one.token_forwards_per_target:,.0f}"
-        values = (shown(one, "net"), shown(four, "net"), shown(four, "removal", ".2f"))
-        lines.append([f"`{selector}`", *values, shown(one, "lds", ".2f"), cost])
-    header = "rule | net, k = 1 | net, k = 4 | removal, k = 4 | LDS | token-forwards a target"
-    return table(header, lines)
-
-
-def planted(of: str) -> str:
-    here, gone = (read_summary(of, targets) for targets in ("planted", "planted_removed"))
-    lines = []
-    for selector in read_meta(of)["selectors"]:
-        own, removed = (rows.loc[selector, 2] for rows in (here, gone))
-        line = [f"`{selector}`", shown(own, "hit_rate", ".2f"), shown(own, "excess")]
-        lines.append([*line, shown(removed, "excess", "+.3f")])
-    return table("rule | planted tokens found | excess recovery | taken out", lines)
 
 
 def planted_8k(of: dict[str, str]) -> str:
@@ -728,15 +632,6 @@ def beyond(of: str) -> str:
     return table(f"{header} | excess × gap, nats", lines, left=2)
 
 
-def pose_pays() -> str:
-    lines = []
-    for row in others()["pose_pays"]["ranges"]:
-        (first, last), gap = row["positions"], row["rope_minus_pose"]
-        line = [f"{first}–{last - 1}", f"{row['rope']:.3f}", f"{row['pose']:.3f}"]
-        lines.append([*line, f"{gap['mean']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"])
-    return table("positions | RoPE | RoPE + PoSE | RoPE − PoSE", lines)
-
-
 # --- tasks and theory -----------------------------------------------------------------------------
 
 SCHEMES = {
@@ -762,28 +657,6 @@ def ends(numbers: Iterable[float], form: str = ".3f") -> str:
         return "–"
     low, high = f"{min(numbers):{form}}", f"{max(numbers):{form}}"
     return low if low == high else f"{low} to {high}"
-
-
-def reach(of: dict[str, str]) -> str:
-    """How far each trained model reaches that has learnt the training lengths."""
-    lines = []
-    for name, called in of.items():
-        rows = task_rows(name)
-        right = {(r.train_k, r.scheme, r.seed, r.test_k, r.length): r.exact_match for r in rows}
-        for train_k, scheme in sorted({(r.train_k, r.scheme) for r in rows}):
-            seeds = sorted({r.seed for r in rows})
-            found = [
-                [
-                    right[train_k, scheme, seed, k, length]
-                    for seed in seeds
-                    if right[train_k, scheme, seed, train_k, 50] >= LEARNT
-                ]
-                for k, length in ((2, 200), (train_k, 200), (train_k, 500), (2 * train_k, 200))
-            ]
-            line = [str(train_k), called, SCHEMES[scheme], f"{len(found[0])} of {len(seeds)}"]
-            lines.append(line + [ends(numbers) for numbers in found])
-    header = "K_train | training | positions | seeds that learnt it | k = 2 at 200"
-    return table(f"{header} | k = K at 200 | k = K at 500 | k = 2K at 200", sorted(lines), left=3)
 
 
 def by_seed(of: dict[str, str], cells: list[tuple[int, int]]) -> str:

@@ -21,7 +21,7 @@ from study.pages.stored import (
     task_rows,
     tasks,
 )
-from study.pages.write_tables import ends, net_excess, write_page
+from study.pages.write_tables import net_excess, write_page
 from study.tasks.experiment import fixed_settings, list_trials, with_defaults
 from study.tasks.settings import load_settings
 
@@ -39,10 +39,6 @@ def test_every_table_that_can_be_written_is() -> None:
     helpers = {name for name in own if re.search(rf"(?<!def )\b{name}\(", source)}
     assert own - helpers <= asked - {"title", "caption"} <= own
     assert {path.stem for path in PAGES.iterdir()} == set(SHOWN["pages"])
-
-
-def test_no_seed_that_learnt_is_no_range() -> None:
-    assert [ends([]), ends([0.5]), ends([0.75, 0.5])] == ["–", "0.500", "0.500 to 0.750"]
 
 
 def test_two_measurements_are_the_mean_of_both_directions() -> None:
