@@ -110,6 +110,11 @@ def at_millions(row: dict[str, Any], millions: list[float]) -> float | None:
     return trained if trained in millions else None
 
 
+def all_found(lines: list[Any], millions: list[float]) -> None:
+    if len(lines) != len(millions):
+        raise ValueError(f"of {millions}M tokens {len(lines)} were evaluated")
+
+
 SETS = {
     "gap": "large gap",
     "gap_recurs": "… and recurs",
@@ -517,6 +522,28 @@ def course(**of: Any) -> str:
     ]
     header = "tokens trained | check | all distant tokens, nats | one of them beyond unrelated text"
     return table(f"{header} | recovery | unrelated", lines, left=0)
+
+
+def appears(of: dict[str, str], millions: list[float]) -> str:
+    """The induction check and net excess of the probe while copying is learnt: after so many
+    tokens of training, and the mean over all evaluations before and after."""
+    rows = [list(read_evaluations(name)) for name in of]
+    lines = []
+    for at in zip(*rows, strict=True):
+        line = [f"{at[0]['millions']:.0f}M", *(f"{row['induction_drop']:.2f}" for row in at)]
+        if at_millions(at[0], millions) is not None:
+            lines.append([*line, *(shown(row["sparsity"]["tokens"], "net") for row in at)])
+    all_found(lines, millions)
+    for called, low, high in (("below 0.3", -math.inf, 0.3), ("at least 0.8", 0.8, math.inf)):
+        chosen = [[row for row in run if low <= row["induction_drop"] < high] for run in rows]
+        if any(chosen):
+            means = [
+                pd.Series(r["sparsity"]["tokens"]["net"] for r in run).mean() for run in chosen
+            ]
+            blanks = [""] * len(rows)
+            lines.append([f"mean, check {called}", *blanks, *(f"{m:+.2f}" for m in means)])
+    header = [f"{what}, {seed}" for what in ("check", "net excess") for seed in of.values()]
+    return table(" | ".join(["tokens trained", *header]), lines)
 
 
 def schemes(of: dict[str, str], prefix: str, seeds: list[int], longs: list[int]) -> str:
