@@ -260,7 +260,8 @@ def measure(
         sample: The share of all blocks of neighbouring targets to measure, drawn at random, or like
             5%.
         blocks: The same as a number: random blocks of each document, on average.
-        budget: The same as a time, like 30min or 8h: the share that fits, chosen after a trial.
+        budget: The most time, like 30min or 8h: measure the share of these blocks that fits, chosen
+            after a trial. One process stops in time, and the same call goes on for as long again.
         units: What is ranked: tokens, words, sentences, span:W, or several of these.
         selectors: The rules that rank units. Default: add_one_screened and random with long="all",
             else add_one, random and nearest.

@@ -220,10 +220,8 @@ class Settings:
     def _check_sample(self) -> None:
         if self.budget is not None:
             parse_budget(self.budget)
-        named = {"sample": self.sample != 1, "blocks": self.blocks, "budget": self.budget}
-        if sum(map(bool, named.values())) > 1:
-            names = " and ".join(name for name, is_given in named.items() if is_given)
-            raise ConfigError(f"{names} all set the number of blocks; pass one of them")
+        if self.sample != 1 and self.blocks is not None:
+            raise ConfigError("sample and blocks both set the number of blocks; pass one of them")
 
     def _check_ks(self) -> None:
         from olmo_sparsity.analysis.inputs.windows import span_width

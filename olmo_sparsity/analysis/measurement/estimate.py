@@ -74,6 +74,7 @@ class _Counts:
     """Token-forwards, with those of the induction check."""
 
     recovery: float
+    seconds: float
 
     @property
     def forwards(self) -> float:
@@ -108,8 +109,8 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
         f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial"
         + ("; a ranking behind thousands of tokens keeps up to 2 more" if is_long else ""),
-        f"time            about {format_duration(cost.forwards / trial.speed)} in one process "
-        f"({trial.speed:,.0f} token-forwards a second)",
+        f"time            about {format_duration(cost.seconds)} in one process "
+        f"({cost.forwards / cost.seconds:,.0f} token-forwards a second)",
     ]
     if cheaper:
         lines.append(f"cheaper         {', '.join(cheaper)} of the token-forwards")
@@ -117,9 +118,10 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
 
 
 def within_budget(plan: Plan, out: Path, shard: tuple[int, int] = (0, 1)) -> Plan:
-    """With `budget`, the largest sample of blocks with a cost that fits into this time, for all
-    processes of `shard` together. Processes that share a folder, and later starts, take the first
-    one's."""
+    """With `budget`, the largest sample of blocks, up to the one that was given, with a cost that
+    fits into this time, for all processes of `shard` together. Processes that share a folder, and
+    later starts, take the first one's."""
+    began = time.monotonic()
     budget = plan.settings.budget
     if budget is None:
         return plan
@@ -132,19 +134,22 @@ def within_budget(plan: Plan, out: Path, shard: tuple[int, int] = (0, 1)) -> Pla
             stored = read_json(work.identity, dict, "name a new folder")
             sample = float(stored.get("settings", {}).get("sample", 1.0))
             return _sampled(plan, sample)
-        fitted = _fitted(plan, parse_budget(budget), shard[1] * launch.world_size)
+        fitted = _fitted(plan, began + parse_budget(budget), shard[1] * launch.world_size)
         Parts(out, fitted.identity())
         return fitted
 
 
-def _fitted(plan: Plan, seconds: float, num_processes: int) -> Plan:
-    trial = _Trial.of(_sampled(plan, 1.0))
-    low, high, most = LEAST_SAMPLE, 1.0, seconds * num_processes * trial.speed
-    if trial.cost(_sampled(plan, 1.0)).forwards <= most:
-        low = 1.0
+def _fitted(plan: Plan, ends: float, num_processes: int) -> Plan:
+    """`ends`: the time at which all is to be finished, by the clock of `time.monotonic`."""
+    high = plan.settings.sample
+    low, trial = min(LEAST_SAMPLE, high), _Trial.of(_sampled(plan, high))
+    seconds = trial.cost(_sampled(plan, high)).seconds
+    most = (ends - time.monotonic()) * num_processes
+    if seconds <= most:
+        low = high
     while high / low > 1.02:
         middle = (low * high) ** 0.5
-        fits = trial.cost(_sampled(plan, middle)).forwards <= most
+        fits = trial.cost(_sampled(plan, middle)).seconds <= most
         low, high = (middle, high) if fits else (low, middle)
     sample = float(f"{low:.3g}")
     say(f"budget={plan.settings.budget}: {sample:.1%} of all blocks are measured (--sample)")
@@ -196,12 +201,15 @@ class _Trial:
 
     induction: dict[str, Any]
     speed: float
-    """Token-forwards a second."""
+    """Token-forwards of losses a second."""
 
     losses: pd.DataFrame | None
     """Of a few blocks; None: computing them would take too long."""
 
     num_chosen: int = 0
+    speed_of_targets: float | None = None
+    """Token-forwards of targets a second, which rank many units; None: not tried yet."""
+
     prices: dict[Settings, _Prices] = field(default_factory=dict)
 
     @staticmethod
@@ -263,7 +271,32 @@ class _Trial:
             expected = {n: {"document": float(len(of))} for n, of in places.items()}
         num_evaluated = sum(sum(of.values()) for of in expected.values())
         recovery = self._prices(plan, places).total(plan, expected) if expected else 0.0
-        return _Counts(sum(num_losses.values()), num_evaluated, losses, recovery)
+        if self.speed_of_targets is None:
+            self.speed_of_targets = self._try_target(plan, places)
+        seconds = losses / self.speed + recovery / self.speed_of_targets
+        return _Counts(sum(num_losses.values()), num_evaluated, losses, recovery, seconds)
+
+    def _try_target(self, plan: Plan, places: dict[int, np.ndarray]) -> float:
+        """Evaluate a target of a document of median length, if it takes seconds."""
+        numbers = sorted(
+            (number for number in places if len(places[number])),
+            key=lambda number: len(plan.documents[number].tokens),
+        )
+        if not numbers:
+            return self.speed
+        number = numbers[len(numbers) // 2]
+        target = {"document": number, "target": places[number][-1:], "far_part": "document"}
+
+        def evaluate(plan: Plan) -> tuple[int, float]:
+            before, began = plan.scorer.token_forwards, time.perf_counter()
+            with in_use(plan.scorer.model):
+                plan.recovery(number, pd.DataFrame(target))
+            return plan.scorer.token_forwards - before, time.perf_counter() - began
+
+        if evaluate(_counting(plan))[0] > TRIED_S * self.speed:
+            return self.speed
+        spent, seconds = evaluate(plan)
+        return spent / seconds
 
     def _prices(self, plan: Plan, places: dict[int, np.ndarray]) -> _Prices:
         """The sample and the sets of targets do not change them."""

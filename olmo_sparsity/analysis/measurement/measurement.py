@@ -12,6 +12,7 @@ all documents finished writes the results.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -42,12 +43,16 @@ from olmo_sparsity.analysis.results.statistics import (
     with_ends,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
+from olmo_sparsity.analysis.settings import parse_budget
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
 
 WAIT_S = 0.5
+
+LOSSES_SHARE = 0.6
+"""The most of a budget that losses take, so that some targets are evaluated."""
 
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""
@@ -77,17 +82,23 @@ def run(
     plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
 ) -> Results | None:
     """Measure what is planned. Return None if documents are left to other processes."""
+    budget, began = plan.settings.budget, time.monotonic()
     with using(plan.model):
         plan.refuse_changed_model()
-        plan = within_budget(plan, out, shard)
-        return _Measuring(plan, out, shard, read_launch()).run(command)
+        plan, launch = within_budget(plan, out, shard), read_launch()
+        # Several processes keep to the sample that fits: none knows what another leaves out.
+        is_alone = shard[1] == launch.world_size == 1
+        ends = began + parse_budget(budget) if budget and is_alone else math.inf
+        return _Measuring(plan, out, shard, launch, ends).run(command)
 
 
 class _Measuring:
-    """One process of a measurement."""
+    """One process of a measurement. `ends`: when it stops with what it has (time.monotonic)."""
 
-    def __init__(self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch) -> None:
-        self.plan, self.out, self.shard, self.launch = plan, out, shard, launch
+    def __init__(
+        self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch, ends: float
+    ) -> None:
+        self.plan, self.out, self.shard, self.launch, self.ends = plan, out, shard, launch, ends
         self.started = time.perf_counter()
         self.made_by = provenance(device_name(plan.scorer.device))
         self.measured = plan.measured
@@ -98,19 +109,22 @@ class _Measuring:
         self.chosen = pd.DataFrame()
 
     def run(self, command: Sequence[str]) -> Results | None:
-        is_first, damaged = self.launch.rank == 0, ""
+        is_first, is_written = self.launch.rank == 0, False
         if (self.out / MANIFEST).exists():
             try:
-                return read_results(self.out) if is_first else None
+                found = read_results(self.out) if is_first else None
+                if found is None or not found.missing:
+                    return found
             except DataError as error:  # written again from the parts
-                damaged = str(error)
-                say(damaged)
+                say(str(error))
+            is_written = True
         induction = self.plan.induction() if is_first else {}
         if induction:
             settings, planted = self.plan.settings, self.plan.documents.are_planted
             shown = describe_induction(induction, settings.far_states, planted)
             print(shown, file=sys.stderr)
-        if not self._evaluate():
+        is_stopped = self.ends < math.inf
+        if not self._evaluate() and not is_stopped:
             return None
         about = self.made_by | {
             "command": list(command),
@@ -119,15 +133,22 @@ class _Measuring:
             "token_forwards_of_last_start": self.plan.scorer.token_forwards,
         }
         with locked(self.out, waits=True):  # another launch may be at the same point
-            if damaged or verify_manifest(self.out, FILES) is not None:
-                _sum_up(self.plan, self.parts, self.chosen, about, self.out)
+            if is_written or verify_manifest(self.out, FILES) is not None:
+                targets, left = _finished_part(self.plan, self.parts, self.out)
+                if left:
+                    say(f"the time is over: {left} documents are left out; the command goes on")
+                _sum_up(self.plan, self.parts, targets, about, self.out, left)
             return read_results(self.out)
 
     def _evaluate(self) -> bool:
         """Both phases; returns whether this process finds all documents finished."""
         plan, parts, shown = self.plan, self.parts, self.launch.rank == 0
-        slowest = _work("losses", parts, self.mine, self._losses, shown)
-        if plan.fits_threshold:
+        slowest, now = 0.0, time.monotonic()
+        # Targets that are evaluated depend on all losses: none is added after a stop.
+        if self.ends == math.inf or not parts.finished("recovery"):
+            ends = now + LOSSES_SHARE * (self.ends - now)
+            slowest = _work("losses", parts, self.mine, self._losses, shown, ends)
+        if plan.fits_threshold and self.ends == math.inf:
             half = [number for number in self.measured if half_of(number) == "threshold"]
             _wait_for("losses", parts, half, self._losses, slowest)
         # Read first: other processes may finish theirs while targets are chosen.
@@ -136,7 +157,7 @@ class _Measuring:
         if all_there:
             _check_any_target(plan, self.chosen, parts)  # before hours are spent on the placebo's
         mine = sorted(set(self.mine) & set(self.chosen.document))
-        slowest = _work("recovery", parts, mine, self._recovery, shown)
+        slowest = _work("recovery", parts, mine, self._recovery, shown, self.ends)
         if self.launch.rank > 0:
             return False
         if self.launch.world_size > 1:  # the other processes of this launch
@@ -150,7 +171,7 @@ class _Measuring:
             self._choose()
             _check_any_target(plan, self.chosen, parts)
             missing = set(self.chosen.document) - parts.finished("recovery")
-        if missing:
+        if missing and self.ends == math.inf:
             left = f"{len(missing)} documents are left to the others"
             print(f"shard {self.shard[0]}/{self.shard[1]} is done; {left}", file=sys.stderr)
         return not missing
@@ -163,7 +184,8 @@ class _Measuring:
 
     def _choose(self) -> None:
         self.parts.flush()
-        self.chosen = self.plan.targets(self.parts.read("losses"))
+        targets = self.plan.targets(self.parts.read("losses"))
+        self.chosen = targets[targets.document.isin(self.parts.finished("losses"))]
 
 
 def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
@@ -172,6 +194,16 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
         raise DataError(f"{out} holds no finished documents yet; run without --partial first")
     plan = within_budget(plan, out)
     parts = Parts(out, plan.identity())
+    targets, left = _finished_part(plan, parts, out)
+    about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
+    (out / "partial").mkdir(exist_ok=True)
+    with locked(out / "partial", waits=True):
+        _sum_up(plan, parts, targets, about, out / "partial", left)
+        return read_results(out / "partial")
+
+
+def _finished_part(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFrame, int]:
+    """Return the targets of the documents finished so far, and how many documents are not."""
     finished, missing = parts.finished("recovery"), set(plan.measured) - parts.finished("losses")
     nothing_yet = DataError(
         f"{out}: the losses of {len(plan.measured) - len(missing)} of {len(plan.measured)} "
@@ -186,11 +218,7 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     _check_any_target(plan, targets, parts)
     if not finished:
         raise nothing_yet
-    about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
-    (out / "partial").mkdir(exist_ok=True)
-    with locked(out / "partial", waits=True):
-        _sum_up(plan, parts, targets, about, out / "partial", len(left))
-        return read_results(out / "partial")
+    return targets.reset_index(drop=True), len(left)
 
 
 def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
@@ -210,16 +238,27 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
 
 
 def _work(
-    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
+    phase: str,
+    parts: Parts,
+    numbers: list[int],
+    do: Callable[[int], None],
+    shown: bool,
+    ends: float = math.inf,
 ) -> float:
-    """Run `do` on the documents that are not finished; returns the seconds of the slowest."""
-    finished, slowest = parts.finished(phase), 0.0
+    """Run `do` on the documents that are not finished, and begin none that would not be finished
+    at `ends`; returns the seconds of the slowest. Some are done anyway: losses of both halves, and
+    the targets of one document."""
+    finished, slowest, start = parts.finished(phase), 0.0, time.monotonic()
+    least = 2 if phase == "losses" else 1
     todo = [number for number in numbers if number not in finished]
     with Progress(phase, len(numbers), "documents", enabled=shown) as progress:
         progress.resume_at(len(numbers) - len(todo))
         try:
             for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
                 began = time.monotonic()
+                num_new = done - 1 - len(numbers) + len(todo)
+                if num_new >= least and began + (began - start) / num_new > ends:
+                    break
                 do(number)
                 slowest = max(slowest, time.monotonic() - began)
                 progress.update(done)

@@ -116,7 +116,7 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
 
 def _sampled(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
     """Measure the blocks of a first look, where neither blocks nor their number are given."""
-    if {"sample", "budget"} & settings.given.keys():
+    if "sample" in settings.given:
         return settings
     found = replace(settings, **QUICK_BLOCKS | settings.given)
     if limit is None or found.long == "all" or "stride" in settings.given:
@@ -340,6 +340,7 @@ def _refuse_for_given(of_chosen: set[str]) -> None:
 
 
 def share_of_blocks(documents: Documents, settings: Settings) -> float:
+    """The share of all blocks that `sample` or `blocks` means."""
     if settings.blocks is None:
         return settings.sample
     windows = settings.windows

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from olmo_sparsity import estimate_cost, measure
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement import estimate as module
+from olmo_sparsity.analysis.measurement import measurement
 from olmo_sparsity.analysis.measurement.estimate import (
     _counting,
     estimate,
@@ -22,6 +25,7 @@ from olmo_sparsity.analysis.measurement.estimate import (
     within_budget,
 )
 from olmo_sparsity.analysis.measurement.measurement import run
+from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
 from olmo_sparsity.analysis.settings import Settings
@@ -116,13 +120,20 @@ def test_the_estimate_is_near_what_is_spent(
     assert ("sets gap" in dict(cheaper)) == (settings.sets != ("gap",))
 
 
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 1,000 token-forwards a second, on which a trial takes no time."""
+    really = module._Trial.of
+    speeds = {"speed": 1000.0, "speed_of_targets": 1000.0}
+    monkeypatch.setattr(module._Trial, "of", lambda plan: replace(really(plan), **speeds))
+    still = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)
+    monkeypatch.setattr(module, "time", still)
+
+
 def test_a_budget_chooses_the_sample_once_for_all_processes(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = documents(*[100] * 5, seed=2)
-    # A machine of known speed.
-    really = module._Trial.of
-    monkeypatch.setattr(module._Trial, "of", lambda plan: replace(really(plan), speed=1000.0))
+    known_speed(monkeypatch)
     settings = replace(WHOLE, max_targets="all")
     every = Plan.of(loaded(model), texts, settings)
     whole = module._Trial.of(every).cost(every).forwards
@@ -131,10 +142,36 @@ def test_a_budget_chooses_the_sample_once_for_all_processes(
     assert 0.02 < first.settings.sample < 0.3
     two = within_budget(plan, tmp_path / "b", (1, 2))
     assert first.settings.sample < two.settings.sample < 0.6
+    few = replace(plan, settings=replace(plan.settings, sample=0.01))
+    assert within_budget(few, tmp_path / "c").settings.sample == 0.01
     monkeypatch.setattr(module._Trial, "of", None)  # not asked again
     assert within_budget(plan, tmp_path / "b", (0, 2)).settings == two.settings
-    results = run(plan, tmp_path / "a")
+    results = run(first, tmp_path / "a")
     assert results.meta.windows["sample"] == first.settings.sample
     assert len(results.losses) < 0.4 * 5 * 88
-    spent = plan.scorer.token_forwards
-    assert spent < 1.5 * whole / 5
+    assert plan.scorer.token_forwards < 1.5 * whole / 5
+
+
+def test_a_measurement_ends_with_its_budget_and_goes_on_with_the_next(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each document takes a second here, and the estimate says that all are done at once."""
+    texts, now = documents(*[60] * 12, seed=2), [0.0]
+    known_speed(monkeypatch)
+    monkeypatch.setattr(module._Trial, "cost", lambda *_: SimpleNamespace(seconds=0.0))
+    monkeypatch.setattr(
+        measurement, "time", SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
+    )
+    really = Parts.write
+
+    def slow(*given: Any) -> None:
+        now[0] += 1
+        really(*given)
+
+    monkeypatch.setattr(Parts, "write", slow)
+    plan = Plan.of(loaded(model), texts, replace(WHOLE, budget="10s"))
+    first = run(plan, tmp_path)
+    assert now == [9.0]
+    assert first.losses.document.nunique() == 6
+    assert first.missing.startswith("partial: 6 of 12")
+    assert len(run(plan, tmp_path).targets) >= len(first.targets)
