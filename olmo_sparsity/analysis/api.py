@@ -19,11 +19,8 @@ from olmo_sparsity.analysis.settings import (
     MIN_GAP,
     Control,
     Dtype,
-    ModelOptions,
     Reading,
-    SourceSettings,
     SplitAt,
-    build,
 )
 from olmo_sparsity.errors import ConfigError
 
@@ -145,6 +142,7 @@ def attribute(
     rate: float = 0.05,
     far_states: Reading = "contextual",
     chat: bool = False,
+    control_tokens: bool = False,
     max_new_tokens: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -181,15 +179,42 @@ def attribute(
         far_states: How `alone` and `left_out` hide sources. "contextual": from question and answer
             alone, which costs little; "isolated": they are left out.
         chat: Put the prompt into the tokenizer's chat template.
+        control_tokens: Read what sources say as control tokens, such as `<|im_end|>`, as these.
+            Default: as their letters.
         max_new_tokens: Length limit of a generated answer. Default: 256.
         seed: Seed of all random draws.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
-    from olmo_sparsity.analysis.models.use import in_use
+    from olmo_sparsity.analysis.attribution.request import AttributeRequest
+    from olmo_sparsity.analysis.attribution.statements import attribute
 
-    with in_use(model):  # it is read once, for all that follows
-        found: Attribution = _attribute(locals()).run()
-        return found
+    request = AttributeRequest.of(
+        model=model,
+        tokenizer=tokenizer,
+        sources=sources,
+        question=question,
+        messages=messages,
+        message=message,
+        answer=answer,
+        reasoning=reasoning,
+        candidates=candidates,
+        decoys=decoys,
+        draws=draws,
+        units=units,
+        orders=orders,
+        rate=rate,
+        far_states=far_states,
+        chat=chat,
+        control_tokens=control_tokens,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        prefix=prefix,
+        batch_tokens=batch_tokens,
+    )
+    return attribute(request)
 
 
 def measure(
@@ -354,27 +379,7 @@ def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwar
         from olmo_sparsity.analysis.explain.request import ExplainRequest
 
         return count_cost(ExplainRequest.of(**given))
-    cost: Cost = _attribute(given).cost()
-    return cost
+    from olmo_sparsity.analysis.attribution import statements
+    from olmo_sparsity.analysis.attribution.request import AttributeRequest
 
-
-def _attribute(given: dict[str, Any]) -> Any:
-    from olmo_sparsity.analysis.attribution.statements import Attributing, Question
-    from olmo_sparsity.analysis.explain.ask import load
-
-    settings, options = build(SourceSettings, given), build(ModelOptions, given)
-    others = {name: given[name] for name in ("candidates", "decoys")}
-    own = {name: given[name] for name in ("sources", "question", "answer", "reasoning")}
-    if given["messages"] is not None:
-        if unfit := [name for name, value in own.items() if value is not None]:
-            raise ConfigError(f"{unfit[0]} cannot be combined with messages; leave it out")
-        question = Question.of_log(given["messages"], given["message"], **others)
-    elif given["sources"] is None:
-        raise ConfigError("sources is missing: give sources and a question, or messages")
-    elif given["message"] != -1:
-        raise ConfigError(f"message={given['message']} belongs to `messages`; leave it out")
-    else:
-        question = Question(**own, **others)
-    return Attributing(
-        load(given["model"], given["tokenizer"], options, True), question, settings, options
-    )
+    return statements.count_cost(AttributeRequest.of(**given))

@@ -316,6 +316,7 @@ class SourceSettings:
     rate: float = option(0.05, least=1e-06, most=0.999999)
     far_states: Reading = "contextual"
     chat: bool = False
+    control_tokens: bool = False
     max_new_tokens: int | None = option(None, metavar="N", least=1)
     seed: int = option(0, least=0)
 

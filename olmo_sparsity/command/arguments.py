@@ -160,6 +160,10 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--gate", action="store_true", help=f"{gate}; OUT gets gate.xml (JUnit) and gate.json")
     before = "of --gate: the --out of an earlier run; its verdicts are expected, too"
     sub.add("--baseline", metavar="FOLDER", help=before)
+    other = "of --baseline: compare although model, tokenizer, template or options are others"
+    sub.add("--allow-other-model", action="store_true", help=other)
+    margin = "of --gate: nats by which a source may miss or exceed what it must give to be named"
+    sub.add("--margin", type=float, default=0.0, metavar="NATS", help=margin)
 
 
 def _add_measure(sub: Parser) -> None:

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from glob import glob, has_magic
+from math import inf
 from os.path import isfile
 from pathlib import Path
 
@@ -17,21 +18,22 @@ from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.io import refuse_suffix
 from olmo_sparsity.runtime import say
-from olmo_sparsity.settings import given_options, kinds_of
+from olmo_sparsity.settings import given_options
 
 
 def attribute(options: argparse.Namespace) -> int:
     if options.questions is not None:
         return _attribute_questions(options)
-    from olmo_sparsity.analysis import api
+    from olmo_sparsity.analysis.attribution import statements
     from olmo_sparsity.analysis.attribution.messages import read_log
+    from olmo_sparsity.analysis.attribution.request import AttributeRequest
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.results.tables import plain
 
     if options.out is not None or options.shard != "0/1":
         raise ConfigError("--out and --shard require --questions; for one question use --json")
-    if options.gate or options.baseline is not None:
-        raise ConfigError("--gate and --baseline require --questions; omit them")
+    if options.gate or options.baseline is not None or options.margin or options.allow_other_model:
+        raise ConfigError("--gate and its options require --questions; omit them")
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
@@ -40,23 +42,16 @@ def attribute(options: argparse.Namespace) -> int:
     for name in texts:
         if (text := getattr(options, name)) and isfile(text):
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
-    given = {
-        "tokenizer": options.tokenizer,
+    given = given_options(options, AttributeRequest.names()) | {
         "sources": None if options.source is None else _read_sources(options.source),
         "messages": None if options.messages is None else read_log(options.messages),
-        "message": options.message,
-        **{
-            name: given and read_text(given, inline=True)
-            for name, given in ((name, getattr(options, name)) for name in texts)
-        },
-        "candidates": options.candidates,
-        "decoys": options.decoys,
-        **given_options(options, {*kinds_of(SourceSettings), *kinds_of(ModelOptions)}),
     }
+    given |= {name: given[name] and read_text(given[name], inline=True) for name in texts}
+    request = AttributeRequest.of(**given)
     if options.dry_run:
-        print(api.estimate_cost(api.attribute, options.model, **given))
+        print(statements.count_cost(request))
         return 0
-    result = api.attribute(options.model, **given)
+    result = statements.attribute(request)
     if options.json:
         print(json.dumps(plain(result.to_dict()), ensure_ascii=False, indent=1))
     else:
@@ -74,8 +69,10 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.attribution.questions import (
         count_questions,
         describe,
+        identity_of_questions,
         measure_questions,
     )
+    from olmo_sparsity.analysis.attribution.request import AttributeRequest
     from olmo_sparsity.analysis.models.load import load_model
 
     for name in ("question", "answer", "reasoning", "candidates", "html", "json"):
@@ -83,36 +80,40 @@ def _attribute_questions(options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} cannot be combined with --questions; omit it")
     if options.message != -1:
         raise ConfigError(f"--message={options.message} requires --messages; omit it")
-    if options.baseline is not None and not options.gate:
-        raise ConfigError("--baseline requires --gate; add it")
-    if options.gate:
-        gate.refuse_without_expectations(options.questions, options.baseline)
-    settings, known = build(SourceSettings, vars(options)), build(ModelOptions, vars(options))
-    model = load_model(
-        options.model, tokenizer=options.tokenizer, whole_prompts=True, **known.loading
+    if not options.gate and (options.baseline is not None or options.margin):
+        raise ConfigError("--baseline and --margin require --gate; add it")
+    if not 0 <= options.margin < inf:
+        raise ConfigError(f"--margin={options.margin} must be a number of nats, 0 or more")
+    if options.allow_other_model and options.baseline is None:
+        raise ConfigError("--allow-other-model requires --baseline; omit it")
+    if options.gate and options.shard != "0/1":
+        raise ConfigError("--gate: run it once all shards have finished, without --shard")
+    model, questions, out = options.model, options.questions, options.out
+    loading = build(ModelOptions, vars(options))
+    loaded = load_model(model, tokenizer=options.tokenizer, whole_prompts=True, **loading.loading)
+    settings = build(SourceSettings, vars(options))
+    common = AttributeRequest(
+        model=loaded, decoys=options.decoys, settings=settings, loading=loading
     )
     if options.dry_run:
-        print(count_questions(model, options.questions, settings, known, options.decoys))
+        print(count_questions(common, questions))
         return 0
-    if options.out is None:
+    if out is None:
         raise ConfigError("--questions requires --out, the folder of the results")
-    found = measure_questions(
-        model,
-        options.questions,
-        options.out,
-        settings,
-        known,
-        decoys=options.decoys,
-        shard=arguments.parse_shard(options.shard),
-    )
+    against = options.baseline, options.allow_other_model
+    if options.gate:
+        identity = identity_of_questions(common, questions)
+        gate.refuse_without_checks(questions, out, identity, *against)
+    shard = arguments.parse_shard(options.shard)
+    found = measure_questions(common, questions, out, shard=shard)
     if found is None:
         return 0
     print(describe(found))
-    print(f"tables: {options.out}/statements.parquet, matrix.parquet")
+    print(f"tables: {out}/statements.parquet, matrix.parquet")
     if not options.gate:
         return 0
-    checked = gate.check(options.questions, options.out, options.baseline)
-    checked.write(Path(options.out), Path(options.questions).name)
+    checked = gate.check(questions, out, *against, margin=options.margin)
+    checked.write(Path(out), Path(questions).name)
     print(checked.describe())
     return int(bool(checked.failures))
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import pandas as pd
 
 from olmo_sparsity import load_model
-from olmo_sparsity.analysis.attribution.gate import Gate, check
+from olmo_sparsity.analysis.attribution.gate import GateReport, check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
-from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
+from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.settings import SourceSettings
 from study.benchmarks.laboratory import NONE, ONE, Exercise, exercises
 
 NUM, RUNS = 12, 20
@@ -41,18 +42,19 @@ def main(name: str) -> None:
     model, drawn = load_model(name), list(exercises(NUM, 77))
     with tempfile.TemporaryDirectory() as root:
 
-        def run(out: str, seed: int = 0, dropped: bool = False) -> Gate:
+        def run(out: str, seed: int = 0, dropped: bool = False) -> GateReport:
             file, folder = Path(root, f"{out}.jsonl"), Path(root, out)
             file.write_text("\n".join(line(one, dropped) for one in drawn))
             with redirect_stderr(io.StringIO()):
-                measure_questions(model, file, folder, SourceSettings(seed=seed), ModelOptions())
+                common = AttributeRequest(model=model, settings=SourceSettings(seed=seed))
+                measure_questions(common, file, folder)
             return check(file, folder, Path(root, "first"))
 
-        def failed(found: Gate, kind: str) -> int:
+        def failed(found: GateReport, kind: str) -> int:
             return sum(case.kind == kind for case in found.failures)
 
         first = run("first")
-        num = {k: sum(c.kind == k for c in first.cases) for k in ("expect", "baseline")}
+        num = {k: sum(c.kind == k for c in first.checks) for k in ("expect", "baseline")}
         print(f"checks: {num['expect']} of expect, {num['baseline']} of the baseline")
         print(f"first run: {failed(first, 'expect')} fail")
         same = [run(f"same{i}") for i in range(RUNS)]

@@ -99,3 +99,9 @@ def made_up(gives: Any, lost: Any, gap: float = 8.0) -> Losses:
     num, unused = len(gives_TS1), np.zeros(gives_TS1.shape[:2])
     with_decoys = np.full((num, 8), gap), gap - gives_TS1 + noise, lost_TS1 + noise
     return Losses(np.full(num, gap), np.zeros(num), gap - unused, unused, *with_decoys)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container within nested JSON, with each of its keys."""
+    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    return [place for key in keys for place in [(value, key), *places(value[key])]]

@@ -1,29 +1,44 @@
 """Compare verdicts with what a questions file expects, and with an earlier run.
 
-Place in the flow: tables of measure_questions → **cases that pass or fail** → a table, JUnit XML
-and JSON.
+Place in the flow: results of measure_questions → **checks that pass or fail** → JUnit XML and JSON.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
-import pandas as pd
-
-from olmo_sparsity.analysis.attribution.questions import read_objects
+from olmo_sparsity.analysis.attribution.questions import (
+    StoredAnswer,
+    StoredCell,
+    StoredStatement,
+    identity_in,
+    read_answers,
+    read_objects,
+)
 from olmo_sparsity.analysis.engines.server import OTHER_NATS, distance, read_probe
 from olmo_sparsity.errors import ConfigError, DataError, printable
-from olmo_sparsity.io import read_parquet, write_atomically
+from olmo_sparsity.folders import differences, leaves
+from olmo_sparsity.io import write_atomically
 
 NOISE = 3.0
 """Standard errors of a difference of means over decoys that a changed verdict must exceed."""
 
 FILES = ("gate.xml", "gate.json")
+
+MAY_DIFFER = re.compile(
+    r"questions|num_questions|decoys|random_streams|settings\.(draws|seed)|versions(\..*)?"
+)
+"""Keys of the identity of results that may differ from a baseline's."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,9 +60,9 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Case:
-    question: int
-    """From 1, as all numbers here."""
+class Check:
+    question: int | None
+    """From 1, as all numbers here; None: of the whole baseline."""
 
     statement: int | None
     """None: all of them."""
@@ -59,59 +74,56 @@ class Case:
     kind: str = "expect"
     """`expect` or `baseline`."""
 
+    @property
+    def place(self) -> str:
+        question = "all questions" if self.question is None else f"question {self.question}"
+        return question if self.statement is None else f"{question}, statement {self.statement}"
+
 
 @dataclass(frozen=True)
-class Gate:
-    cases: Sequence[Case]
-    unmatched: int = 0
-    """Statements that the earlier run does not have, because the answer is another one."""
-
-    other_model: float = 0.0
-    """Nats a token by which the server's numbers for a fixed text differ from the earlier run's;
-    0: within rounding, or no server."""
+class GateReport:
+    checks: Sequence[Check]
+    notes: Sequence[str] = field(default=())
+    """What was not compared with the baseline, or differs from it without being a failure."""
 
     @property
-    def failures(self) -> list[Case]:
-        return [case for case in self.cases if not case.passed]
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
 
     def describe(self) -> str:
-        """Return the failures as a table."""
-        lines = [f"{len(self.failures)} of {len(self.cases)} checks failed"]
-        if self.unmatched:
-            lines.append(f"{self.unmatched} statements are not in the baseline")
-        if self.other_model:
-            lines.append(
-                "the server has another model than in the baseline: its log-probabilities of one "
-                f"text differ by {self.other_model:.2f} nats a token"
-            )
-        for case in self.failures:
-            number = "" if case.statement is None else f", statement {case.statement}"
+        """Return failures and notes as text for a terminal."""
+        lines = [f"{len(self.failures)} of {len(self.checks)} checks failed"]
+        lines += map(printable, self.notes)
+        for check in self.failures:
             lines += [
-                f"question {case.question}{number}: {printable(case.text)}",
-                f"  expected ({case.kind}): {printable(case.expected)}",
-                f"  found: {printable(case.found)}",
+                f"{check.place}: {printable(check.text)}",
+                f"  expected ({check.kind}): {printable(check.expected)}",
+                f"  found: {printable(check.found)}",
             ]
         return "\n".join(lines)
 
     def write(self, folder: Path, suite: str) -> None:
         """Write gate.xml (JUnit) and gate.json."""
-        counts = {"tests": str(len(self.cases)), "failures": str(len(self.failures))}
+        suite = printable(suite)
+        counts = {"tests": str(len(self.checks)), "failures": str(len(self.failures))}
         root = ElementTree.Element("testsuites", counts)
         inner = ElementTree.SubElement(root, "testsuite", {"name": suite} | counts)
-        for case in self.cases:
-            number = "all statements" if case.statement is None else f"statement {case.statement}"
-            name = f"question {case.question}, {number} ({case.kind})"
-            element = ElementTree.SubElement(inner, "testcase", {"classname": suite, "name": name})
-            if not case.passed:
-                message = printable(f"expected {case.expected}; found: {case.found}")
+        for check in self.checks:
+            named = {"classname": suite, "name": f"{check.place} ({check.kind})"}
+            element = ElementTree.SubElement(inner, "testcase", named)
+            if not check.passed:
+                message = printable(f"expected {check.expected}; found: {check.found}")
                 failed = ElementTree.SubElement(element, "failure", {"message": message})
-                failed.text = printable(case.text)
+                failed.text = printable(check.text)
+        ElementTree.SubElement(inner, "system-out").text = "\n".join(map(printable, self.notes))
         xml = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
         write_atomically(folder / FILES[0], xml)
-        about = {"schema": "olmo-sparsity/gate", "version": 1, "passed": not self.failures}
-        about |= {"unmatched": self.unmatched, "other_model": self.other_model}
-        about |= {"cases": [asdict(case) for case in self.cases]}
-        write_atomically(folder / FILES[1], json.dumps(about, ensure_ascii=False, indent=1))
+        about = {"schema": "olmo-sparsity/gate", "version": 2, "passed": not self.failures}
+        about |= {"notes": [*self.notes], "checks": [asdict(check) for check in self.checks]}
+        write_atomically(folder / FILES[1], json.dumps(about, indent=1))
+
+
+# --- what is expected -----------------------------------------------------------------------------
 
 
 def read_expectations(path: str | Path) -> list[list[Expectation]]:
@@ -142,108 +154,210 @@ def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
     return Expectation(tuple(names), float(nats), statement)
 
 
-def refuse_without_expectations(questions: str | Path, baseline: str | Path | None) -> None:
-    """Raise if no question has a field `expect`, before anything is computed."""
-    if not any(read_expectations(questions)) and baseline is None:
-        raise ConfigError(
-            f"{questions}: no question has the field `expect`; add it, or pass --baseline"
-        )
-    if baseline is not None:
-        _tables(baseline)
+# --- checks ---------------------------------------------------------------------------------------
 
 
-def check(questions: str | Path, out: str | Path, baseline: str | Path | None = None) -> Gate:
-    """Check the tables in `out` against `expect` of the questions, and against the tables of an
-    earlier run."""
+def refuse_without_checks(
+    questions: str | Path,
+    out: str | Path,
+    identity: Mapping[str, Any],
+    baseline: str | Path | None,
+    allow_other_model: bool = False,
+) -> None:
+    """Raise where `check` would have nothing to check against, before anything is computed."""
+    if baseline is None:
+        if not any(read_expectations(questions)):
+            raise ConfigError(
+                f"{questions}: no question has the field `expect`; add it, or pass --baseline"
+            )
+        return
+    if Path(baseline).resolve() == Path(out).resolve():
+        raise ConfigError(f"baseline={baseline} is also --out; pass the folder of an earlier run")
+    _compare_identities(identity, identity_in(baseline), baseline, allow_other_model)
+    read_answers(baseline)
+
+
+def check(
+    questions: str | Path,
+    out: str | Path,
+    baseline: str | Path | None = None,
+    allow_other_model: bool = False,
+    *,
+    margin: float = 0.0,
+) -> GateReport:
+    """Check the results in `out` against `expect` of the questions, and against an earlier run.
+
+    `margin`: an expectation fails only by more than so many nats: where a source gives more than
+    these below what it must to be named, or, named, more than these above it.
+    """
+    answers = read_answers(out)
     expected = read_expectations(questions)
-    statements, matrix = _tables(out)
-    cases = [
-        _case(one, number, statements[statements.question == number], matrix)
-        for number, several in enumerate(expected)
+    if len(expected) != len(answers):
+        raise DataError(f"{out} has {len(answers)} questions, and {questions} {len(expected)}")
+    checks = [
+        _against_expectation(one, answer, margin)
+        for answer, several in zip(answers, expected, strict=True)
         for one in several
     ]
     if baseline is None:
-        return Gate(cases)
-    others, unmatched = _against(statements, matrix, *_tables(baseline))
-    now, before = read_probe(Path(out)), read_probe(Path(baseline))
-    nats = 0.0 if now is None or before is None else distance(now, before)
-    return Gate([*cases, *others], unmatched, nats if nats > OTHER_NATS else 0.0)
-
-
-def _tables(folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    remedy = "measure the questions again"
-    statements, matrix = (
-        read_parquet(Path(folder) / f"{name}.parquet", remedy).to_pandas()
-        for name in ("statements", "matrix")
+        return GateReport(checks)
+    notes = _compare_identities(
+        identity_in(out), identity_in(baseline), baseline, allow_other_model
     )
-    if "se_gives" not in matrix:
-        raise DataError(f"{folder}/matrix.parquet has no column se_gives; {remedy}")
-    if "origins" not in statements:  # written before reasoning was followed
-        statements["origins"] = statements.sources
-    statements["statement"] = statements.groupby("question").cumcount()
-    return statements, matrix.set_index(["question", "statement", "source"])
+    notes += _compare_servers(Path(out), Path(baseline), allow_other_model)
+    more_checks, more_notes = _against_baseline(answers, read_answers(baseline), baseline)
+    return GateReport([*checks, *more_checks], [*notes, *more_notes])
 
 
-def _case(one: Expectation, number: int, rows: pd.DataFrame, matrix: pd.DataFrame) -> Case:
-    known = set(matrix.loc[number].index.get_level_values("source"))
-    if missing := sorted(set(one.sources) - known):
+def _against_expectation(one: Expectation, answer: StoredAnswer, margin: float) -> Check:
+    number, statement = answer.question + 1, None if one.statement is None else one.statement + 1
+    if missing := sorted(set(one.sources) - answer.source_texts.keys()):
         found = f"the prompt has no source {', '.join(missing)}"
-        return Case(number + 1, _from_1(one.statement), "", str(one), found, False)
-    if one.statement is not None:
-        rows = rows[rows.statement == one.statement]
-        if rows.empty:
-            expected = f"{one} in statement {one.statement + 1}"
-            return Case(number + 1, one.statement + 1, "", expected, "no such statement", False)
-    fits = [_fits(one, row, matrix) for row in rows.itertuples()]
+        return Check(number, statement, "", str(one), found, False)
+    rows = answer.statements if statement is None else answer.statements[statement - 1 : statement]
+    if not rows:
+        expected = f"{one} in statement {statement}"
+        return Check(number, statement, "", expected, "no such statement", False)
+    fits = [_fits(one, row, margin) for row in rows]
     passed = any(fits) if one.statement is not None or one.sources else all(fits)
-    text = " ".join(rows.text)
-    return Case(number + 1, _from_1(one.statement), text, str(one), "; ".join(rows.verdict), passed)
+    text, verdicts = " ".join(row.text for row in rows), "; ".join(row.verdict for row in rows)
+    return Check(number, statement, text, str(one), verdicts, passed)
 
 
-def _from_1(number: int | None) -> int | None:
-    return None if number is None else number + 1
-
-
-def _fits(one: Expectation, row: Any, matrix: pd.DataFrame) -> bool:
+def _fits(one: Expectation, row: StoredStatement, margin: float) -> bool:
     """Through reasoning a source has no nats of its own."""
+
+    def is_near(name: str) -> bool:
+        above = row.cells[name].above if name in row.cells else None
+        return margin > 0 and above is not None and abs(above) <= margin
+
     if not one.sources:
-        return len(row.origins) == 0
-    cells = matrix.loc[row.question, row.statement]
+        return all(map(is_near, row.origins))
     return all(
-        cells.loc[name, ["gives", "lost"]].max() >= one.nats
-        if name in row.sources
+        name in row.cells and row.cells[name].most >= one.nats - margin
+        if name in row.sources or is_near(name)
         else name in row.origins and not one.nats
         for name in one.sources
     )
 
 
-def _against(
-    statements: pd.DataFrame, matrix: pd.DataFrame, before: pd.DataFrame, its_matrix: pd.DataFrame
-) -> tuple[list[Case], int]:
-    """A case for each statement that the earlier run has, too: it fails if the verdict is another
-    one, and a source by which they differ has changed by more than noise."""
-    keys = ["question", "statement", "text"]
-    both = statements.merge(before, on=keys, suffixes=("", "_before"))
-    cases = []
-    for row in both.itertuples():
-        place = row.question, row.statement
-        now, then = set(row.sources), set(row.sources_before)
-        changed = now ^ then
-        passed = not any(
-            _differ(matrix.loc[(*place, name)], its_matrix.loc[(*place, name)])
-            if (*place, name) in matrix.index and (*place, name) in its_matrix.index
-            else True
-            for name in changed
-        )
-        numbers = row.question + 1, row.statement + 1
-        texts = row.text, row.verdict_before, row.verdict
-        cases.append(Case(*numbers, *texts, passed, "baseline"))
-    return cases, len(statements) - len(both)
+# --- the baseline ---------------------------------------------------------------------------------
 
 
-def _differ(now: pd.Series, before: pd.Series) -> bool:
-    return any(
-        abs(now[name] - before[name])
-        > NOISE * (now[f"se_{name}"] ** 2 + before[f"se_{name}"] ** 2) ** 0.5
-        for name in ("gives", "lost")
+def _compare_identities(
+    now: Mapping[str, Any], before: Mapping[str, Any], baseline: str | Path, allowed: bool
+) -> list[str]:
+    """Return how model, tokenizer, template or settings differ; raise unless that is allowed."""
+
+    before, now = (
+        {key: value for key, value in leaves(one) if not MAY_DIFFER.fullmatch(key)}
+        for one in (before, now)
     )
+    return _allow(differences(before, now), baseline, allowed)
+
+
+def _compare_servers(out: Path, baseline: Path, allowed: bool) -> list[str]:
+    now, before = read_probe(out), read_probe(baseline)
+    nats = 0.0 if now is None or before is None else distance(now, before)
+    said = f"the server's log-probabilities differ by {nats:.2f} nats a token"
+    return _allow([said] if nats > OTHER_NATS else [], baseline, allowed)
+
+
+def _allow(found: list[str], baseline: str | Path, allowed: bool) -> list[str]:
+    said = f"baseline={baseline} is of another model: {', '.join(found)}"
+    if found and not allowed:
+        raise ConfigError(f"{said}; measure it again, or pass --allow-other-model")
+    return [said] if found else []
+
+
+def _against_baseline(
+    answers: Sequence[StoredAnswer], earlier: Sequence[StoredAnswer], baseline: str | Path
+) -> tuple[list[Check], list[str]]:
+    """Compare statements of equal text in questions of equal text. A verdict fails that is another
+    one, if a source by which it differs has changed by more than noise."""
+    pairs, extra, missing = _paired(
+        answers,
+        earlier,
+        lambda one: (one.asked, one.texts, tuple(sorted(one.source_texts.items()))),
+        lambda one: (one.asked, one.texts),
+        lambda one: one.asked,
+    )
+    notes = [f"not in the baseline: question {one.question + 1}, {_quoted(one)}" for one in extra]
+    notes += [
+        f"only in the baseline: question {one.question + 1}, {_quoted(one)}" for one in missing
+    ]
+    checks = list[Check]()
+    for now, before in sorted(pairs, key=lambda pair: pair[0].question):
+        number = now.question + 1
+        notes += _changed_sources(now, before)
+        rows, others, lost = _paired(now.statements, before.statements, lambda one: one.text)
+        for row, earlier_row in rows:
+            texts = row.text, earlier_row.verdict, row.verdict
+            passed = not _differ(row, earlier_row)
+            checks.append(Check(number, row.number + 1, *texts, passed, "baseline"))
+        if not rows:
+            expected, found = " ".join(before.texts), " ".join(now.texts)
+            checks.append(Check(number, None, now.asked, expected, found, False, "baseline"))
+        elif others or lost:
+            notes.append(f"question {number}: {len(others)} statements are new, {len(lost)} gone")
+    if not checks:
+        found = f"nothing was compared: no question is also in {baseline}"
+        checks.append(Check(None, None, "", "questions in common", found, False, "baseline"))
+    return checks, notes
+
+
+def _paired(
+    now: Sequence[T], before: Sequence[T], *keys: Callable[[T], Any]
+) -> tuple[list[tuple[T, T]], list[T], list[T]]:
+    """Pair items of equal first key, in order, then the rest by the second, …; and what is left."""
+    pairs, left, waiting = list[tuple[T, T]](), [*now], [*before]
+    for key in keys:
+        by_key, unpaired = defaultdict[Any, list[T]](list), list[T]()
+        for one in waiting:
+            by_key[key(one)].append(one)
+        for one in left:
+            if others := by_key[key(one)]:
+                pairs.append((one, others.pop(0)))
+            else:
+                unpaired.append(one)
+        left, waiting = unpaired, [one for others in by_key.values() for one in others]
+    return pairs, left, waiting
+
+
+def _changed_sources(now: StoredAnswer, before: StoredAnswer) -> list[str]:
+    ways = {
+        "new": now.source_texts.keys() - before.source_texts.keys(),
+        "gone": before.source_texts.keys() - now.source_texts.keys(),
+        "changed": {
+            n for n, text in now.source_texts.items() if before.source_texts.get(n, text) != text
+        },
+    }
+    said = [f"{way}: {printable(', '.join(sorted(names)))}" for way, names in ways.items() if names]
+    return [f"question {now.question + 1}, sources {'; '.join(said)}"] if said else []
+
+
+def _differ(now: StoredStatement, before: StoredStatement) -> bool:
+    return any(
+        name not in now.cells
+        or name not in before.cells
+        or _changed(now.cells[name], before.cells[name])
+        for name in {*now.sources} ^ {*before.sources}
+    )
+
+
+def _changed(now: StoredCell, before: StoredCell) -> bool:
+    """Whether what the source gives, or what is lost without it, has changed by more than noise;
+    what only one of the runs evaluated says nothing."""
+    both = [
+        (abs(a - b), (a_se**2 + b_se**2) ** 0.5)
+        for a, b, a_se, b_se in (
+            (now.gives, before.gives, now.se_gives, before.se_gives),
+            (now.lost, before.lost, now.se_lost, before.se_lost),
+        )
+        if None not in (a, b, a_se, b_se)
+    ]
+    return not both or any(change > NOISE * noise for change, noise in both)
+
+
+def _quoted(one: StoredAnswer) -> str:
+    return f"'{shorten(printable(one.asked), 60, placeholder='…')}'"

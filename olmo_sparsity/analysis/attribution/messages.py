@@ -35,7 +35,7 @@ def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str,
     """Return what precedes the message of this number, as sources, its text, and its reasoning."""
     turns = _turns(messages)
     numbers = range(len(turns))
-    if isinstance(number, bool) or not -len(turns) <= number < len(turns):
+    if type(number) is not int or not -len(turns) <= number < len(turns):
         raise ConfigError(f"message={number}: the log has messages 0 to {len(turns) - 1}")
     number = numbers[number]
     answer = "\n\n".join(text.strip() for text in turns[number]["texts"] if text.strip())
@@ -47,12 +47,8 @@ def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str,
     before = turns[:number]
     users = [i for i, turn in enumerate(before) if turn["role"] == "user"]
     names, found = Counter[str](), list[Any]()
-    tools = {
-        call["id"]: call["function"]["name"]
-        for turn in before
-        for call in turn.get("tool_calls", ())
-        if "id" in call
-    }
+    calls = [call for turn in before for call in turn.get("tool_calls", ())]
+    tools = {str(call["id"]): call["function"].get("name") for call in calls}
 
     def named(base: str, text: str) -> Segment:
         names[base] += 1
@@ -64,7 +60,7 @@ def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str,
         if role in ("system", "developer"):
             parts = [named(f"{role}: {_title(b)}", b) for text in parts for b in blocks(text)]
         elif role in ("tool", "function"):
-            name = turn.get("name") or tools.get(turn.get("tool_call_id")) or "result"
+            name = turn.get("name") or tools.get(str(turn.get("tool_call_id"))) or "result"
             parts = [named(f"{role}: {name}", text) for text in parts]
         elif role == "user" and i != users[-1]:
             parts = [named(f"user: {_title(text)}", text) for text in parts]
@@ -106,13 +102,15 @@ def _turns(messages: Messages) -> list[dict[str, Any]]:
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str):
             raise ConfigError(f"messages: number {number} has no role: {message!r:.80}")
-        texts, others = _texts(message.get("content"), f"messages: number {number}")
+        where = f"messages: number {number}"
+        texts, others = _texts(message.get("content"), where)
         kept = {k: v for k, v in message.items() if k not in _OF_THE_API and v is not None}
         results = others.pop("results", [])
-        calls = [*kept.pop("tool_calls", []), *others.pop("calls", [])]
+        calls = _list(kept.pop("tool_calls", []), "tool_calls", where)
+        calls = [*calls, *others.pop("calls", [])]
         turn = {"role": role, "texts": texts} | kept | others
         if calls:
-            turn["tool_calls"] = [_call(call, number) for call in calls]
+            turn["tool_calls"] = [_call(call, where) for call in calls]
         found += results
         if texts or calls or not results:
             found.append(turn)
@@ -123,17 +121,15 @@ def _texts(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
     """Texts of a content, and what else it holds: calls of tools and what they returned."""
     if content is None or isinstance(content, str):
         return ([content] if content else []), {}
-    if not isinstance(content, list):
-        raise ConfigError(f"{where}: content={content!r:.60} must be a text or a list of blocks")
     texts, others = list[str](), dict[str, Any]()
-    for block in content:
+    for block in _list(content, "content", where):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if isinstance(block, str):
             texts.append(block)
-        elif kind in ("text", "input_text", "output_text"):
+        elif kind in ("text", "input_text", "output_text") and isinstance(block.get("text"), str):
             texts.append(block["text"])
         elif kind == "tool_use":
-            function = {"name": block["name"], "arguments": block.get("input", {})}
+            function = {"name": block.get("name"), "arguments": block.get("input", {})}
             others.setdefault("calls", []).append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":
             own = _texts(block.get("content"), where)[0]
@@ -142,22 +138,26 @@ def _texts(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
         elif kind in ("thinking", "reasoning"):
             others["reasoning_content"] = str(block.get("thinking") or block.get("text") or "")
         else:
-            raise DataError(f"{where} holds {printable(str(kind or block))[:40]}; pass text only")
+            raise DataError(f"{where} holds {printable(str(block))[:60]}; pass text only")
     return texts, others
 
 
-def _call(call: Any, number: int) -> dict[str, Any]:
+def _list(value: Any, name: str, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: {name}={value!r:.60} must be a list")
+    return value
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
     """Return the call with its arguments as an object, which templates write as JSON."""
     try:
         function = dict(call["function"])
         if isinstance(function.get("arguments"), str):
             function["arguments"] = json.loads(function["arguments"] or "{}")
         return {"type": "function", "id": call.get("id"), "function": function}
-    except (KeyError, TypeError, ValueError):
-        raise DataError(
-            f"messages: number {number} has a tool call without a function and JSON arguments: "
-            f"{printable(str(call))[:80]}"
-        ) from None
+    except (KeyError, TypeError, ValueError, RecursionError):
+        said = printable(str(call))[:80]
+        raise DataError(f"{where} has a call without function and JSON arguments: {said}") from None
 
 
 def _title(text: str) -> str:

@@ -9,86 +9,98 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.attribution.segments import Answer, Segment
-from olmo_sparsity.analysis.attribution.statements import Attributing, Question
+from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.attribution.segments import Answer, Segment, read_turns
+from olmo_sparsity.analysis.attribution.statements import Attributing, Attribution
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.models.load import LoadedModel, using
+from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
-from olmo_sparsity.conform import unique, with_crc
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.conform import conform, unique, with_crc
+from olmo_sparsity.errors import DataError, UserError
 from olmo_sparsity.folders import WorkFolder
-from olmo_sparsity.io import read_json, writing
+from olmo_sparsity.io import read_json, sha256_of, writing
 from olmo_sparsity.runtime import Progress, versions_of_numbers
-from olmo_sparsity.streams import VERSION
+from olmo_sparsity.streams import VERSION as STREAMS
 
 MOST_DECOYS = 200
 """Sources of so many other texts are decoys of a question, by default."""
 
+VERSION = 2
+"""Of stored answers. It grows when a verdict may become another one, or a key changes."""
+
+IDENTITY = "identity.json"
+
 
 def measure_questions(
-    model: LoadedModel,
+    common: AttributeRequest,
     questions: str | Path,
     out: str | Path,
-    settings: SourceSettings,
-    options: ModelOptions,
     *,
-    decoys: Any = None,
     shard: tuple[int, int] = (0, 1),
 ) -> pd.DataFrame | None:
     """Explain each question of a .jsonl file, a line for each: `sources`, {name: text, …} or a list
     of texts, or as in `attribute`, a Segment being {"name": …, "text": …}; `question`; `answer`, a
     text or a list of statements, or none; `reasoning`, or none. Writes statements.parquet and
     matrix.parquet into `out`, and returns the first; None: other processes have questions left.
-    `decoys`: as in `attribute`; default: the sources of other questions.
+    `common`: a loaded model, options, and `decoys`; default: the sources of other questions.
     """
-    settings.check()
-    parsed = _with_decoys(read_questions(questions), decoys)
-    folder = WorkFolder(Path(out), "out", "identity.json")
+    requests, model = read_questions(common, questions), common.model
+    folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
-    about = {
-        "questions": _fingerprint_questions(questions),
-        "settings": asdict(settings),
-        "prefix": options.prefix,
-        "random_streams": VERSION,
-    }
-    files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(parsed))]
-    mine = range(len(parsed))[shard[0] :: shard[1]]
+    files = [_file(folder.path, number) for number in range(len(requests))]
+    mine = range(len(requests))[shard[0] :: shard[1]]
     with using(model), Progress("explaining", len(mine), "questions") as progress:
-        about |= {"model": model.fingerprint, "dtype": model.dtype}
-        about |= {"decoys": _fingerprint(decoys, model)}
+        about = identity_of_questions(common, questions)
         identity = folder.identify(about, versions=versions_of_numbers())
         if model.engine is not None:
             model.engine.recognize_in(folder.path)
         progress.resume_at(sum(files[number].exists() for number in mine))
         for number in (number for number in mine if not files[number].exists()):
-            found = Attributing(model, parsed[number], settings, options, quiet=True).run()
-            answered = {"question": number, "identity": identity} | found.to_dict()
-            write_json(files[number], with_crc(plain(answered)))
+            found = Attributing(model, requests[number], quiet=True).run()
+            about = asdict(StoredAnswer.of(number, requests[number].asked, found))
+            stored = {"question": number, "identity": identity, "gate": about} | found.to_dict()
+            write_json(files[number], with_crc(plain(stored)))
             progress.update(progress.done + 1)
-    return _sum_up(folder.path, files, identity) if all(file.exists() for file in files) else None
+    return _sum_up(folder.path, len(files)) if all(file.exists() for file in files) else None
 
 
-def count_questions(
-    model: LoadedModel,
-    questions: str | Path,
-    settings: SourceSettings,
-    options: ModelOptions,
-    decoys: Any = None,
-) -> Cost:
+def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     """Count what `measure_questions` costs in all."""
-    parsed = _with_decoys(read_questions(questions), decoys)
-    costs = [Attributing(model, one, settings, options, quiet=True).cost() for one in parsed]
+    model: LoadedModel = common.model
+    requests = read_questions(common, questions)
+    costs = [Attributing(model, one, quiet=True).cost() for one in requests]
     return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
+
+
+def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:
+    """Return what results are of: model, tokenizer, template, questions, settings, decoys."""
+    asked = [
+        {key: value for key, value in record.items() if key != "expect"}  # that may change later
+        for _, record, _ in read_objects(questions)
+    ]
+    texts, decoys = common.decoys, None
+    if texts is not None:
+        texts = list(texts.values()) if isinstance(texts, Mapping) else texts
+        decoys = open_documents(texts, common.model, limit=MOST_DECOYS).fingerprint
+    return identity_of(common.model) | {
+        "version": VERSION,
+        "random_streams": STREAMS,
+        "questions": _sha256(asked),
+        "num_questions": len(asked),
+        "settings": asdict(common.settings),
+        "prefix": common.loading.prefix,
+        "decoys": decoys,
+    }
 
 
 def describe(statements: pd.DataFrame) -> str:
@@ -105,35 +117,51 @@ def describe(statements: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def read_questions(path: str | Path) -> list[Question]:
-    found = []
+# --- questions ------------------------------------------------------------------------------------
+
+
+def read_questions(common: AttributeRequest, path: str | Path) -> list[AttributeRequest]:
+    """Return a request for each line. Without `decoys`, these are the sources of other lines."""
+    found = list[AttributeRequest]()
     for where, record, line in read_objects(path):
-        if "messages" in record:
-            found.append(Question.of_log(record, record.get("message", -1)))
-            continue
-        if missing := [name for name in ("sources", "question") if name not in record]:
-            raise DataError(f"{where} has no {missing[0]}; it has {', '.join(record)}")
-        as_written = json.loads(line, parse_int=str, parse_float=str)
-        answer = _as_answer(as_written.get("answer"), where)
-        sources = _as_sources(record["sources"])
-        reasoning = record.get("reasoning")
-        if reasoning is not None and not isinstance(reasoning, str):
-            raise DataError(f"{where}: reasoning={reasoning!r:.60} must be a text")
-        found.append(Question(sources, record["question"], answer, reasoning=reasoning))
-    return found
+        try:
+            found.append(replace(common, **_own_fields(record, line)).checked())
+        except (UserError, ValueError) as error:
+            raise DataError(f"{where}: {error}") from None
+    if common.decoys is not None:
+        return found
+    turns = [read_turns(one.sources or ()) for one in found]
+    named = [[p.text for turn in of_one for p in turn.parts if p.name] for of_one in turns]
+    with_decoys = []
+    for number, one in enumerate(found):
+        others = [text for of_one in (*named[number + 1 :], *named[:number]) for text in of_one]
+        with_decoys.append(replace(one, decoys=others[:MOST_DECOYS]))
+    return with_decoys
 
 
-def _as_answer(answer: Any, where: str) -> str | list[str] | Answer | None:
+def _own_fields(record: dict[str, Any], line: bytes) -> dict[str, Any]:
+    if "messages" in record:
+        return {"messages": record, "message": record.get("message", -1)}
+    if missing := [name for name in ("sources", "question") if name not in record]:
+        raise DataError(f"it has no {missing[0]}; it has {', '.join(record)}")
+    found = {name: record.get(name) for name in ("question", "reasoning")}
+    sources, answer = _as_sources(record["sources"]), _as_answer(record.get("answer"), line)
+    return found | {"sources": sources, "answer": answer}
+
+
+def _as_answer(answer: Any, line: bytes) -> str | list[str] | Answer | None:
     """Return an answer from JSON; a number is the text that the file has."""
-    texts = answer if isinstance(answer, list) else [answer]
-    if answer is None or all(isinstance(text, str) for text in texts):
-        return answer
     if isinstance(answer, dict) and set(answer) == {"text", "spans"}:
-        return Answer(answer["text"], [(int(first), int(end)) for first, end in answer["spans"]])
+        spans = conform(answer["spans"], list[list[int]], "answer.spans")
+        text = conform(answer["text"], str, "answer.text")
+        return Answer(text, [(first, end) for first, end in spans])
+    found = json.loads(line, parse_int=str, parse_float=str).get("answer")
+    texts = found if isinstance(found, list) else [found]
+    if found is None or all(isinstance(text, str) for text in texts):
+        return found
     raise DataError(
-        f"{where}: answer={json.dumps(answer)[:80]} must be a text, a number, a list of these (its "
-        'statements), {"text": …, "spans": [[first, end], …]}, or null for the model\'s own; write '
-        "other values as text"
+        f"answer={json.dumps(answer)[:80]} must be a text, a number, a list of these (its "
+        'statements), {"text": …, "spans": [[first, end], …]}, or null for the model\'s own'
     )
 
 
@@ -151,36 +179,6 @@ def _as_sources(sources: Any) -> Any:
     return sources
 
 
-def _texts(sources: Any) -> list[str]:
-    """Return the texts of named sources, which are decoys of other questions."""
-    if isinstance(sources, Mapping) and not {"role", "content"} <= set(sources):
-        return list(sources.values())
-    parts = sources.get("content") if isinstance(sources, Mapping) else sources
-    if isinstance(parts, list):
-        return [text for part in parts for text in _texts(part)]
-    return [parts.text] if isinstance(parts, Segment) else []
-
-
-def _with_decoys(parsed: Sequence[Question], decoys: Any) -> list[Question]:
-    if decoys is not None:
-        return [replace(one, decoys=decoys) for one in parsed]
-    texts = [_texts(one.sources) for one in parsed]
-    given = []
-    for number, one in enumerate(parsed):
-        others = [text for of_one in (*texts[number + 1 :], *texts[:number]) for text in of_one]
-        given.append(replace(one, decoys=others[:MOST_DECOYS]))
-    return given
-
-
-def _fingerprint_questions(path: str | Path) -> str:
-    """Return a hash of what is measured; what a gate expects may change later."""
-    kept = [
-        {key: value for key, value in record.items() if key != "expect"}
-        for _, record, _ in read_objects(path)
-    ]
-    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
-
-
 def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
     """Yield the place of each line that is not blank, its JSON object, and the line."""
     # Not splitlines: a text in JSON may hold U+2028.
@@ -189,6 +187,9 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]
             continue
         try:
             record = json.loads(line, object_pairs_hook=unique)
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{path}:{number} holds half of a surrogate pair, no text") from None
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
@@ -196,21 +197,103 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]
         yield f"{path}:{number}", record, line
 
 
-def _fingerprint(decoys: Any, model: LoadedModel) -> str | None:
-    """Return a hash of the text, which may change while its name stays."""
-    if decoys is None:
-        return None
-    given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
-    return open_documents(given, model, limit=MOST_DECOYS).fingerprint
+# --- stored answers -------------------------------------------------------------------------------
 
 
-def _sum_up(folder: Path, files: Sequence[Path], identity: str) -> pd.DataFrame:
-    remedy = "delete it, and run again"
-    read = [read_json(file, dict, remedy) for file in files]
-    for number, (file, one) in enumerate(zip(files, read, strict=True)):
-        if (one.get("question"), one.get("identity")) != (number, identity):
-            raise DataError(f"{file} is of another question or measurement; {remedy}")
-    tables = {}
+@dataclass(frozen=True)
+class StoredCell:
+    """Numbers of a statement and a source; see docs/formats.md."""
+
+    gives: float | None
+    lost: float | None
+    se_gives: float | None
+    se_lost: float | None
+    above: float | None
+
+    @property
+    def most(self) -> float:
+        return max((nats for nats in (self.gives, self.lost) if nats is not None), default=-inf)
+
+
+@dataclass(frozen=True)
+class StoredStatement:
+    number: int
+    text: str
+    sources: list[str]
+    origins: list[str]
+    verdict: str
+    cells: dict[str, StoredCell]
+    """By source."""
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    """The key `gate` of a file of `questions/`."""
+
+    question: int
+    asked: str
+    source_texts: dict[str, str]
+    """Hashes, by source."""
+
+    statements: list[StoredStatement]
+
+    @staticmethod
+    def of(number: int, asked: str, found: Attribution) -> StoredAnswer:
+        numbers = found.matrix[[item.name for item in fields(StoredCell)]]
+        statements = [
+            StoredStatement(
+                row.Index, row.text, row.sources, row.origins, row.verdict,
+                {name: StoredCell(*cell) for name, *cell in numbers.loc[row.Index].itertuples()},
+            )
+            for row in found.statements.itertuples()
+        ]  # fmt: skip
+        hashes = {name: _sha256(found.source_text(i)) for i, name in enumerate(found.names)}
+        return StoredAnswer(number, asked, hashes, statements)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(statement.text for statement in self.statements)
+
+
+def identity_in(folder: str | Path) -> dict[str, Any]:
+    """Return what `identity_of_questions` was of the results in a folder."""
+    found = read_json(Path(folder) / IDENTITY, dict, "measure the questions again")
+    if found.get("version") != VERSION or not isinstance(found.get("num_questions"), int):
+        raise DataError(f"{folder} is not of version {VERSION}; measure the questions again")
+    return found
+
+
+def read_answers(folder: str | Path) -> list[StoredAnswer]:
+    """Return the answers of finished results."""
+    found = list[StoredAnswer]()
+    for file, stored in _stored(Path(folder), identity_in(folder)["num_questions"]):
+        try:
+            found.append(conform(stored.get("gate"), StoredAnswer))
+        except ValueError as error:
+            raise DataError(f"{file}: {error}; measure the questions again") from None
+    return found
+
+
+def _stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    identity = sha256_of(folder / IDENTITY)
+    for number in range(num_questions):
+        file = _file(folder, number)
+        stored = read_json(file, dict, "delete it, and run again")
+        if (stored.get("question"), stored.get("identity")) != (number, identity):
+            raise DataError(f"{file} is of other questions or settings; delete it, and run again")
+        yield file, stored
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / "questions" / f"{number:06d}.json"
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _sum_up(folder: Path, num_questions: int) -> pd.DataFrame:
+    read, tables = [one for _, one in _stored(folder, num_questions)], {}
     for name in ("statements", "matrix"):
         rows = [pd.DataFrame(one[name]).assign(question=i) for i, one in enumerate(read)]
         tables[name] = pd.concat(rows, ignore_index=True)

@@ -11,17 +11,18 @@ Dimension key: S sources, D decoys of a source.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.attribution.reasoning import num_reasoning
 from olmo_sparsity.analysis.explain.check import SAME_TEXT, passages
-from olmo_sparsity.analysis.explain.prompt import generate, through_template
+from olmo_sparsity.analysis.explain.prompt import generate, split_template, through_template
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
@@ -45,8 +46,16 @@ class Segment:
 
 
 Sources = Mapping[str, str] | Sequence[Segment | str | Mapping[str, Any]]
-Turn = tuple[str, list[Segment], dict[str, Any]]
-"""Role and parts of a message, and what else it has, such as `tool_calls`."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message; without a role, texts outside messages."""
+
+    role: str
+    parts: list[Segment]
+    others: dict[str, Any] = field(default_factory=dict)
+    """What else it has, such as `tool_calls`."""
 
 
 @dataclass(frozen=True)
@@ -173,26 +182,26 @@ class SourcePrompt:
         prefix: str = "auto",
         chat: bool = False,
         units: str = "sources",
+        control_tokens: bool = False,
     ) -> SourcePrompt:
-        """`units`: what is judged, sources or parts of each."""
-        turns = _turns(sources)
-        names = _candidates([part for _, parts, _ in turns for part in parts], candidates)
-        if chat or any(role for role, _, _ in turns):
+        """`units`: what is judged, sources or parts of each. `control_tokens`: what sources say
+        as `<|im_end|>` is one, and not its letters."""
+        turns = read_turns(sources)
+        names = _candidates([part for turn in turns for part in turn.parts], candidates)
+        if chat or any(turn.role for turn in turns):
             parts, closing, prefix_ids = *_through_template(model, turns, question), list[int]()
         else:
-            parts = [(part, AFTER_SOURCE) for _, inside, _ in turns for part in inside]
-            closing, prefix_ids = (
-                f"{question}{AFTER_QUESTION}",
-                model.prefix_ids(prefix, parts[0][0].text),
-            )
-        texts = [text for part, after in parts for text in (part.text, after)]
-        near_ids, *of_parts = model.encode([closing, *texts])
-        numbers = [names.index(part.name) if part.name in names else None for part, _ in parts]
-        encoded = zip(of_parts[::2], of_parts[1::2], numbers, numbers, strict=True)
-        pieces = [Piece(*of_part) for of_part in encoded]
-        for piece in pieces:
-            if piece.source is not None and not piece.text_ids:
-                raise DataError(f"source '{names[piece.source]}' is empty; leave it out")
+            parts = [(part, AFTER_SOURCE) for turn in turns for part in turn.parts]
+            closing = f"{question}{AFTER_QUESTION}"
+            prefix_ids = model.prefix_ids(prefix, parts[0][0].text)
+        near_ids, *after_ids = model.encode([closing, *(after for _, after in parts)])
+        encode = model.encode if control_tokens else partial(encode_as_text, model)
+        named = iter(encode([part.text for part, _ in parts if part.name]))
+        unnamed = iter(model.encode([part.text for part, _ in parts if not part.name]))
+        pieces = []
+        for (part, _), after in zip(parts, after_ids, strict=True):
+            number = names.index(part.name) if part.name in names else None
+            pieces.append(Piece(next(named if part.name else unnamed), after, number, number))
         if units != "sources":
             names, pieces = _parted(model, names, pieces, units)
         return SourcePrompt(model, names, pieces, near_ids, prefix_ids)
@@ -328,15 +337,14 @@ class SourcePrompt:
             return generate(self.model, before, max_new_tokens, show)
 
 
-def _turns(sources: Sources) -> list[Turn]:
-    """Messages and their parts; without messages, one turn without a role."""
+def read_turns(sources: Sources) -> list[Turn]:
+    """Return messages and their parts; without messages, one turn without a role."""
     if isinstance(sources, Mapping):
         sources = [Segment(name, text) for name, text in sources.items()]
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         raise ConfigError(
-            "sources must be {name: text, …}, or a list of Segment(name, text), of texts that stay "
-            'in view, and of messages {"role": …, "content": text or a list of these}; of a folder '
-            "{path.name: path.read_text() for path in Path(folder).iterdir()}"
+            "sources must be {name: text, …}, or a list of Segment(name, text), texts that stay in "
+            'view, and messages {"role": …, "content": text or a list of these}'
         )
     turns: list[Turn] = []
     for item in sources:
@@ -349,25 +357,23 @@ def _turns(sources: Sources) -> list[Turn]:
                     "content; a source in a list is Segment(name, text)"
                 )
             parts = content if isinstance(content, list) else [content] if content else []
-            turns.append((role, [_part(part) for part in parts], others))
+            turns.append(Turn(role, [_part(part) for part in parts], others))
         else:
-            if not turns or turns[-1][0]:
-                turns.append(("", [], {}))
-            turns[-1][1].append(_part(item))
+            if not turns or turns[-1].role:
+                turns.append(Turn("", []))
+            turns[-1].parts.append(_part(item))
     return turns
 
 
 def _part(item: Any) -> Segment:
-    if isinstance(item, str):
-        return Segment("", item)
-    if not isinstance(item, Segment) or not all(isinstance(x, str) for x in (item.name, item.text)):
-        raise ConfigError(f"sources: {item!r} is neither a text nor a Segment of name and text")
-    if not item.name.strip():
-        raise ConfigError(
-            f"sources: '{printable(item.text)[:40]}' has an empty name, so no verdict could name "
-            "it; give a name, or the text alone, which stays in view"
-        )
-    return item
+    part = Segment("", item) if isinstance(item, str) else item
+    if not isinstance(part, Segment) or not all(isinstance(x, str) for x in (part.name, part.text)):
+        raise ConfigError(f"sources: {item!r:.60} is neither a text nor a Segment of name and text")
+    if any("\ud800" <= letter <= "\udfff" for letter in part.name + part.text):
+        raise ConfigError(f"sources: {item!r:.60} holds half of a surrogate pair, which is no text")
+    if part is item and not (part.name.strip() and part.text.strip()):
+        raise ConfigError(f"sources: {item!r:.60} has an empty name or text; leave it out")
+    return part
 
 
 def _through_template(
@@ -377,35 +383,31 @@ def _through_template(
     A question ends the last message of the user. What the template writes stays in view, calls of
     tools too; a line reports what it leaves out of a message."""
     turns = [
-        (role or "user", [Segment(p.name, p.text.strip()) for p in inside], others)
-        for role, inside, others in turns
+        Turn(
+            turn.role or "user", [replace(p, text=p.text.strip()) for p in turn.parts], turn.others
+        )
+        for turn in turns
     ]
     if question is not None:
-        if not turns or turns[-1][0] != "user":
-            turns.append(("user", [], {}))
-        turns[-1][1].append(Segment("", question.strip()))
-    parts, marks = [part for _, parts, _ in turns for part in parts], iter(range(10**6))
+        if not turns or turns[-1].role != "user":
+            turns.append(Turn("user", []))
+        turns[-1].parts.append(Segment("", question.strip()))
+    parts = [part for turn in turns for part in turn.parts]
 
-    def shown(spell: Callable[[Segment], str], without: str = "") -> str:
-        messages = [
-            {key: value for key, value in others.items() if key != without}
-            | {"role": role, "content": AFTER_SOURCE.join(map(spell, inside))}
-            for role, inside, others in turns
+    def messages(texts: Iterable[str], without: str = "") -> list[dict[str, Any]]:
+        rest = iter(texts)
+        return [
+            {key: value for key, value in turn.others.items() if key != without}
+            | {"role": turn.role, "content": AFTER_SOURCE.join(islice(rest, len(turn.parts)))}
+            for turn in turns
         ]
-        return through_template(model, messages)
 
-    # Unique placeholders show where the template puts the parts.
-    first, *between = re.split(r"⟦\d+⟧", shown(lambda _: f"⟦{next(marks)}⟧"))
-    found, whole = [part.text + after for part, after in zip(parts, between, strict=False)], ""
-    if len(between) == len(parts):
-        whole = shown(lambda part: part.text)
-    if not whole or first + "".join(found) != whole:
-        raise DataError(
-            "the chat template drops, repeats, moves or changes messages, so sources cannot be "
-            "found in its text; write that text into `sources`"
-        )
-    keys = sorted({key for _, _, others in turns for key in others})
-    if unseen := [key for key in keys if shown(lambda part: part.text, key) == whole]:
+    texts = [part.text for part in parts]
+    first, *between = split_template(model, messages, texts)
+    whole = through_template(model, messages(texts))
+    keys = sorted({key for turn in turns for key in turn.others})
+    unseen = [key for key in keys if through_template(model, messages(texts, key)) == whole]
+    if unseen:
         say(f"the chat template leaves out what messages say as {', '.join(unseen)}")
     pairs = [(Segment("", first), "")]
     for part, after in zip(parts, between, strict=True):
@@ -414,6 +416,27 @@ def _through_template(
     if question is None:
         return pairs[:-1], pairs[-1][0].text
     return pairs[:-2], parts[-1].text + between[-1]
+
+
+def encode_as_text(model: LoadedModel, texts: list[str]) -> list[list[int]]:
+    """Return the token IDs of each text, without control tokens: `<|im_end|>` is its letters."""
+    assert model.tokenizer is not None
+    added = model.tokenizer.get_added_tokens_decoder().items()
+    special = {token.content: number for number, token in added if token.special}
+    held = [name for name in special if any(name in text for text in texts)]
+    if not held:
+        return model.encode(texts)
+    if isinstance(model.tokenizer, Tokenizer):
+        as_text = Tokenizer.from_str(model.tokenizer.to_str())
+        as_text.encode_special_tokens = True
+        model = replace(model, tokenizer=as_text)
+    found = model.encode(texts)
+    if special[held[0]] in chain(*found):
+        raise DataError(
+            f"sources: '{model.name}' cannot encode {held[0]} as text; remove it, or pass "
+            "control_tokens=True"
+        )
+    return found
 
 
 def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> list[str]:

@@ -18,7 +18,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import factorial
@@ -29,14 +29,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.attribution.messages import Messages, read_messages
 from olmo_sparsity.analysis.attribution.reasoning import sentences
+from olmo_sparsity.analysis.attribution.request import AttributeRequest
 from olmo_sparsity.analysis.attribution.segments import (
     Answer,
     AnswerIds,
     Layout,
     SourcePrompt,
-    Sources,
     draw_decoys,
     read_decoys,
 )
@@ -50,23 +49,27 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     mean_of_tried,
     sources_to_look_at,
 )
+from olmo_sparsity.analysis.explain.ask import load
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel, using
-from olmo_sparsity.analysis.models.use import refuse_changed, state_of
+from olmo_sparsity.analysis.models.use import in_use, refuse_changed, state_of
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, count_forwards
 from olmo_sparsity.analysis.scoring.scorer import Scorer, refuse_no_numbers
-from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
+from olmo_sparsity.analysis.settings import SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
 from olmo_sparsity.streams import stream
 
 Request = tuple[str, int] | tuple[str, int, int]
+
+States = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Losses without decoys: with no source, with each alone, and with each left out."""
 
 NEW_TOKENS = 256
 
@@ -120,8 +123,21 @@ class Trials:
             far_F[first : first + decoys_DL.shape[1]] = decoys_DL[draw]
         return far_F
 
-    def losses(self, states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[Losses]:
-        """`states`: of each order, what sources give without decoys."""
+    def run(
+        self, states: Sequence[States], rate: float, done: Callable[[int], None]
+    ) -> list[Losses]:
+        """Evaluate as many decoys as verdicts need. `states`: of each order."""
+        self.evaluate(first_round(len(self.decoys)))
+        for number, num in enumerate([1, *looks(self.draws)], start=1):
+            done(number)
+            gives_S, lost_S = sources_to_look_at(Losses.mean(self.losses(states)), rate)
+            if not (gives_S | lost_S).any():
+                break
+            gives, lost = np.flatnonzero(gives_S).tolist(), np.flatnonzero(lost_S).tolist()
+            self.evaluate(next_round(gives, lost, num))
+        return self.losses(states)
+
+    def losses(self, states: Sequence[States]) -> list[Losses]:
         return [
             Losses(none_T, found["all"][:, 0], alone_TS, left_out_TS, *list(found.values())[1:])
             for found, (none_T, alone_TS, left_out_TS) in zip(self.found, states, strict=True)
@@ -142,34 +158,8 @@ def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Requ
     ]
 
 
-def measure_losses(
-    engine: LogprobModel,
-    scorer: Scorer | None,
-    layouts: Sequence[Layout],
-    decoys: Sequence[np.ndarray],
-    rate: float,
-    done: Callable[[int], None],
-) -> list[Losses]:
-    """Losses of each order of the sources (`layouts`). `engine` scores what verdicts go by, with as
-    many of the decoys as these need, `scorer` what sources give alone and left out; without
-    one, these are NaN. `decoys`: decoys_DL of each source."""
-    states = [_without_decoys(scorer, layout) for layout in layouts]
-    trials, num_sources = Trials(engine, layouts, decoys), len(decoys)
-    trials.evaluate(first_round(num_sources))
-    for number, num in enumerate([1, *looks(trials.draws)], start=1):
-        done(number)
-        gives_S, lost_S = sources_to_look_at(Losses.mean(trials.losses(states)), rate)
-        if not (gives_S | lost_S).any():
-            break
-        gives, lost = np.flatnonzero(gives_S).tolist(), np.flatnonzero(lost_S).tolist()
-        trials.evaluate(next_round(gives, lost, num))
-    return trials.losses(states)
-
-
-def _without_decoys(
-    scorer: Scorer | None, layout: Layout
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """losses with no source, with each alone, and with each left out."""
+def _without_decoys(scorer: Scorer | None, layout: Layout) -> States:
+    """NaN without a scorer."""
     every = range(len(layout.units))
     sets: list[tuple[int, ...]] = [(), *((s,) for s in every)]
     sets += [tuple(other for other in every if other != s) for s in every]
@@ -358,6 +348,7 @@ class Attribution:
             columns |= {name: mean_TS, f"se_{name}": se_TS}
             columns |= {f"beyond_{name}": (nats_TSD > 0).sum(-1), f"tried_{name}": tried_TS}
             columns[f"p_{name}"] = p_TS
+        columns["above"] = evidence.above_TS
         keys = [range(len(self.texts)), self.names]
         index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
         return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
@@ -584,36 +575,35 @@ class Attribution:
         return lit_answer(self)
 
 
-@dataclass(frozen=True)
-class Question:
-    sources: Sources
-    question: str | None
-    answer: str | Sequence[str] | Answer | None = None
-    candidates: Sequence[str] | None = None
-    decoys: Any = None
-    reasoning: str | None = None
-    """Text between question and answer. None: the answer up to `</think>`, if it has that."""
+def attribute(request: AttributeRequest) -> Attribution:
+    """Answer a request."""
+    with in_use(request.model):
+        return Attributing(_load(request), request).run()
 
-    @staticmethod
-    def of_log(messages: Messages, number: int = -1, **others: Any) -> Question:
-        """Return a question about the log of an agent: what did this message rely on?"""
-        sources, answer, reasoning = read_messages(messages, number)
-        return Question(sources, None, answer, reasoning=reasoning, **others)
+
+def count_cost(request: AttributeRequest) -> Cost:
+    return Attributing(_load(request), request).cost()
+
+
+def _load(request: AttributeRequest) -> LoadedModel:
+    return load(request.model, request.tokenizer, request.loading, whole_prompts=True)
 
 
 @dataclass(frozen=True)
 class Attributing:
-    """A call of `attribute`, to run or to count."""
+    """A request to a model, to run or to count."""
 
     model: LoadedModel
-    question: Question
-    settings: SourceSettings
-    options: ModelOptions
+    request: AttributeRequest
     quiet: bool = False
     """Show no progress."""
 
+    @property
+    def settings(self) -> SourceSettings:
+        return self.request.settings
+
     def run(self) -> Attribution:
-        given, prompt = self.question, self._prompt
+        given, prompt = self.request, self._prompt
         with using(self.model):
             # These raise before an answer is generated.
             self._texts(prompt), _orders(prompt, self.settings)
@@ -640,7 +630,7 @@ class Attributing:
         return found
 
     def _texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
-        decoys = self.question.decoys
+        decoys = self.request.decoys
         return read_decoys(self.model, prompt, "builtin:embedded" if decoys is None else decoys)
 
     def _judge(self, doing: str, prompt: SourcePrompt, ids: AnswerIds) -> Attribution:
@@ -650,16 +640,18 @@ class Attributing:
         scorer, engine = self._engines()
         before, rounds = engine.token_forwards, 1 + len(looks(settings.draws))
         with Progress(doing, rounds, "rounds", enabled=not self.quiet) as progress:
-            losses = measure_losses(engine, scorer, layouts, drawn, settings.rate, progress.update)
+            states = [_without_decoys(scorer, layout) for layout in layouts]
+            trials = Trials(engine, layouts, drawn)
+            losses = trials.run(states, settings.rate, progress.update)
             progress.update(rounds)
-        forwards, own_decoys = engine.token_forwards - before, self.question.decoys is not None
+        forwards, own_decoys = engine.token_forwards - before, self.request.decoys is not None
         state = state_of(self.model.model)
         return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys, state)
 
     def _engines(self) -> tuple[Scorer | None, LogprobModel]:
         """Return the engine that scores parts of prompts, or None, and the one for whole
         prompts."""
-        settings, batch_tokens = self.settings, self.options.batch_tokens
+        settings, batch_tokens = self.settings, self.request.loading.batch_tokens
         if self.model.engine is None:
             scorer = Scorer(
                 self.model.model, far_states=settings.far_states, batch_tokens=batch_tokens
@@ -675,7 +667,7 @@ class Attributing:
 
     def cost(self) -> Cost:
         """Return the cost; with reasoning, as if the answer relied on each of its sentences."""
-        prompt, given = self._prompt, self.question
+        prompt, given = self._prompt, self.request
         # As long as it may become.
         answer = Answer("?", [(0, 1)]) if given.answer is None else given.answer
         ids = prompt.answer_ids(answer, self._num_new, True, given.reasoning)
@@ -701,27 +693,18 @@ class Attributing:
 
     @cached_property
     def _prompt(self) -> SourcePrompt:
-        question = self.question.question
-        is_log = question is None and _ends_in_messages(self.question.sources)
-        if not is_log and (not isinstance(question, str) or not question.strip()):
-            raise ConfigError(
-                f"question must be a text, which follows the sources, not {question!r}"
-            )
-        self.settings.check()
+        request, settings = self.request, self.settings
+        assert request.sources is not None
         return SourcePrompt.of(
             self.model,
-            self.question.sources,
-            question,
-            self.question.candidates,
-            self.options.prefix,
-            self.settings.chat,
-            self.settings.units,
+            request.sources,
+            request.question,
+            request.candidates,
+            prefix=request.loading.prefix,
+            chat=settings.chat,
+            units=settings.units,
+            control_tokens=settings.control_tokens,
         )
-
-
-def _ends_in_messages(sources: Sources) -> bool:
-    """Return whether the sources are messages, so that the last one is the question."""
-    return isinstance(sources, list) and len(sources) > 0 and isinstance(sources[-1], Mapping)
 
 
 def _orders(prompt: SourcePrompt, settings: SourceSettings) -> list[list[int]]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from math import sqrt
+from functools import cache, cached_property
+from math import pi, sqrt
 
 import numpy as np
 import pandas as pd
@@ -40,15 +40,20 @@ of the sum of squares of the first, and of the second times the loss with decoys
 PRIOR_WEIGHT, OTHERS_WEIGHT = 3, 4
 """How many decoys the prior is worth, and the other sources' losses."""
 
-FREEDOM = 4
-"""Degrees of freedom of all tests: nats have heavy tails, however well their variance is known."""
+FREEDOM, FEW_FREEDOM = 4, 3
+"""Degrees of freedom of a test: nats have heavy tails, however well their variance is known. The
+second: with two decoys at most, and at most where decoys alone give the variance."""
 
 MEDIAN_OF_CHI2 = 0.455
 """Of the square of a normal number with variance 1."""
 
-LEAST_OTHERS = 3
+LEAST_OTHERS = 4
 """Least number of other sources: their median shows how much a statement varies, although one of
-them may matter to it."""
+them may matter to it. With fewer, a source must also pass a test whose variance is that of the
+decoys alone, as the prior may be far too small."""
+
+TINY = 1e-12
+"""Variance of decoys that are all alike, in nats²."""
 
 EARLY = 0.1
 """Share of the error rate that each look before the last one may spend."""
@@ -141,15 +146,63 @@ class Evidence:
     spread_TS: np.ndarray
     """By how much the loss of the statement varies with the text in one place, in nats."""
 
-
-def tail(t: np.ndarray) -> np.ndarray:
-    """P(T > t) of Student's t with four degrees of freedom."""
-    sine = t / np.sqrt(t**2 + FREEDOM)
-    return (1 - sine * (1 + (1 - sine**2) / 2)) / 2
+    above_TS: np.ndarray
+    """Nats above what the source must give, or what must be lost, to be found if no other is."""
 
 
-def chances(losses: Losses) -> tuple[np.ndarray, np.ndarray]:
-    """p_2TS and spread_TS, by all decoys. Sources with fewer of them have p = 1.
+def tail(t: np.ndarray, freedom: int = FREEDOM) -> np.ndarray:
+    """P(T > t) of Student's t, by its finite sums."""
+    angle = np.arctan(t / sqrt(freedom))
+    cosine = np.cos(angle)
+    is_odd = freedom % 2
+    term = cosine if is_odd else np.ones_like(cosine)
+    total = term if freedom > 1 else 0 * term
+    for k in range(2 + is_odd, freedom, 2):
+        term = term * cosine**2 * (k - 1) / k
+        total = total + term
+    inside = np.sin(angle) * total
+    return 0.5 - ((angle + inside) / pi if is_odd else inside / 2)
+
+
+@cache
+def quantile(p: float, freedom: int) -> float:
+    """Return t with P(T > t) = p, for p < 0.5."""
+    low, high = 0.0, 1.0
+    while tail(np.array(high), freedom) > p:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_low = tail(np.array(middle), freedom) > p
+        low, high = (middle, high) if is_low else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class Look:
+    """Tests of all sources after the same number of decoys."""
+
+    nats_2TS: np.ndarray
+    """Means over decoys; NaN for sources with fewer of them."""
+
+    spread_TS: np.ndarray
+    scales: list[tuple[np.ndarray, int]]
+    """Standard errors of a mean less one more decoy, and degrees of freedom. A source must pass
+    the test by each of them."""
+
+    @property
+    def p_2TS(self) -> np.ndarray:
+        """1 for sources with fewer decoys."""
+        by_scale = [tail(self.nats_2TS / scale, freedom) for scale, freedom in self.scales]
+        return np.where(np.isnan(self.nats_2TS), 1.0, np.max(by_scale, axis=0))
+
+    def above(self, p: float) -> np.ndarray:
+        """Nats above those with this p-value."""
+        least = [scale * quantile(p, freedom) for scale, freedom in self.scales]
+        return self.nats_2TS - np.max(least, axis=0)
+
+
+def look_at(losses: Losses, freedom: int = FREEDOM) -> Look:
+    """Tests by all decoys.
 
     The variance is the mean of three, by their weights: the prior's; that of the decoys of each
     source, on average over sources; and half the median of the squares of what is lost without each
@@ -158,18 +211,24 @@ def chances(losses: Losses) -> tuple[np.ndarray, np.ndarray]:
     (num_sources, num), has_all_2TS = nats_2TSD.shape[2:], np.isfinite(nats_2TSD).all(-1)
     prior_T1 = PRIOR_NATS**2 + (PRIOR_SHARE * losses.most_T[:, None]) ** 2
     total_TS, weight = np.repeat(PRIOR_WEIGHT * prior_T1, num_sources, 1), PRIOR_WEIGHT
+    scales, noise = [], sqrt(1 + 1 / num)
     if num > 1 and has_all_2TS.any():
         of_decoys_2TS = np.where(has_all_2TS, nats_2TSD.var(-1, ddof=1), np.nan)
-        total_TS = total_TS + (num - 1) * np.nanmean(of_decoys_2TS, (0, 2))[:, None]
+        variance_TS = np.zeros_like(total_TS) + np.nanmean(of_decoys_2TS, (0, 2))[:, None]
+        total_TS = total_TS + (num - 1) * variance_TS
         weight += num - 1
+        if num_sources <= LEAST_OTHERS:
+            num_tried = int(has_all_2TS.any((0, 1)).sum())
+            few_freedom = min(FEW_FREEDOM, num_tried * (num - 1))
+            scales.append((np.sqrt(variance_TS + TINY) * noise, few_freedom))
     if num_sources > LEAST_OTHERS:
         squares_TS = losses.lost_TSD[..., 0] ** 2
         others = [np.median(np.delete(squares_TS, s, 1), axis=1) for s in range(num_sources)]
         total_TS = total_TS + OTHERS_WEIGHT * np.stack(others, 1) / (2 * MEDIAN_OF_CHI2)
         weight += OTHERS_WEIGHT
     spread_TS = np.sqrt(total_TS / weight)
-    p_2TS = tail(np.nan_to_num(nats_2TSD.mean(-1)) / (spread_TS * sqrt(1 + 1 / num)))
-    return np.where(has_all_2TS, p_2TS, 1.0), spread_TS
+    means_2TS = np.where(has_all_2TS, nats_2TSD.mean(-1), np.nan)
+    return Look(means_2TS, spread_TS, [(spread_TS * noise, freedom), *scales])
 
 
 def are_discoveries(p: np.ndarray, rate: float) -> np.ndarray:
@@ -190,16 +249,19 @@ def weigh(losses: Losses, rate: float) -> Evidence:
     last spends a small part of the error rate: its p-values count so many times more."""
     stages = looks(losses.decoys_TD.shape[-1])
     spends = [EARLY] * (len(stages) - 1) + [1 - EARLY * (len(stages) - 1)]
-    found: list[np.ndarray] = []
-    for num, spend in zip(stages, spends, strict=True):
-        p_2TS, spread_now_TS = chances(losses.first(num))
-        if not found or (p_2TS < 1).any():
-            spread_TS = spread_now_TS
-        found.append((p_2TS / spend).clip(max=1.0))
-    p_2TS = np.min(found, axis=0)
+    freedom = FREEDOM if len(stages) > 1 else FEW_FREEDOM
+    made = [look_at(losses.first(num), freedom) for num in stages]
+    p_2TS = np.min(
+        [(look.p_2TS / spend).clip(max=1.0) for look, spend in zip(made, spends, strict=True)], 0
+    )
+    evaluated = [look for look in made if np.isfinite(look.nats_2TS).any()] or made[:1]
+    limit = rate / (2 * p_2TS[0].size)
+    above = [look.above(limit * spend) for look, spend in zip(made, spends, strict=True)]
+    above_TS = np.nan_to_num(np.array(above), nan=-np.inf).max((0, 1))
     # Other statements count as no discovery: they would raise the share allowed to these.
     has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
-    return Evidence(p_2TS, are_named(np.where(has_gap_T1, p_2TS, 1.0), rate), spread_TS)
+    found_TS = are_named(np.where(has_gap_T1, p_2TS, 1.0), rate)
+    return Evidence(p_2TS, found_TS, evaluated[-1].spread_TS, above_TS)
 
 
 def sources_to_look_at(losses: Losses, rate: float) -> tuple[np.ndarray, np.ndarray]:

@@ -6,10 +6,12 @@ Place in the flow: text or prompt → **document with its windows and targets** 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,6 @@ besides the one pass for those that begin with the text."""
 SHORT = 32
 
 NEW_TOKENS = 32
-
-PLACEHOLDER = "⟦the prompt⟧"
 
 
 @dataclass(frozen=True)
@@ -177,16 +177,31 @@ def read_text(path: str, inline: bool = False) -> str:
 def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
     """Token IDs before the prompt in the chat template, of the prompt, and after it."""
 
-    def shown(content: str) -> str:
-        return through_template(model, [{"role": "user", "content": content}])
+    prompt = prompt.strip()
+    before, after = split_template(
+        model, lambda texts: [{"role": "user", "content": text} for text in texts], [prompt]
+    )
+    return model.encode([before])[0], model.encode([prompt])[0], model.encode([after])[0]
 
-    # A unique placeholder shows where the template puts the prompt.
-    before, separator, after = shown(PLACEHOLDER).partition(PLACEHOLDER)
-    text = shown(prompt)
-    inside = text[len(before) : len(text) - len(after)]
-    if not separator or text != before + inside + after or inside.strip() != prompt.strip():
-        raise DataError("the chat template changes the prompt; write the whole text into --prompt")
-    return model.encode([before])[0], model.encode([inside])[0], model.encode([after])[0]
+
+def split_template(
+    model: LoadedModel,
+    messages: Callable[[Sequence[str]], list[dict[str, Any]]],
+    texts: Sequence[str],
+) -> list[str]:
+    """Return what the chat template writes before, between and after these texts in messages."""
+    # Unique placeholders show where the template puts the texts.
+    marks = [f"⟦{number}⟧" for number in range(len(texts))]
+    around = re.split(r"⟦\d+⟧", through_template(model, messages(marks)))
+    inserted = chain(*zip_longest(around, texts, fillvalue=""))
+    if len(around) != len(texts) + 1 or "".join(inserted) != through_template(
+        model, messages(texts)
+    ):
+        raise DataError(
+            f"the chat template of '{model.name}' drops, repeats, moves or changes messages; write "
+            "the text that it makes, without chat"
+        )
+    return around
 
 
 def through_template(model: LoadedModel, messages: Sequence[Mapping[str, Any]]) -> str:

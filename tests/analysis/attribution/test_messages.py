@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from olmo_sparsity import Segment
 from olmo_sparsity.analysis.attribution.messages import blocks, read_log, read_messages
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.analysis.attribution.segments import read_turns
+from olmo_sparsity.errors import ConfigError, DataError, UserError
+from tests.support.sources import places
 
 SYSTEM = "# Role\nYou help.\n\n# Rules\nBe short.\n\n- no jokes"
 CALL = {"id": "c1", "function": {"name": "search", "arguments": '{"q": "bridge"}'}}
@@ -74,8 +77,8 @@ def test_any_message_of_the_assistant_is_an_answer() -> None:
     sources, answer, _ = read_messages(OPENAI, 2)
     assert (len(sources), answer) == (2, "Hello.")
     assert sources[1]["content"] == ["Hello, I am Ada."]  # the last that the user has said
-    for number, match in ((0, "is of system"), (4, "without text"), (9, "messages 0 to 6")):
-        with pytest.raises(ConfigError, match=match):
+    for number in (0, 4, 9):  # of the system, without text, none
+        with pytest.raises(ConfigError, match=f"message={number}"):
             read_messages(OPENAI, number)
 
 
@@ -99,17 +102,36 @@ def test_equal_names_are_numbered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "match"),
+    ("message", "named"),
     [
-        ({"content": "a"}, "has no role"),
-        ({"role": "user", "content": 3}, "must be a text or a list"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "holds image_url; pass text"),
-        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "a tool call without a function"),
+        ({"content": "a"}, "role"),
+        ({"role": "user", "content": 3}, "content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "image_url"),
+        ({"role": "user", "content": [{"type": "text"}]}, "number 0"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "call"),
+        ({"role": "assistant", "tool_calls": 3}, "tool_calls"),
     ],
 )
-def test_what_is_not_a_message_is_named(message: Any, match: str) -> None:
-    with pytest.raises((ConfigError, DataError), match=match):
+def test_what_is_not_a_message_is_named(message: Any, named: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=named):
         read_messages([message, OPENAI[-1]])
+
+
+@pytest.mark.parametrize("log", [OPENAI, ANTHROPIC["messages"]])
+def test_logs_that_were_edited_by_hand(log: list[dict[str, Any]]) -> None:
+    """200 random edits: sources and an answer, or an error of ours."""
+    generator = random.Random(0)
+    for _ in range(200):
+        content = json.loads(json.dumps(log))
+        parent, key = generator.choice(places(content))
+        parent[key] = generator.choice([None, 3, "x", [], {}, ["x"], {"x": []}, [[]], True])
+        number = generator.choice([-1, 2, "1", True, None, 1.0])
+        try:
+            sources, answer, _ = read_messages(content, number)
+        except UserError:
+            continue
+        assert answer.strip()
+        read_turns(sources)
 
 
 def test_logs_are_read_from_files(tmp_path: Path) -> None:

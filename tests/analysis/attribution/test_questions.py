@@ -15,6 +15,7 @@ from olmo_sparsity.analysis.attribution.questions import (
     measure_questions,
     read_questions,
 )
+from olmo_sparsity.analysis.attribution.request import AttributeRequest
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
 from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
@@ -45,8 +46,12 @@ def measured(
     model: LoadedModel, questions: Path, out: Path, *, decoys: Any = None,
     shard: tuple[int, int] = (0, 1), **given: Any,
 ) -> Any:  # fmt: skip
-    settings, options = build(SourceSettings, given), build(ModelOptions, given)
-    return measure_questions(model, questions, out, settings, options, decoys=decoys, shard=shard)
+    return measure_questions(common(model, decoys=decoys, **given), questions, out, shard=shard)
+
+
+def common(model: Any, *, decoys: Any = None, **given: Any) -> AttributeRequest:
+    settings, loading = build(SourceSettings, given), build(ModelOptions, given)
+    return AttributeRequest(model=model, decoys=decoys, settings=settings, loading=loading)
 
 
 def test_each_question_is_explained(model: LoadedModel, path: Path, tmp_path: Path) -> None:
@@ -70,7 +75,7 @@ def test_each_question_is_explained(model: LoadedModel, path: Path, tmp_path: Pa
 def test_other_questions_give_decoys_and_the_cost_is_counted(
     model: LoadedModel, path: Path, tmp_path: Path
 ) -> None:
-    cost = count_questions(model, path, SourceSettings(draws=4), ModelOptions())
+    cost = count_questions(common(model, draws=4), path)
     measured(model, path, tmp_path / "out", draws=4)
     files = sorted((tmp_path / "out" / "questions").iterdir())
     spent = [json.loads(file.read_text())["token_forwards"] for file in files]
@@ -146,7 +151,7 @@ def test_a_file_of_another_question_or_measurement_is_refused(
     first, second = sorted((out / "questions").iterdir())[:2]
     whole = second.read_bytes()
     for content, said in (
-        (first.read_bytes(), "000001.json is of another question"),
+        (first.read_bytes(), "000001.json is of other questions"),
         (whole.replace(b'"alone": ', b'"alone": 1', 1), "crc32 differs"),
     ):
         second.write_bytes(content)
@@ -167,7 +172,7 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
         ("{", "q.jsonl:2 is not a JSON object"),
         ("[" + GOOD + "]", "q.jsonl:2 is not a JSON object"),
         (GOOD.replace('"b"', '"a"'), "q.jsonl:2 is not a JSON object"),
-        ('{"question": "w1"}', "q.jsonl:2 has no sources; it has question"),
+        ('{"question": "w1"}', "q.jsonl:2: it has no sources; it has question"),
         *(
             (GOOD.replace('["w1 w2 w3", "w8 w9"]', answer), f"q.jsonl:2: answer={said} must be a")
             for answer, said in [
@@ -176,20 +181,34 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
                 ("{}", "{}"),
             ]
         ),
+        *(
+            (json.dumps(RECORDS[0] | wrong), "q.jsonl:2: ")
+            for wrong in (
+                {"sources": ["w1", "", "w2"]},
+                {"sources": {"a": 3}},
+                {"sources": 3},
+                {"question": None},
+                {"reasoning": ["w1"]},
+                {"answer": {"text": "w1 w2", "spans": [[0]]}},
+                {"answer": {"text": "w1 w2", "spans": 3}},
+                {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            )
+        ),
+        (json.dumps(RECORDS[0] | {"sources": {"\ud800": "w1"}}), "q.jsonl:2 holds half of a"),
     ],
     ids=lambda value: value[:12],
 )
 def test_lines_that_are_no_questions_are_named(line: str, message: str, path: Path) -> None:
     path.write_text(GOOD + "\n" + line)
     with pytest.raises(DataError, match=message) as caught:
-        read_questions(path)
+        read_questions(common(None), path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_in_another_encoding_is_named(path: Path) -> None:
     path.write_text(GOOD, encoding="utf-16")
     with pytest.raises(DataError, match=r"q.jsonl is not text in UTF-8"):
-        read_questions(path)
+        read_questions(common(None), path)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +224,7 @@ def test_a_file_in_another_encoding_is_named(path: Path) -> None:
 def test_an_answer_is_read_as_it_is_written(answer: str, read: Any, path: Path) -> None:
     """Numbers as their digits, and marks of line ends within a text."""
     path.write_text(GOOD.replace('["w1 w2 w3", "w8 w9"]', answer) + "\n" + GOOD)
-    found = read_questions(path)
+    found = read_questions(common(None), path)
     assert [one.answer for one in found] == [read, ["w1 w2 w3", "w8 w9"]]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import Answer, Segment, attribute
+from olmo_sparsity import Answer, Segment, attribute, load_model
 from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
@@ -94,8 +94,12 @@ def test_an_answer_that_is_no_text_is_refused(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        ({"": "w1", "b": "w2"}, "'w1' has an empty name"),
-        ([Segment(" ", "w1"), Segment("b", "w2")], "'w1' has an empty name"),
+        ({"": "w1", "b": "w2"}, "has an empty name"),
+        ([Segment(" ", "w1"), Segment("b", "w2")], "has an empty name"),
+        ({"a": "w1", "b": " \n"}, "has an empty name or text"),
+        ({"a\ud800": "w1"}, "surrogate"),
+        ({"a": "w1 \udc00"}, "surrogate"),
+        ({"a": 3}, "neither a text nor a Segment"),
         ([{"name": "a", "text": "w1"}], r"is not a message with role and content; .* Segment"),
         ([{"role": "user", "content": None}], "is not a message with role and content"),
         ([{"content": "w1"}], "is not a message with role and content"),
@@ -231,3 +235,25 @@ def test_decoys_differ_from_each_other_and_from_the_source() -> None:
         assert len({tuple(row) for row in rows.tolist()}) == 8
     with pytest.raises(DataError, match="make only 1 different decoys of 8"):
         draw_decoys(prompt, [text[[0, 0, 0, 0, 0]]], 8, 0)
+
+
+def test_control_tokens_of_sources_are_their_letters() -> None:
+    """Of the tokenizer of a real model; in a template, and by request, they stay what they are."""
+    demo = load_model("demo", device="cpu")
+    name, number = "<|endoftext|>", 0
+    assert demo.encode([name]) == [[number]]
+    sources = {"a": f"It opened {name} in 1921.", "b": "The mayor was absent."}
+    given = {"question": f"When?{name}", "answer": "It opened.", "draws": 2, "prefix": "none"}
+    for control_tokens in (False, True):
+        found = attribute(demo, sources=sources, control_tokens=control_tokens, **given)
+        first, end = int(found.layout.units.first[0]), int(found.layout.text_ends[0])
+        assert (number in found.layout.document.tokens[first:end]) == control_tokens
+        assert found.source_text(0).strip() == sources["a"]
+        assert number in found.layout.document.tokens[found.layout.num_far :]
+
+
+def test_control_tokens_without_letters_are_refused() -> None:
+    """A tokenizer of whole words knows no other."""
+    with pytest.raises(DataError, match="control_tokens"):
+        asked(sources={"a": "w1 </s> w2"})
+    assert 2 in asked(sources={"a": "w1 </s> w2"}, control_tokens=True).layout.document.tokens

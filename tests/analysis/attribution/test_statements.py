@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"sources": [Segment("a", "w1"), Segment("a", "w2")]}, "two sources have one name"),
         ({"sources": "w1"}, "sources must be"),
         ({"candidates": ["z"]}, "no source is named z"),
-        ({"question": " "}, "question must be a text"),
+        ({"question": " "}, "question="),
         ({"draws": 1}, "draws=1 must be at least 2"),
         ({"orders": 7}, "3 sources have fewer orders"),
         ({"rate": 1.5}, "rate=1.5 must be at most 0.999999"),

@@ -14,10 +14,11 @@ import torch
 from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure
 from olmo_sparsity.analysis.attribution.gate import check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
+from olmo_sparsity.analysis.attribution.request import AttributeRequest
 from olmo_sparsity.analysis.engines import server as module
 from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
-from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
+from olmo_sparsity.analysis.settings import SourceSettings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
 from tests.support.fake_server import FakeServer, TableModel
@@ -104,9 +105,8 @@ def test_questions_resume_after_a_server_has_died(
 
     def measured(name: str, model: LoadedModel) -> Any:
         settings, decoys = SourceSettings(draws=4), GIVEN["decoys"]
-        return measure_questions(
-            model, path, tmp_path / name, settings, ModelOptions(), decoys=decoys
-        )
+        common = AttributeRequest(model=model, settings=settings, decoys=decoys)
+        return measure_questions(common, path, tmp_path / name)
 
     began = server.number
     whole = measured("whole", model)
@@ -127,10 +127,9 @@ def test_questions_resume_after_a_server_has_died(
     with pytest.raises(DataError, match=r"serves another model than when .*parts was begun"):
         measured("parts", other)
     measured("other", other)
-    assert check(path, tmp_path / "parts", tmp_path / "whole").other_model == 0
-    found = check(path, tmp_path / "other", tmp_path / "whole")
-    assert found.other_model > 1
-    assert "the server has another model than in the baseline" in found.describe()
+    assert not check(path, tmp_path / "parts", tmp_path / "whole").notes
+    with pytest.raises(ConfigError, match="other model"):
+        check(path, tmp_path / "other", tmp_path / "whole")
 
 
 def test_a_log_asks_what_a_message_relied_on() -> None:

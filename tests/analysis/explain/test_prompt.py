@@ -74,7 +74,7 @@ def test_a_prompt_is_found_where_the_template_puts_it(model: Any) -> None:
     assert found.windows.prefix == (1, 6, 8, 6, 43), "what the template sets is no candidate"
     assert found.document.tokens.tolist() == [6, 8, 6, 44, 6]
     tokenizer.chat_template = "{{ bos_token }} {{ messages[0]['content'].replace('w3', 'w4') }}"
-    with pytest.raises(DataError, match="changes the prompt"):
+    with pytest.raises(DataError, match="the chat template"):
         explain(model, tokenizer, **given)
     for broken in ("{{ raise_exception('roles must alternate') }}", "{% if %}", "{{ 1 / 0 }}"):
         tokenizer.chat_template = broken
