@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import hypot
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
@@ -348,15 +349,15 @@ def _differ(now: StoredStatement, before: StoredStatement) -> bool:
 def _changed(now: StoredCell, before: StoredCell) -> bool:
     """Whether what the source gives, or what is lost without it, has changed by more than noise;
     what only one of the runs evaluated says nothing."""
-    both = [
-        (abs(a - b), (a_se**2 + b_se**2) ** 0.5)
-        for a, b, a_se, b_se in (
-            (now.gives, before.gives, now.se_gives, before.se_gives),
-            (now.lost, before.lost, now.se_lost, before.se_lost),
-        )
-        if None not in (a, b, a_se, b_se)
+    pairs = [
+        (one, other)
+        for one, other in zip(now.means, before.means, strict=True)
+        if one is not None and other is not None
     ]
-    return not both or any(change > NOISE * noise for change, noise in both)
+    return not pairs or any(
+        abs(nats - earlier) > NOISE * hypot(se, earlier_se)
+        for (nats, se), (earlier, earlier_se) in pairs
+    )
 
 
 def _quoted(one: StoredAnswer) -> str:

@@ -211,6 +211,12 @@ class StoredCell:
     above: float | None
 
     @property
+    def means(self) -> list[tuple[float, float] | None]:
+        """What the source gives, and what is lost, with standard errors; None: not evaluated."""
+        pairs = (self.gives, self.se_gives), (self.lost, self.se_lost)
+        return [None if nats is None or se is None else (nats, se) for nats, se in pairs]
+
+    @property
     def most(self) -> float:
         return max((nats for nats in (self.gives, self.lost) if nats is not None), default=-inf)
 
