@@ -224,7 +224,7 @@ def _add_results(command: Commands) -> None:
     sub.add(
         "--out",
         required=True,
-        help="a .png, .pdf or .svg file; also OUT_diagnostics",
+        help="a .png, .pdf or .svg file",
     )
     sub.add("--labels", help="comma-separated names of the models")
 

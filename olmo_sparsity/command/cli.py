@@ -317,7 +317,7 @@ def figure(options: argparse.Namespace) -> int:
     folders = [Path(folder) for folder in options.results]
     labels = options.labels.split(",") if options.labels else None
     results = [read_results(folder) for folder in folders]
-    print(draw_figure2(results, Path(options.out), labels))
+    draw_figure2(results, Path(options.out), labels)
     print(options.out)
     return 0
 

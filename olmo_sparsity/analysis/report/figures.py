@@ -1,12 +1,8 @@
 """Draw Figure 2: do a few distant units suffice, and are they needed? Never imports torch.
 
-Place in the flow: results → here, once for print (png, pdf, svg) and once inside the report page.
-
-The headline has two panels: recovery and removal by k, own text against unrelated text. The
-diagnostics are a second figure: (a) the gaps of all targets, own and placebo, (b) recovery and (c)
-removal of every selector, (d) net excess, (e) excess by kind of token, and, where they were
-measured, (f) nats a token over all tokens. One model: panels two by two. Several models: a column
-each, with shared axes in each row.
+Figure 2 has two panels: recovery and removal by k, own text against unrelated text. The page of a
+measurement shows all selectors: (a) the gaps of all targets, (b) recovery, (c) removal, (d) net
+excess.
 """
 
 from __future__ import annotations
@@ -39,17 +35,6 @@ from olmo_sparsity.errors import ConfigError
 
 _CURVE = ["selector", "units"]
 
-# Selectors differ in marker as well as colour. Controls that need no model are grey.
-_SELECTORS = {
-    "add_one": (drawing.BLUE, "o"),
-    "add_one_screened": (drawing.SKY, "^"),
-    "pairs": ("#332288", "*"),
-    "gradient": (drawing.ORANGE, "P"),
-    "attention": ("#882255", "X"),
-    "add_one_nested": ("#44AA99", "<"),
-    "nearest": (drawing.GREY, "+"),
-    "random": (drawing.GREY, "x"),
-}
 _OF_CURVES = [
     (drawing.BLUE, "o"),
     (drawing.RED, "s"),
@@ -58,10 +43,9 @@ _OF_CURVES = [
     (drawing.PINK, "v"),
     (drawing.SKY, "P"),
 ]
-"""Colour and marker of each curve of the headline."""
+"""Colour and marker of each curve, or selector."""
 
-_ADDED = "dhH8<>"
-"""Markers of selectors that users add."""
+_OF_CONTROLS = {"nearest": (drawing.GREY, "+"), "random": (drawing.GREY, "x")}
 
 # Line style and marker fill of single tokens, then of the other kinds of units.
 _UNITS: Any = [("-", "full"), ("-.", "left"), ((0, (9, 2)), "top"), ((0, (4, 1, 1, 1)), "right")]
@@ -90,29 +74,17 @@ Styles = dict[tuple[str, str], dict[str, Any]]
 """Style of each (selector, units), in the order of the legend."""
 
 
-def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> Path:
-    """Write the headline to `out`, the diagnostics next to it, and return the path of the latter.
-
-    `labels` name the models. Default: their own names.
-    """
-    out = Path(out)
-    diagnostics = out.with_name(f"{out.stem}_diagnostics{out.suffix}")
-    drawing.save(_headline(results, labels), out, **_SETTINGS)
-    drawing.save(_drawing(results, labels), diagnostics, **_SETTINGS)
-    return diagnostics
+def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
+    """Write Figure 2 to `out`. `labels` name the models. Default: their own names."""
+    drawing.save(_headline(results, labels), Path(out), **_SETTINGS)
 
 
-def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
-    """Draw the diagnostics for the report page."""
-    svg = drawing.render(_drawing(results), "svg", _SETTINGS).decode()
+def selectors_svg(results: Results, *, dark: bool = False) -> bytes:
+    """Draw all selectors of a measurement, for its page."""
+    svg = drawing.render(lambda: _figure(_of_main_set(results)), "svg", _SETTINGS).decode()
     if dark:
         svg = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda color: _ON_DARK.get(color[0], color[0]), svg)
     return svg.encode()
-
-
-def _drawing(results: list[Results], labels: list[str] | None = None) -> Callable[[], Figure]:
-    names = _names(results, labels)
-    return lambda: _figure(results, names)
 
 
 def _names(results: list[Results], labels: list[str] | None) -> list[str]:
@@ -199,110 +171,39 @@ def _nothing() -> Figure:
 
 
 def _of_main_set(results: Results) -> Results:
-    """The results with only the main target set in summary and dependencies."""
-    name = main_set(results.targets.target_set)
-    tables = {"summary": results.summary, "dependencies": results.dependencies}
-    return replace(results, **{n: table[table.target_set == name] for n, table in tables.items()})
+    """The results with only the main target set in the summary."""
+    name, rows = main_set(results.targets.target_set), results.summary
+    return replace(results, summary=rows[rows.target_set == name])
 
 
-def _figure(all_results: list[Results], names: list[str]) -> Figure:
-    results = [_of_main_set(result) for result in all_results]
-    many = len(results) > 1
-    styles = _styles(results)
-    ks = set().union(*(result.dependencies.k for result in results))
-    k = 1 if 1 in ks else max(ks, default=1)
-    by_kind = [result.dependencies[result.dependencies.k == k] for result in results]
-    every = [result.summary[result.summary.target_set == "every"] for result in all_results]
-    dependencies = pd.concat(by_kind)
-    drawn = set(dependencies.kind[dependencies.excess_recovery.notna()])
-    kinds = [kind for kind in dependencies.kind.unique() if kind in drawn]
-    has_placebo = [result.summary.net.notna().any() for result in results if len(result.summary)]
-    beyond = "net" if all(has_placebo) else "excess"
+def _figure(results: Results) -> Figure:
+    summary, styles = results.summary, _styles(results)
+    beyond = "net" if summary.net.notna().any() else "excess"
     handles = _legend_handles(styles, beyond)
-    titles = [
-        "(a) What the long context gains",
-        "(b) Enough? Only k distant units",
-        "(c) Needed? All but these k",
-        "(d) Net excess" if beyond == "net" else "(d) Excess; no placebo",
-        f"(e) Excess by kind, k = {k}",
-        "(f) Of all tokens, not only the chosen",
-    ][: 6 if any(map(len, every)) else 5]
-    figure, columns, foot = _lay_out(results, names, len(titles), len(kinds), len(handles))
-    all_ks = sorted(set().union(*(result.summary.k for result in results))) or [1]
-    most = 1.0
-    for i, (result, name) in enumerate(zip(results, names, strict=True)):
-        gaps, recovery, removal, excess, kind, *of_all = columns[i]
-        most = max(most, _draw_gaps(gaps, result))
-        gaps.set_ylim(0.6, most)  # models share the axes of a row
-        for axes in (recovery, removal, excess, *of_all):
-            _draw_k_axis(axes, all_ks)
-        for axes, value in ((recovery, "recovery"), (removal, "removal")):
-            _draw_share(axes, result.summary, styles, value)
-        _draw_excess(excess, result.summary, styles, beyond)
-        _draw_kinds(kind, by_kind[i], styles, kinds)
-        for axes in of_all:
-            _draw_every(axes, every[i], styles)
-        for axes, title in zip(columns[i], titles, strict=True):
-            if i == 0:  # with several models, the first panel of a row has its title
-                axes.set_title(title, loc="left", fontweight="bold", pad=7)
-            else:
-                axes.set_ylabel("")
-        if many:
-            for axes, label in zip(columns[i], ("gap (nats)", "k", "k", "k"), strict=False):
-                axes.set_xlabel(label)
-            if i == 0:
-                recovery.set_ylabel("recovery")
-                removal.set_ylabel("removal")
-            lines = _describe(result)
-            _write_above(gaps, "\n".join(lines), 20, "normal")
-            _write_above(gaps, _shorten(name, 24), 22 + 9 * len(lines), "bold")
-    foot.legend(
-        handles=handles,
-        loc="outside lower center" if many else "center",
-        ncols=4,
-        frameon=False,
-        handlelength=2.6,
-        columnspacing=1.4,
-    )
-    return figure
-
-
-def _lay_out(
-    results: list[Results], names: list[str], num_panels: int, num_kinds: int, num_handles: int
-) -> tuple[Figure, list[list[Axes]], Any]:
-    """The figure, the panels of each model, and where the legend goes."""
-    height_of_kinds = max(1.0, 0.14 * num_kinds)
-    if len(results) > 1:
-        heights = [1.0, 1.0, 1.0, 1.0, height_of_kinds, 1.0][:num_panels]
-        size = (max(5.5, 1.3 + 1.45 * len(results)), 1.2 + 1.6 * sum(heights))
-        figure = Figure(figsize=size, layout="constrained")
-        shape = (num_panels, len(results))
-        grid = figure.subplots(*shape, sharex="row", sharey="row", height_ratios=heights)
-        return figure, [list(grid[:, i]) for i in range(len(results))], figure
-    height_of_legend = 0.09 * -(-num_handles // 4)
-    heights = [1.0, 1.0, height_of_kinds, height_of_legend]
+    heights = [1.0, 1.0, 0.09 * -(-len(handles) // 4)]
     figure = Figure(figsize=(5.5, 2.2 * (0.06 + sum(heights))), layout="constrained")
-    # Separate subfigures, so that the long labels of (e) do not narrow (a) and (c).
-    rows: Any = figure.subfigures(4, 1, height_ratios=heights)
-    head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
+    # Separate subfigures, so that a panel with long labels narrows its own row only.
+    rows: Any = figure.subfigures(3, 1, height_ratios=heights)
+    head = f"{_shorten(str(results.meta.model['name']), 90)}\n{' · '.join(_describe(results))}"
     figure.suptitle(head, fontsize=7, linespacing=1.35)
-    pairs = [rows[0].subplots(1, 2), rows[1].subplots(1, 2)]
-    last = np.atleast_1d(rows[2].subplots(1, num_panels - 4))
-    return figure, [[axes for pair in (*pairs, last) for axes in pair]], rows[3]
-
-
-def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
-    axes.annotate(
-        text,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, points),
-        textcoords="offset points",
-        va="bottom",
-        fontsize=6.5,
-        linespacing=1.35,
-        fontweight=weight,
-    )
+    (gaps, recovery), (removal, excess) = rows[0].subplots(1, 2), rows[1].subplots(1, 2)
+    gaps.set_ylim(0.6, max(1.0, _draw_gaps(gaps, results)))
+    for axes in (recovery, removal, excess):
+        _draw_k_axis(axes, sorted(set(summary.k)) or [1])
+    _draw_share(recovery, summary, styles, "recovery")
+    _draw_share(removal, summary, styles, "removal")
+    _draw_excess(excess, summary, styles, beyond)
+    titles = {
+        "(a) What the long context gains": gaps,
+        "(b) Enough? Only k distant units": recovery,
+        "(c) Needed? All but these k": removal,
+        "(d) Net excess" if beyond == "net" else "(d) Excess; no placebo": excess,
+    }
+    for title, axes in titles.items():
+        axes.set_title(title, loc="left", fontweight="bold", pad=7)
+    how: Any = {"frameon": False, "handlelength": 2.6, "columnspacing": 1.4}
+    rows[2].legend(handles=handles, loc="center", ncols=4, **how)
+    return figure
 
 
 def _describe(results: Results) -> list[str]:
@@ -407,75 +308,23 @@ def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -
     )
 
 
-def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
-    axes.set_ylabel("nats a token, own − unrelated")
-    rows = rows.dropna(subset=["excess_nats"])
-    if not len(rows):
-        _write_in(axes, "not measured")
-        return
-    whole = rows.gap.iloc[0]
-    for level, width in ((0.0, 0.8), (whole, 1.2)):
-        axes.axhline(level, color=_INK, linewidth=width, zorder=1)
-    axes.annotate(
-        f"all distant text: {whole:+.3f}",
-        (1, whole),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="right",
-        fontsize=6.5,
-        color=_FAINT,
-    )
-    _draw_points(axes, rows, styles, "excess_nats")
-    axes.margins(y=0.15)
-
-
-def _draw_points(axes: Axes, rows: pd.DataFrame, styles: Styles, value: str) -> None:
-    """Draw the intervals of all curves, side by side at each k."""
-    curves = _curves(rows, styles)
-    for i, (curve, style) in enumerate(curves):
-        k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
-        reach = error_lengths(curve, value)
-        axes.errorbar(k, curve[value], reach, elinewidth=0.8, capsize=0, **style)
-        if value != "excess_nats":
-            axes.plot(k, curve.placebo, color=style["color"], linestyle=_PLACEBO, linewidth=0.9)
-
-
 def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str) -> None:
+    """Draw the intervals of all curves, side by side at each k."""
     axes.set_ylabel(f"{BEYOND[beyond]} recovery")
     axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
     rows = summary.dropna(subset=[beyond])
     if not len(rows):
         _write_in(axes, "not measured")
         return
-    _draw_points(axes, rows, styles, beyond)
-
-
-def _draw_kinds(axes: Axes, rows: pd.DataFrame, styles: Styles, kinds: list[str]) -> None:
-    axes.set_xlabel("excess recovery")
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    if kinds:
-        axes.set_yticks(range(len(kinds)), [spell(kind) for kind in kinds], fontsize=6.5)
-        axes.set_ylim(len(kinds) - 0.5, -0.5)  # the first kind on top
-    rows = rows.dropna(subset=["excess_recovery"])
-    if not len(rows):
-        _write_in(axes, "not measured")
-        if not kinds:
-            axes.set_axis_off()
-        return
-    axes.axvline(0, color=_INK, linewidth=0.8, zorder=1)
-    shown = [curve for curve in styles if curve[1] == "tokens" and curve[0] in set(rows.selector)]
-    for i, curve in enumerate(shown):
-        points = rows[rows.selector == curve[0]]
-        y = [kinds.index(kind) + _side_by_side(i, len(shown)) for kind in points.kind]
-        axes.errorbar(
-            points.excess_recovery,
-            y,
-            elinewidth=0.8,
-            **styles[curve] | {"linestyle": "none"},
-            xerr=error_lengths(points, "excess_recovery", "excess"),
+    curves = _curves(rows, styles)
+    for i, (curve, style) in enumerate(curves):
+        k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
+        ends = np.array(
+            [curve[beyond] - curve[f"{beyond}_low"], curve[f"{beyond}_high"] - curve[beyond]]
         )
+        lengths = np.maximum(np.nan_to_num(ends.astype(float)), 0)
+        axes.errorbar(k, curve[beyond], lengths, elinewidth=0.8, capsize=0, **style)
+        axes.plot(k, curve.placebo, color=style["color"], linestyle=_PLACEBO, linewidth=0.9)
 
 
 def _side_by_side(i: int, num: int) -> float:
@@ -514,16 +363,17 @@ def _shorten(name: str, limit: int) -> str:
     return name if len(name) <= limit else "…" + name[1 - limit :]
 
 
-def _styles(results: list[Results]) -> Styles:
-    curves = pd.concat([result.summary[_CURVE] for result in results])
-    pairs = set(curves.itertuples(index=False, name=None))
-    selectors = dict.fromkeys([*_SELECTORS, *curves.selector])
-    units = list(dict.fromkeys(["tokens", *sorted(curves.units)]))
+def _styles(results: Results) -> Styles:
+    """Selectors differ in colour and marker, in their order in the measurement; units in line and
+    fill. Controls that need no model are grey."""
+    summary = results.summary
+    ranking = [name for name in summary.selector.unique() if name not in _OF_CONTROLS]
+    looks = {name: _OF_CURVES[i % len(_OF_CURVES)] for i, name in enumerate(ranking)}
+    units = list(dict.fromkeys(["tokens", *sorted(summary.units)]))
     styles: Styles = {}
-    added = [name for name in selectors if name not in _SELECTORS]
-    known = _SELECTORS | {name: (_INK, _ADDED[n % len(_ADDED)]) for n, name in enumerate(added)}
-    for selector, unit in (pair for pair in product(selectors, units) if pair in pairs):
-        color, marker = known[selector]
+    pairs = set(summary[_CURVE].itertuples(index=False, name=None))
+    for selector, unit in (pair for pair in product(looks | _OF_CONTROLS, units) if pair in pairs):
+        color, marker = (looks | _OF_CONTROLS)[selector]
         line, fill = _UNITS[min(units.index(unit), len(_UNITS) - 1)]
         styles[selector, unit] = {
             "color": color,
@@ -540,11 +390,3 @@ def _curves(rows: pd.DataFrame, styles: Styles) -> list[tuple[pd.DataFrame, dict
     """Rows of a summary by selector and units, each with its style, in the order of the legend."""
     curves = dict(iter(rows.sort_values("k").groupby(_CURVE)))
     return [(curves[name], style) for name, style in styles.items() if name in curves]
-
-
-def error_lengths(rows: pd.DataFrame, value: str, name: str | None = None) -> np.ndarray:
-    """Lengths of error bars, as matplotlib expects them, from the columns `name`_low and
-    `name`_high (default: bounds of `value`)."""
-    low, high = (rows[f"{name or value}_{end}"] for end in ("low", "high"))
-    lengths = np.array([rows[value] - low, high - rows[value]], dtype=float)
-    return np.maximum(np.nan_to_num(lengths), 0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.report.figures import figure2_svg
+from olmo_sparsity.analysis.report.figures import selectors_svg
 from olmo_sparsity.analysis.report.page import image, json_for_html, write_html
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
 from olmo_sparsity.analysis.results.statistics import (
@@ -61,8 +61,8 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
         "note": _induction(results),
         "headline": _headline(shown),
         "shown": escape(_shown(results, documents)),
-        "figure": image(figure2_svg([results])),
-        "figure_dark": image(figure2_svg([results], dark=True)),
+        "figure": image(selectors_svg(results)),
+        "figure_dark": image(selectors_svg(results, dark=True)),
         "numbers_title": "The numbers",
         "numbers": _summary_tables(shown),
     }

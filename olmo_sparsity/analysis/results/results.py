@@ -113,7 +113,7 @@ class Results:
         return self.losses[documents.isin(self.targets.document)]
 
     def plot(self, path: str | Path) -> None:
-        """Draw Figure 2 as .png, .pdf or .svg, and `…_diagnostics` next to it."""
+        """Draw Figure 2 as .png, .pdf or .svg."""
         from olmo_sparsity.analysis.report.figures import draw_figure2
 
         draw_figure2([self], Path(path))

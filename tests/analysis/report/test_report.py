@@ -70,7 +70,7 @@ def _no_figure() -> Iterator[None]:
     """Drawing takes the longest, and is tested by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "olmo_sparsity.analysis.report.report.figure2_svg",
+            "olmo_sparsity.analysis.report.report.selectors_svg",
             lambda results, dark=False: b"<svg/>",
         )
         yield
