@@ -252,6 +252,7 @@ def measure(
     target_field: str | None = None,
     split_at: SplitAt = "whole",
     max_documents: int | None = None,
+    control_tokens: bool = False,
     planted: bool = False,
     device: str = "auto",
     dtype: Dtype = "auto",
@@ -303,8 +304,8 @@ def measure(
         halves: Number of random halves of the units for LDS; 0: none. Default: 0 with long="all",
             else 16.
         seed: Seed of all random draws.
-        field, group_field, prompt_field, target_field, split_at, max_documents, planted: How to
-            read the text; see `open_documents`.
+        field, group_field, prompt_field, target_field, split_at, max_documents, control_tokens,
+            planted: How to read the text; see `open_documents`.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
@@ -344,6 +345,7 @@ def measure(
         target_field=target_field,
         split_at=split_at,
         max_documents=max_documents,
+        control_tokens=control_tokens,
         planted=planted,
         device=device,
         dtype=dtype,

@@ -141,6 +141,9 @@ class TextOptions:
         "read no more than this many; of a prepared folder, spread over it",
         least=1,
     )
+    control_tokens: bool = option(
+        False, "names of control tokens in a text, such as <|im_end|>, are these tokens, not text"
+    )
     planted: bool = option(False, "ground truth: plant a far dependency into each document")
 
 

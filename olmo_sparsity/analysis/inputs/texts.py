@@ -68,6 +68,7 @@ def open_documents(
     split_at: SplitAt = "whole",
     prompt_field: str | None = None,
     target_field: str | None = None,
+    control_tokens: bool = False,
 ) -> Documents:
     """`text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
     documents of the run that the model comes from. Of a corpus that this run was trained on, only
@@ -79,6 +80,9 @@ def open_documents(
 
     `prompt_field` and `target_field` name the two texts of records of a prompt and a target: the
     tokens of the target are the targets (`prompt` and `target`, where one is given).
+
+    The name of a control token in a text, such as `<|im_end|>`, is ordinary text, unless
+    `control_tokens` is set.
     """
     if prompt_field is not None or target_field is not None:
         prompt_field, target_field = prompt_field or "prompt", target_field or "target"
@@ -106,7 +110,7 @@ def open_documents(
     else:
         name = text if isinstance(text, str) else type(text).__name__
         texts = _untrained(text, name, options, run, tally)
-        documents = _read(texts, tally, model, limit, name)
+        documents = _read(texts, tally, model, limit, name, control_tokens)
     if not documents:
         without = f": left out {tally.describe()}" if tally.left_out else ""
         raise DataError(f"{name} holds no documents{without}")
@@ -253,6 +257,7 @@ def _read(
     model: LoadedModel,
     limit: int | None,
     name: str,
+    control_tokens: bool,
 ) -> list[Document]:
     tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
     if tokenizer is None:
@@ -262,7 +267,7 @@ def _read(
             # A target has tokens of its own.
             cuts = [one.target or 0 for one in batch]
             parts = [(one.text[:cut], one.text[cut:]) for one, cut in zip(batch, cuts, strict=True)]
-            encoded = model.encode([text for both in parts for text in both])
+            encoded = model.encode([text for both in parts for text in both], control_tokens)
             for one, before, after in zip(batch, encoded[::2], encoded[1::2], strict=True):
                 # Sources without titles use the text itself as group.
                 group = "" if one.group == one.text else one.group

@@ -43,7 +43,10 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     inserted_tokens,
     mark_of,
     read_transformers_tokenizer,
+    special_tokens,
+    spelled_in,
     tokens_before,
+    without_control_tokens,
 )
 from olmo_sparsity.analysis.models.smollm2 import find_smollm2
 from olmo_sparsity.analysis.models.transformers_folder import (
@@ -138,19 +141,41 @@ class LoadedModel:
             raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
         return self.encode([prefix])[0]
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the token IDs of each text, with nothing put before or after it."""
-        assert self.tokenizer is not None
+    def encode(self, texts: list[str], control_tokens: bool = True) -> list[list[int]]:
+        """Return the token IDs of each text, with nothing put before or after it. Without
+        `control_tokens`, text such as `<|im_end|>` is ordinary characters: what documents hold."""
+        found = self._encode(self.tokenizer, texts)
+        if control_tokens:
+            return found
+        special = special_tokens(self.tokenizer)
+        held = [n for n, ids in enumerate(found) if spelled_in(texts[n], ids, special)]
+        if held:
+            as_text = self._encode(self._tokenizer_of_text, [texts[n] for n in held])
+            for n, ids in zip(held, as_text, strict=True):
+                if names := spelled_in(texts[n], ids, special):
+                    raise DataError(
+                        f"'{self.name}': its tokenizer cannot encode {names[0]} as text; remove "
+                        "it, or pass control_tokens=True (--control-tokens)"
+                    )
+                found[n] = ids
+        return found
+
+    @cached_property
+    def _tokenizer_of_text(self) -> Tokenizer:
+        return without_control_tokens(self.tokenizer)
+
+    def _encode(self, tokenizer: Tokenizer | None, texts: list[str]) -> list[list[int]]:
+        assert tokenizer is not None
         found = []
         with naming_panics(f"'{self.name}'"):
-            encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+            encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, ids in zip(texts, (one.ids for one in encoded), strict=True):
             if (largest := max(ids, default=0)) >= self.model.vocab_size:
                 raise DataError(
-                    f"'{self.name}': the text holds '{self.tokenizer.decode([largest], False)}', "
+                    f"'{self.name}': the text holds '{tokenizer.decode([largest], False)}', "
                     f"token {largest}, and the embedding has {self.model.vocab_size} rows"
                 )
-            inserted = inserted_tokens(self.tokenizer, text)
+            inserted = inserted_tokens(tokenizer, text)
             found.append(ids[len(inserted) :] if ids[: len(inserted)] == inserted else ids)
         return found
 

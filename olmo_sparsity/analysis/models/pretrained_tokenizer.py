@@ -23,12 +23,20 @@ _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vo
 class SlowTokenizer:
     """A transformers tokenizer written in Python, with the methods of `Tokenizer` used here."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, **options: Any) -> None:
+        """`options`: arguments of its `encode`."""
+        self._tokenizer, self._options = tokenizer, options
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Any:
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return SimpleNamespace(ids=ids)
+        options = {"add_special_tokens": add_special_tokens} | self._options
+        return SimpleNamespace(ids=self._tokenizer.encode(text, **options))
+
+    def special_tokens(self) -> dict[int, str]:
+        theirs = self._tokenizer  # not all are marked as special among its added tokens
+        return dict(zip(theirs.all_special_ids, theirs.all_special_tokens, strict=True))
+
+    def without_control_tokens(self) -> SlowTokenizer:
+        return SlowTokenizer(self._tokenizer, split_special_tokens=True)
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[Any]:
         return [self.encode(text, add_special_tokens) for text in texts]
@@ -67,6 +75,28 @@ def as_tokenizer(given: Any) -> Tokenizer:
             "or one of transformers (AutoTokenizer)"
         )
     return cast(Tokenizer, SlowTokenizer(given))
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    if isinstance(tokenizer, SlowTokenizer):
+        return tokenizer.special_tokens()
+    added = tokenizer.get_added_tokens_decoder().items()
+    return {number: token.content for number, token in added if token.special}
+
+
+def spelled_in(text: str, ids: list[int], special: dict[int, str]) -> list[str]:
+    """Return the special tokens among the IDs of a text that the text itself spells."""
+    names = [special[number] for number in special.keys() & set(ids)]
+    return sorted(name for name in names if name in text)
+
+
+def without_control_tokens(tokenizer: Any) -> Any:
+    """Return a tokenizer to which the names of special tokens are ordinary text."""
+    if isinstance(tokenizer, SlowTokenizer):
+        return tokenizer.without_control_tokens()
+    copied = Tokenizer.from_str(tokenizer.to_str())
+    copied.encode_special_tokens = True
+    return copied
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -171,8 +201,7 @@ def inserted_tokens(tokenizer: Any, text: str) -> list[int]:
     normalizer, begins = getattr(tokenizer, "normalizer", None), text[:200]
     if normalizer is None or (normal := normalizer.normalize_str(begins)) == begins:
         return []
-    added = tokenizer.get_added_tokens_decoder().items()
-    special = {token.content: id for id, token in added if token.special}
+    special = {content: id for id, content in special_tokens(tokenizer).items()}
     found = list[int]()
     while content := max(
         (name for name in special if normal.startswith(name)), key=len, default=""

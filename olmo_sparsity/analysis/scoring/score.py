@@ -168,7 +168,8 @@ class _Scoring:
         return found.hexdigest()[:16]
 
     def _tokens(self, texts: Sequence[_Text]) -> list[np.ndarray]:
-        return [np.array(ids, np.int64) for ids in self.model.encode([one.text for one in texts])]
+        encoded = self.model.encode([one.text for one in texts], control_tokens=False)
+        return [np.array(ids, np.int64) for ids in encoded]
 
     # --- the scores of a part ---
 

@@ -14,8 +14,9 @@ from typing import Any
 import datasets
 import pandas as pd
 import pytest
+import transformers
 import zstandard
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs import texts
@@ -24,6 +25,7 @@ from olmo_sparsity.analysis.inputs.documents import Controls, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.models.pretrained_tokenizer import as_tokenizer
 from olmo_sparsity.analysis.results.tables import read_table
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
@@ -352,6 +354,47 @@ def test_the_hub_is_asked_for_what_is_named(
         assert asked.pop() == wanted
     with pytest.raises(DataError, match=r"no body field .*: id, text"):
         open_documents("owner/name", model, field="body")
+
+
+# --- control tokens -------------------------------------------------------------------------------
+
+
+SPELLED = "one <|im_end|> two<|im_end|>\n</s>"
+
+
+@pytest.mark.parametrize("family", ["byte-level", "slow"])
+def test_a_documents_text_never_becomes_control_tokens_unless_wanted(
+    family: str, tokenizer: Tokenizer
+) -> None:
+    if family == "slow":
+        fast, name = as_tokenizer(transformers.ByT5Tokenizer()), "</s>"
+    else:
+        fast, name = Tokenizer.from_str(tokenizer.to_str()), "<|im_end|>"
+        fast.add_special_tokens([AddedToken(name, lstrip=True, rstrip=True)])
+    model = named("somebody/elses", fast, 10**6)
+    control = fast.get_vocab()[name]
+    plain, one = [d.tokens.tolist() for d in open_documents(["one two", SPELLED], model)]
+    assert control not in one
+    assert fast.decode(one, skip_special_tokens=False) == SPELLED
+    assert [plain] == model.encode(["one two"])
+    wanted = open_documents(["one two", SPELLED], model, control_tokens=True)
+    assert wanted[1].tokens.tolist() == model.encode([SPELLED])[0]
+    assert wanted[1].tokens.tolist().count(control) == SPELLED.count(name)
+    pairs = [{"prompt": SPELLED, "target": SPELLED}] * 2
+    for document in open_documents(pairs, model, prompt_field="prompt"):
+        assert document.tokens.tolist() == one * 2
+        assert document.target == len(one)
+
+
+def test_a_tokenizer_that_cannot_encode_control_tokens_as_text_is_named() -> None:
+    words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "</s>": 2}, "?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens(["</s>", "?"])
+    model = named("somebody/elses", words)
+    assert [d.tokens.tolist() for d in open_documents(["one other", "one"], model)] == [[1, 0], [1]]
+    with pytest.raises(DataError, match=r"</s>.*control_tokens"):
+        open_documents(["one", "one </s>"], model)
+    assert open_documents(["one </s>"], model, control_tokens=True)[0].tokens.tolist() == [1, 2]
 
 
 # --- what a run has, and what it was trained on ---------------------------------------------------
