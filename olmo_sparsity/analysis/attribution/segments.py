@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.attribution.reasoning import num_reasoning
 from olmo_sparsity.analysis.explain.check import SAME_TEXT, passages
@@ -195,7 +194,7 @@ class SourcePrompt:
             closing = f"{question}{AFTER_QUESTION}"
             prefix_ids = model.prefix_ids(prefix, parts[0][0].text)
         near_ids, *after_ids = model.encode([closing, *(after for _, after in parts)])
-        encode = model.encode if control_tokens else partial(encode_as_text, model)
+        encode = partial(model.encode, control_tokens=control_tokens)
         named = iter(encode([part.text for part, _ in parts if part.name]))
         unnamed = iter(model.encode([part.text for part, _ in parts if not part.name]))
         pieces = []
@@ -416,27 +415,6 @@ def _through_template(
     if question is None:
         return pairs[:-1], pairs[-1][0].text
     return pairs[:-2], parts[-1].text + between[-1]
-
-
-def encode_as_text(model: LoadedModel, texts: list[str]) -> list[list[int]]:
-    """Return the token IDs of each text, without control tokens: `<|im_end|>` is its letters."""
-    assert model.tokenizer is not None
-    added = model.tokenizer.get_added_tokens_decoder().items()
-    special = {token.content: number for number, token in added if token.special}
-    held = [name for name in special if any(name in text for text in texts)]
-    if not held:
-        return model.encode(texts)
-    if isinstance(model.tokenizer, Tokenizer):
-        as_text = Tokenizer.from_str(model.tokenizer.to_str())
-        as_text.encode_special_tokens = True
-        model = replace(model, tokenizer=as_text)
-    found = model.encode(texts)
-    if special[held[0]] in chain(*found):
-        raise DataError(
-            f"sources: '{model.name}' cannot encode {held[0]} as text; remove it, or pass "
-            "control_tokens=True"
-        )
-    return found
 
 
 def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> list[str]:
