@@ -32,7 +32,7 @@ pytestmark = needs(
 
 # Finds what a test needs among the elements of the text.
 PLACES = """
-    const nodes = [...document.querySelectorAll('#text .chunk > span:not(.space)')];
+    const nodes = [...document.querySelectorAll('#text .chunk > span')];
     const placeOf = new Map(nodes.map((node, place) => [node, place]));
     const all = (selector) => [...document.querySelectorAll('#text ' + selector)]
         .filter((node) => placeOf.has(node));
@@ -152,8 +152,6 @@ def test_the_panel_has_the_numbers_of_the_target(page: Browser, results: Results
     shown = panel(page)
     for value in (row.loss_short, row.loss_long, row.loss_short - row.loss_long):
         assert f"{value:.2f}" in shown
-    page.run("document.querySelector('#panel details').open = true")
-    shown = panel(page)
     rows = results.recovery.query(
         "document == @FIRST and target == @target and far_part == 'document' "
         "and units == 'tokens' and selector == 'add_one' and k == 8"
@@ -163,7 +161,6 @@ def test_the_panel_has_the_numbers_of_the_target(page: Browser, results: Results
     first = influence_of(results, target).iloc[0]
     assert f"{target - first.far_first} back" in shown
     assert f"{float(f'{first.influence:.4g}'):.2f}" in shown  # the page keeps four digits
-    assert page.run("return document.querySelectorAll('#panel svg polyline').length") == 2
 
 
 def test_a_click_holds_and_escape_lets_go(page: Browser) -> None:
@@ -181,38 +178,19 @@ def test_a_click_holds_and_escape_lets_go(page: Browser) -> None:
 
 
 def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
-    losses = results.losses[results.losses.document == FIRST].set_index("target")
-    gaps = (losses.loss_short - losses.loss_long).round(4)
     chosen = results.targets.query("document == @FIRST and far_part == 'document'")
     searched = sorted(set(chosen.target))
     assert page.run(TARGETS) == searched
-    page.run(CHOOSE, "gap", "1.5")
-    expected = [target for target in searched if gaps[target] >= 1.5]
-    assert 0 < len(expected) < len(searched)
-    assert page.run(TARGETS) == expected
-    count = page.run("return document.getElementById('count').textContent")
-    assert count == f"{len(expected)} of {len(searched)} targets"
-    page.run(CHOOSE, "gap", "1000")  # as far as the slider goes
-    assert page.run(TARGETS) == [gaps[searched].idxmax()]
-    page.run(CHOOSE, "gap", "0")
-    assert page.run("return document.getElementById('count').textContent") == (
-        f"{len(searched)} targets"
-    )
     page.run(CHOOSE, "set", str(["gap", "bigram"].index("bigram")))
     assert page.run(TARGETS) == sorted(chosen.target[chosen.target_set == "bigram"])
     page.run(CHOOSE, "set", "")
-    page.run(CHOOSE, "kind", "the target again")
-    words = fake_words(FIRST)
-    again = [
-        target
-        for target in searched
-        if words[influence_of(results, target).far_first.iloc[0]].strip() == words[target].strip()
-    ]
-    assert page.run(TARGETS) == again
+    assert page.run(TARGETS) == searched
+    count = page.run("return document.getElementById('count').textContent")
+    assert count == f"{len(searched)} targets"
 
 
 def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: Results) -> None:
-    page.run("document.querySelector('[aria-label=\"Next target\"]').focus()")
+    page.run("document.getElementById('set').focus()")
     page.press("Tab")
     targets = page.run(TARGETS)
     reached = page.run(f"{PLACES} return placeOf.get(document.activeElement)")
@@ -268,7 +246,7 @@ def test_a_target_of_two_tokens_is_one_run(explained: Browser, explanation: Expl
     assert panel(explained).startswith(f"Target\n\n{word}\n\ntokens {first}:{end}")
     assert spoken(explained).startswith(f"{word}. Gap ")
     assert explained.run(f"{NODE}.getAttribute('aria-label')", first) == word
-    assert explained.run("return document.activeElement.textContent") == word.split()[0]
+    assert explained.run("return document.activeElement.textContent.trim()") == word.split()[0]
     places = [span[0] for span in spans]
     at = places.index(first)
     explained.press("ArrowRight" if at + 1 < len(places) else "ArrowLeft")
@@ -296,8 +274,8 @@ def test_hostile_text_does_nothing(
         browser.click(NODE, target)
         browser.press("Escape")
         if kind == "results":
-            assert browser.run(f"{NODE}.textContent", target) == words[target].lstrip()
-    for field in ("selector", "units", "set", "kind"):
+            assert browser.run(f"{NODE}.textContent", target) == words[target]
+    for field in ("selector", "units", "set"):
         last = f"return document.getElementById('{field}').lastElementChild.value"
         browser.run(CHOOSE, field, browser.run(last))
     assert browser.run("return typeof canary") == "undefined"
@@ -355,27 +333,6 @@ def test_a_book_stays_responsive(browser: Browser, tmp_path: Path, long: int | s
     num_laid_out = browser.run(f"{PLACES} return nodes.filter((node) => {laid_out}).length")
     assert 0 < num_laid_out < len(words) / 10
     assert browser.console() == []
-
-
-def test_a_row_of_numbers_leads_to_its_targets(page: Browser, results: Results) -> None:
-    rows = page.run(
-        "return [...document.querySelectorAll('.goto')].map((node) => ({...node.dataset}))"
-    )
-    assert len(rows) == len(results.summary)
-    for index in (len(rows) - 1, 0):
-        chosen = page.run(
-            "document.querySelectorAll('.goto')[arguments[0]].click();"
-            "return ['selector', 'units'].map((id) => document.getElementById(id).value)",
-            index,
-        )
-        row = rows[index]
-        indices = (META.selectors.index(row["selector"]), META.units.index(row["units"]))
-        assert chosen == [*map(str, indices)]
-        targets = results.targets.query(
-            f"document == {FIRST} and target_set == {row['set']!r} and far_part == 'document'"
-        )
-        assert page.run(TARGETS) == sorted(targets.target)
-        assert page.run(CURRENT) == min(targets.target, default=None)
 
 
 # --- an answer and its sources --------------------------------------------------------------------

@@ -88,9 +88,6 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
     _write_page(Path(path), results, [0], slots, parts)
 
 
-_WINDOWS = ("long", "short", "stride", "most", "least")
-
-
 def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the document's own distant text: the page shows no placebo."""
     return rows[rows.far_part == "document"]
@@ -105,7 +102,6 @@ def _write_page(
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
     page_data = names | {
         "set_names": [results.spell_set(name) for name in names["sets"]],
-        "windows": {name: results.meta.windows.get(name) for name in _WINDOWS},
         "documents": [
             {"id": id, "name": titles.get(id) or str(id), "num_targets": len(data["chosen"])}
             for id, data in written
@@ -164,36 +160,36 @@ def _start(results: Results, names: dict[str, list], documents: list[int]) -> in
 
 def _document_data(results: Results, document: int, names: dict[str, list]) -> dict[str, Any]:
     """The data that `openDocument` and `fillPanel` of report_page.js read. `found` is keyed by the
-    numbers of units and selector in the menus; `own` and `foreign` hold a list value for each rank,
-    and a loss for each k."""
+    numbers of units and selector in the menus; `own` and `foreign` hold a loss for each k, and
+    `own` a list value for each rank."""
     tokens, targets = _rows(results.tokens, document), _rows(results.targets, document)
     losses = losses_of_targets(_rows(results.losses, document), targets)
     recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
-    chosen: dict[int, dict[str, Any]] = {}
-
-    def about(target: int) -> dict[str, Any]:
-        return chosen.setdefault(target, {"target": target, "sets": [], "found": {}})
+    searched = [*targets.target, *recovery.target, *influence.target]
+    losses = losses[losses.target.isin(searched)]
+    numbers = _columns(losses, "target")[0], _rounded(losses.loss_short), _rounded(losses.loss_long)
+    chosen: dict[int, dict[str, Any]] = {
+        target: {"target": target, "short": short, "long": long, "sets": [], "found": {}}
+        for target, short, long in zip(*numbers, strict=True)
+    }
 
     def side(target: int, units: str, selector: str, control: str) -> dict[str, Any]:
-        numbers = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
-        both = about(target)["found"].setdefault(numbers, {})
-        empty: dict[str, Any] = {"first": [], "width": [], "influence": [], "text": []}
-        return both.setdefault("own" if control == "own" else "foreign", empty)
+        place = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
+        both = chosen[target]["found"].setdefault(place, {})
+        empty: dict[str, Any] = {"first": [], "width": [], "influence": []}
+        return both.setdefault(control, empty if control == "own" else {})
 
-    in_sets = _columns(targets, "target", "target_set")
-    for target, name in zip(*in_sets, strict=True):
-        about(target)["sets"].append(names["sets"].index(name))
+    for target, name in zip(*_columns(targets, "target", "target_set"), strict=True):
+        chosen[target]["sets"].append(names["sets"].index(name))
     by = ["target", "units", "selector", "control"]
-    ranked = influence.sort_values([*by, "rank"])
+    ranked = influence[influence.control == "own"].sort_values([*by, "rank"])
     ranked = ranked.assign(width=ranked.far_end - ranked.far_first)
-    columns = _columns(ranked, *by, "far_first", "width", "influence", "far_text")
+    columns = _columns(ranked, *by, "far_first", "width", "influence")
     for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
         entry = side(*key)
-        *_, entry["first"], entry["width"], scores, texts = map(list, zip(*rows, strict=True))
+        *_, entry["first"], entry["width"], scores = map(list, zip(*rows, strict=True))
         # Significant digits rather than decimals, as the scores of a selector may be small.
         entry["influence"] = [float(f"{score:.4g}") for score in scores]
-        if key[-1] != "own":
-            entry["text"] = texts
     draws = recovery.groupby([*by, "k"]).loss_set.mean().unstack("k")
     draws = draws.reindex(columns=names["ks"])
     for key, curve in zip(draws.index, draws.to_numpy(), strict=True):
@@ -203,9 +199,6 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
     return {
         "text": _token_texts(tokens),
         "ends": {target: end for target, end in ends if end > target + 1},
-        "targets": losses.target.tolist(),
-        "long": _rounded(losses.loss_long),
-        "short": _rounded(losses.loss_short),
         "chosen": [chosen[target] for target in sorted(chosen)],
     }
 
@@ -369,9 +362,8 @@ def _summary_tables(results: Results) -> str:
             "LDS": intervals(rows, "lds", "lds_low", "lds_high"),
             "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
-        buttons = [_button(target_set, row.selector, row.units) for row in rows.itertuples()]
         is_main = target_set == main_set(summary.target_set)
-        tables.append(html_table(caption, columns, is_main, buttons))
+        tables.append(html_table(caption, columns, is_main))
     for target_set, rows in results.dependencies.groupby("target_set", sort=False):
         columns = {
             "selector": rows.selector.map(spell),
@@ -387,11 +379,3 @@ def _summary_tables(results: Results) -> str:
         title = f"Kinds of distant tokens, targets: {results.spell_set(target_set)}"
         tables.append(html_table(title, columns, False))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
-
-
-def _button(target_set: str, selector: str, units: str) -> str:
-    """Leads from a row of numbers to its targets in the text."""
-    chosen = {"set": target_set, "selector": selector, "units": units}
-    data = " ".join(f'data-{name}="{escape(value)}"' for name, value in chosen.items())
-    label = f"Show the targets of {escape(spell(selector))}, {escape(units)} in the text"
-    return f'<button type="button" class="goto" {data} aria-label="{label}">in the text</button>'

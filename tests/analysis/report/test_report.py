@@ -141,9 +141,7 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     }
     document = page.data("document-3")
     assert "".join(document["text"]) == "".join(fake_words(3))
-    losses = results.losses.query("document == 3")
-    np.testing.assert_allclose(document["short"], losses.loss_short, atol=6e-5)
-    assert document["targets"] == losses.target.tolist()
+    losses = results.losses.query("document == 3").set_index("target")
     own_part = "document == 3 and far_part == 'document'"
     recovery = results.recovery.query(f"{own_part} and selector == 'add_one' and k == 4")
     influence = results.influence.query(f"{own_part} and selector == 'add_one'")
@@ -152,6 +150,7 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     assert document["ends"] == {}
     for one in document["chosen"]:
         target = one["target"]
+        assert one["short"] == pytest.approx(losses.loss_short[target], abs=6e-5)
         assert {data["sets"][i] for i in one["sets"]} == targets[target]
         for number, units in enumerate(UNITS):
             sides = one["found"][f"{number} {data['selectors'].index('add_one')}"]
@@ -160,10 +159,10 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
                 asked = f"target == {target} and units == {units!r} and control == {control!r}"
                 expected = recovery.query(asked).loss_set.mean()  # over draws
                 assert side["loss"][KS.index(4)] == pytest.approx(expected, abs=1e-4)
-                ranked = influence.query(asked).sort_values("rank")
-                assert side["first"] == ranked.far_first.tolist()
-                assert set(side["width"]) == {WIDTHS[units]}
-                assert side["text"] == (ranked.far_text.tolist() if control == "foreign" else [])
+            ranked = influence.query(f"target == {target} and units == {units!r}")
+            ranked = ranked[ranked.control == "own"].sort_values("rank")
+            assert sides["own"]["first"] == ranked.far_first.tolist()
+            assert set(sides["own"]["width"]) == {WIDTHS[units]}
 
 
 def test_headline_never_shows_recovery_without_its_controls(page: Page, results: Results) -> None:
@@ -241,7 +240,7 @@ def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tokens", "losses", "targets", "influence", "recovery", "summary", "dependencies"]
+    "name", ["tokens", "targets", "influence", "recovery", "summary", "dependencies"]
 )
 def test_a_table_without_rows_makes_a_page_all_the_same(
     results: Results, tmp_path: Path, name: str
@@ -279,9 +278,6 @@ def test_hostile_text_stays_text(
 
 def test_an_explanation_holds_what_was_found(explained: Page, explanation: Explanation) -> None:
     data, document = explained.data("page-data"), explained.data("document-0")
-    assert data["windows"] == {
-        "long": "all", "short": SHORT, "stride": 1, "most": None, "least": 1,
-    }  # fmt: skip
     assert data["ks"] == [0, 1, 2, 3]
     assert "".join(document["text"]) == f"{TEXT} w3 w7 w8"
     spans = explanation.targets[["target", "end"]].to_numpy().tolist()
@@ -302,7 +298,6 @@ def test_an_explanation_holds_what_was_found(explained: Page, explanation: Expla
         assert foreign["loss"][-1] == pytest.approx(
             row.loss_short - table.foreign[target], abs=1e-4
         )
-        assert len(foreign["text"]) == 3
 
 
 def test_an_explanation_says_whether_to_believe_it(
