@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.inputs.windows import Windows, span_width
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError
 
 RANKED_BY = [*KEYS, "units", "selector"]
 
@@ -40,7 +40,8 @@ class Matched:
         lines = [
             "another tokenizer chose the targets: {targets} of {of_targets} are evaluated; "
             "{targets_cut_otherwise} do not begin and end with tokens here, "
-            "{targets_outside_windows} have no full long window or lie in two blocks (--stride)"
+            "{targets_outside_windows} have no full long window or lie in two blocks (--stride), "
+            "{targets_in_other_text} are in documents whose text differs here"
         ]
         if "of_units" in self.counts:
             lines.append(
@@ -51,24 +52,26 @@ class Matched:
 
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:
-    """Return whether the first document with targets has the same text here, in other tokens."""
-    number = results.tokens.document.min()
-    if not number < len(documents):  # nor if no document is known
-        return False
-    there = results.tokens[results.tokens.document == number].sort_values("place")
-    here = documents[int(number)]
-    size = min(len(there), len(here.tokens))
-    is_same = np.array_equal(there.token_id[:size], here.tokens[:size])
-    return not is_same and _is_same_text(list(there.text), here.texts)
+    """Return whether a document with targets has the same text here, in other tokens."""
+    for number, there in results.tokens.sort_values("place").groupby("document"):
+        here = documents[int(number)] if number < len(documents) else Document(np.array([]))
+        size = min(len(there), len(here.tokens))
+        is_same = np.array_equal(there.token_id[:size], here.tokens[:size])
+        if not is_same and _is_same_text(list(there.text), here.texts):
+            return True
+    return False
 
 
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
     """Match the targets with the documents' own distant context."""
     targets = results.targets[results.targets.far_part == "document"]
-    matched, texts_of = [targets[:0].assign(there=0)], _texts_of(results)
+    matched, texts_of, num_elsewhere = [targets[:0].assign(there=0)], _texts_of(results), 0
     for number, rows in targets.groupby("document"):
         texts = texts_of[int(number)]
-        here = _document(documents, int(number), texts)
+        here = documents[int(number)] if number < len(documents) else Document(np.array([]))
+        if not _is_same_text(texts, here.texts):
+            num_elsewhere += rows.target.nunique()
+            continue
         place_B = boundaries(texts, here.texts)
         of_here = {"target": place_B[rows.target], "end": place_B[rows.end]}
         matched.append(rows.assign(there=rows.target, **of_here))
@@ -82,7 +85,8 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
     kept = found[~is_cut & ~is_outside]
     counts = {
         "targets": len(kept.drop_duplicates(KEYS)),
-        "of_targets": len(by_target),
+        "of_targets": len(by_target) + num_elsewhere,
+        "targets_in_other_text": num_elsewhere,
         "targets_cut_otherwise": int(by_target.cut.sum()),
         "targets_outside_windows": int(by_target.outside.sum()),
     }
@@ -181,12 +185,3 @@ def _is_same_text(there: Sequence[str], here: Sequence[str]) -> bool:
     """Return whether one text begins the other: a shorter context ends a document earlier."""
     one, other = ("".join(texts).rstrip("\ufffd") for texts in (there, here))
     return bool(one) and bool(other) and (one.startswith(other) or other.startswith(one))
-
-
-def _document(documents: Documents, number: int, texts: Sequence[str]) -> Document:
-    if number < len(documents) and _is_same_text(texts, documents[number].texts):
-        return documents[number]
-    raise DataError(
-        f"document {number} of {documents.name} is not the document {number} in which the targets "
-        "were chosen; give both measurements the same text, read the same way"
-    )

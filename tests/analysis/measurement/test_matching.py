@@ -15,10 +15,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.measurement.matching import boundaries, characters, match_choices
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.matching import (
+    boundaries,
+    characters,
+    is_other_tokenizer,
+    match_choices,
+    match_targets,
+)
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import pair
+from olmo_sparsity.analysis.results.statistics import KEYS, pair
 from olmo_sparsity.analysis.results.summary import conclude, describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.settings import Settings
@@ -297,11 +304,27 @@ def test_tokens_of_another_tokenizer_are_no_units_here(
     others = [text.replace("moss", "peat") for text in texts()]
     with pytest.raises(DataError, match=r"differs from .* in text or tokens; give"):
         measure(small, others, targets=of_large, **SMALL)
-    later = [*texts()[:3], *others[3:]]
-    with pytest.raises(DataError, match=r"document 3 of .* is not the document 3 in which"):
-        measure(small, later, targets=of_large, **SMALL)
     with pytest.raises(DataError, match="give the same text and number of documents"):
         measure(large, texts()[:8], targets=of_large, ks=1, **LARGE)
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_a_document_that_reads_otherwise_is_left_out_and_counted(
+    small: LoadedModel, of_large: Results, number: int
+) -> None:
+    """One of them, such as one with a control token, does not refuse all others."""
+    read, windows = texts(), Windows(**SMALL)
+    read[number] = "<s>" + read[number]
+    some = open_documents(read, small)
+    assert is_other_tokenizer(of_large, some)
+    found = match_targets(of_large, some, windows)
+    chosen = of_large.targets.query("far_part == 'document'").drop_duplicates(KEYS)
+    assert found.counts["of_targets"] == len(chosen)
+    assert found.counts["targets_in_other_text"] == (chosen.document == number).sum() > 0
+    whole = match_targets(of_large, open_documents(texts(), small), windows)
+    assert whole.counts["targets_in_other_text"] == 0
+    expected = whole.targets[whole.targets.document != number]
+    pd.testing.assert_frame_equal(found.targets, expected)
 
 
 def test_a_document_that_a_context_ends_earlier_has_the_targets_before(
