@@ -289,23 +289,13 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def score(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.models.load import load_model
-    from olmo_sparsity.analysis.scoring.score import estimate_score, score_files
-    from olmo_sparsity.analysis.settings import ModelOptions, ScoreSettings, build
+    from olmo_sparsity.analysis.scoring.score import ScoreRequest, estimate_score, score_files
 
-    refuse_suffix("--out", options.out, ".parquet", ".jsonl")
-    settings, of_model = build(ScoreSettings, vars(options)), build(ModelOptions, vars(options))
-    settings.check()
-    shard = arguments.parse_shard(options.shard)
-    model = load_model(options.model, **of_model.loading)
-    read = {
-        "field": options.field,
-        "prefix": of_model.prefix,
-        "batch_tokens": of_model.batch_tokens,
-    }
+    given = given_options(options, ScoreRequest.names())
+    request = ScoreRequest.of(**given | {"shard": arguments.parse_shard(options.shard)})
     if options.dry_run:
-        print(estimate_score(model, options.text, settings, **read))
-    elif score_files(model, options.text, options.out, settings, shard=shard, **read):
+        print(estimate_score(request))
+    elif score_files(request):
         print(options.out)
     return 0
 

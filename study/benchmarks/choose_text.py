@@ -156,7 +156,9 @@ def write_pool(folder: Path, texts: list[Path], scorer: str, most: int, seed: in
         enough = [text for text in others if len(text) >= LONG]
         long += [{"of": path.name, "text": text[:LONG]} for text in enough[:NUM_LONG]]
     order = stream(seed, "order").permutation(len(pool))
-    write(list(score(scorer, [pool[i] for i in order], **SCORED)), folder / "pool.jsonl")
+    mixed = [pool[i] for i in order]
+    scored = zip(mixed, score(scorer, mixed, **SCORED), strict=True)
+    write([document | scores for document, scores in scored], folder / "pool.jsonl")
     write(long, folder / "long.jsonl")
 
 

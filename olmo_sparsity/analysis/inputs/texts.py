@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -130,14 +130,10 @@ def _untrained(
     return good_documents(stream, tally, corpus)
 
 
-def read_rows(text: str, field: str = "text") -> Iterator[records.Record]:
-    """The documents of files with all fields of their records, or of another input that `FORMS`
-    names."""
+def open_text(text: str, field: str = "text") -> tuple[CorpusConfig, Iterator[records.TextRecord]]:
+    """The corpus that a text names, and its documents."""
     corpus = _corpus(text, {"field": field})
-    if corpus.source != "files":
-        return read_records(corpus)
-    files = (records.read_file(path, corpus, all_fields=True) for path in list_inputs(corpus))
-    return chain.from_iterable(files)
+    return corpus, good_documents(read_records(corpus), Tally(), corpus)
 
 
 # --- which source a text names --------------------------------------------------------------------

@@ -1,9 +1,6 @@
 """Score documents for long-context training: what does distant text add, and does it have to be
 this document's?
 
-Place in the flow: model + any number of documents → **one row a document**. Documents are read one
-after another and never kept.
-
 The same tokens of a document, one random block (or several), get their loss with several numbers of
 tokens before them: `local`, and each of `contexts` that the document is long enough for.
 
@@ -16,30 +13,34 @@ Every number is the loss of a plain forward pass over consecutive tokens, from p
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
+import re
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olmo_sparsity.analysis.inputs import records
-from olmo_sparsity.analysis.inputs.texts import read_rows
+from olmo_sparsity.analysis.inputs.corpus import list_inputs
+from olmo_sparsity.analysis.inputs.texts import open_text
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.models.load import LoadedModel, load_model
+from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, load_model
 from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams
-from olmo_sparsity.analysis.settings import ScoreSettings
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams, refuse_no_numbers
+from olmo_sparsity.analysis.settings import ModelOptions, Request, ScoreSettings, build
+from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.folders import WorkFolder, locked
-from olmo_sparsity.io import refuse_suffix, writing
+from olmo_sparsity.io import read_json, refuse_suffix, write_atomically, writing
 from olmo_sparsity.runtime import Progress, format_duration, say
 from olmo_sparsity.streams import VERSION, stream
 
@@ -54,12 +55,37 @@ PART_DOCUMENTS, PART_CHARACTERS = 64, 2**17
 """A part of the output, which a killed process loses, ends after so many of either."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest(Request):
+    """A call of the command `score`, checked."""
+
+    model: LoadedModel | str | Path
+    text: str
+    out: str | Path
+    """A .parquet or .jsonl file."""
+
+    field: str = "text"
+    shard: tuple[int, int] = (0, 1)
+    """The i-th of n processes that write parts of one file."""
+
+    settings: ScoreSettings = dataclasses.field(default_factory=ScoreSettings)
+    loading: ModelOptions = dataclasses.field(default_factory=ModelOptions)
+
+    def checked(self) -> Self:
+        self.settings.check()
+        refuse_suffix("out", self.out, ".parquet", ".jsonl")
+        index, of = self.shard
+        if not 0 <= index < of:
+            raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
+        return self
+
+
 @dataclass(frozen=True)
 class _Text:
     number: int
     text: str
-    row: Mapping[str, Any]
-    where: str
+    file: str = ""
+    row: int = 0
 
 
 def score(
@@ -74,7 +100,7 @@ def score(
     seed: int = 0,
     batch_tokens: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row for each document, in order: its fields and its scores.
+    """Yield the scores of each document, in order.
 
     `documents`: strings, or mappings that hold the text in `field`. They are read a few dozen at a
     time. `contexts`: numbers of tokens before a scored token; of a document, those it is long
@@ -82,31 +108,28 @@ def score(
     scored tokens. `blocks`: scored blocks of a document, at random places. A document costs
     blocks × (Σ contexts + largest context + local · (number of contexts + 3)) token-forwards.
     """
-    settings = ScoreSettings(contexts=tuple(contexts), local=local, blocks=blocks, seed=seed)
-    texts = _of_rows(documents, field)
+    settings = build(ScoreSettings, locals() | {"contexts": tuple(contexts)})
+    settings.check()
+    texts = _in_memory(documents, field)
     first = next(texts, None)
     if first is None:
         return
-    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens, first.text)
+    options = ModelOptions(prefix=prefix, batch_tokens=batch_tokens)
+    scoring = _Scoring(model, settings, options, first.text)
     for part in scoring.parts(chain([first], texts)):
         yield from scoring.rows(part)
 
 
-def _loaded(model: LoadedModel | str | Path) -> LoadedModel:
-    return model if isinstance(model, LoadedModel) else load_model(str(model))
-
-
-def _of_rows(documents: Iterable[str | Mapping[str, Any]], field: str) -> Iterator[_Text]:
+def _in_memory(documents: Iterable[str | Mapping[str, Any]], field: str) -> Iterator[_Text]:
     if isinstance(documents, str):
         raise ConfigError("documents is one string; pass a list of strings or mappings")
     for number, given in enumerate(documents):
-        row = {field: given} if isinstance(given, str) else dict(given)
-        if not isinstance(row.get(field), str):
-            raise DataError(
-                f"document {number} has no text in its field '{field}'; its fields are "
-                f"{', '.join(map(str, row))[:200]} (field names another)"
-            )
-        yield _Text(number, row[field], row, "")
+        text = given.get(field) if isinstance(given, Mapping) else given
+        if not isinstance(text, str):
+            raise DataError(f"documents[{number}] holds no text in the field '{field}'")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise DataError(f"documents[{number}] holds half of a surrogate pair")
+        yield _Text(number, text, row=number)
 
 
 class _Scoring:
@@ -114,21 +137,21 @@ class _Scoring:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: LoadedModel | str | Path,
         settings: ScoreSettings,
-        prefix: str,
-        batch_tokens: int | None,
+        options: ModelOptions,
         beginning: str,
     ) -> None:
         """`beginning`: a text, before which the tokenizer puts its prefix."""
-        settings.check()
-        self.model, self.settings = model, settings
-        self.prefix = tuple(model.prefix_ids(prefix, beginning))
-        longest = len(self.prefix) + max(settings.contexts) + settings.local
-        model.check_positions(longest, "give smaller contexts")
+        if not isinstance(model, LoadedModel):
+            model = load_model(model, **options.loading)
         if model.tokenizer is None:
             raise ConfigError(f"'{model.name}' has no tokenizer, and documents are texts")
-        self.scorer = Scorer(model.model, far_states="isolated", batch_tokens=batch_tokens)
+        self.model, self.settings = model, settings
+        self.prefix = tuple(model.prefix_ids(options.prefix, beginning))
+        longest = len(self.prefix) + max(settings.contexts) + settings.local
+        model.check_positions(longest, "give smaller contexts")
+        self.scorer = Scorer(model.model, far_states="isolated", batch_tokens=options.batch_tokens)
         self.pool: list[tuple[bytes, np.ndarray]] = []
 
     # --- documents in parts ---
@@ -163,8 +186,7 @@ class _Scoring:
         runs."""
         found = hashlib.sha256(b"".join(digest for digest, _ in self.pool))
         for one in part:
-            fields = json.dumps([one.number, one.where, one.text, dict(one.row)], default=str)
-            found.update(_digest(fields))
+            found.update(_digest(json.dumps([*vars(one).values()])))
         return found.hexdigest()[:16]
 
     def _tokens(self, texts: Sequence[_Text]) -> list[np.ndarray]:
@@ -178,13 +200,13 @@ class _Scoring:
         tokens = self._tokens(part)
         plans = [self._plan(one, of_one) for one, of_one in zip(part, tokens, strict=True)]
         wanted = [row for plan in plans for row in plan.values()]
-        losses = iter(self.scorer.losses(wanted))
+        every = self.scorer.losses(wanted)
+        refuse_no_numbers(np.concatenate([np.empty(0), *every]), "tokens")
+        losses = iter(every)
         rows = []
         for one, of_one, plan in zip(part, tokens, plans, strict=True):
             found = {key: next(losses).astype(float) for key in plan}
-            scores = self._scores(one, len(of_one), plan, found)
-            given = {f"{name}_input" if name in scores else name: v for name, v in one.row.items()}
-            rows.append(given | scores)
+            rows.append(self._scores(one, len(of_one), plan, found))
         return rows
 
     def _plan(self, one: _Text, tokens: np.ndarray) -> dict[tuple[int, int | str], Row]:
@@ -237,12 +259,10 @@ class _Scoring:
         found: dict[tuple[int, int | str], np.ndarray],
     ) -> dict[str, Any]:
         data = one.text.encode()
-        scores: dict[str, Any] = {"file": one.where, "row": one.number, "tokens": num_tokens}
-        scores |= {"scored_tokens": 0, "context": None}
+        scores: dict[str, Any] = dict.fromkeys(_columns(self.settings))
+        scores |= {"file": one.file, "row": one.row, "tokens": num_tokens, "scored_tokens": 0}
         of = {c: _joined(found, c) for c in (self.settings.local, *self.settings.contexts)}
-        scores |= {f"loss_{context}": _mean(loss_T) for context, loss_T in of.items()}
-        names = ("gain", "key_share", "spread", "recurs")
-        scores |= dict.fromkeys((*names, "loss_unrelated", "gain_unrelated", "net_gain"))
+        scores |= {f"loss_{c}": float(loss_T.mean()) for c, loss_T in of.items() if len(loss_T)}
         scores["gzip"] = len(zlib.compress(data, 6)) / len(data) if data else None
         if not found:
             return scores
@@ -273,8 +293,13 @@ def _joined(found: dict[tuple[int, int | str], np.ndarray], context: int | str) 
     return np.concatenate([np.empty(0), *parts])
 
 
-def _mean(loss_T: np.ndarray) -> float | None:
-    return float(loss_T.mean()) if len(loss_T) else None
+def _columns(settings: ScoreSettings) -> dict[str, pa.DataType]:
+    """The columns of the scores."""
+    about = ("row", "tokens", "scored_tokens", "context")
+    losses = [f"loss_{number}" for number in (settings.local, *settings.contexts)]
+    gains = ("gain", "key_share", "spread", "recurs", "loss_unrelated", "gain_unrelated")
+    numbers = dict.fromkeys((*losses, *gains, "net_gain", "gzip"), pa.float64())
+    return {"file": pa.string(), **dict.fromkeys(about, pa.int64()), **numbers}
 
 
 def _digest(text: str) -> bytes:
@@ -284,76 +309,105 @@ def _digest(text: str) -> bytes:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def score_files(
-    model: LoadedModel | str | Path,
-    text: str,
-    out: str | Path,
-    settings: ScoreSettings,
-    *,
-    field: str = "text",
-    prefix: str = "auto",
-    batch_tokens: int | None = None,
-    shard: tuple[int, int] = (0, 1),
-) -> Path | None:
-    """Score the documents of files into `out` (.parquet or .jsonl), with all their fields. What is
-    finished lies in `OUT.parts`, so that the same command resumes; `shard=(i, n)`: the i-th of n
-    processes. Returns None if parts are left to other processes; the last one joins them."""
-    out = Path(out)
-    refuse_suffix("out", out, ".parquet", ".jsonl")
-    first, texts = _first_of(text, field)
-    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens, first.text)
+def score_files(request: ScoreRequest) -> Path | None:
+    """Score the documents of files into one file. Parts that are finished lie in `OUT.parts`, so
+    that the same command resumes. Returns None if parts are left to other processes; the last one
+    joins them."""
+    scoring, texts = _opened(request)
+    out, (index, of) = Path(request.out), request.shard
     work = WorkFolder(out.with_name(f"{out.name}.parts"), "out", "identity.json")
     work.create()
     work.identify(
         {
-            "model": scoring.model.fingerprint,
-            "dtype": scoring.model.dtype,
-            "text": text,
-            "field": field,
+            **identity_of(scoring.model),
+            "text": request.text,
+            "field": request.field,
             "prefix": list(scoring.prefix),
             "random_streams": VERSION,
-            "settings": json.loads(json.dumps(asdict(settings))),
+            "settings": json.loads(json.dumps(asdict(request.settings))),
         }
     )
-    names, missing, done = list[str](), list[str](), 0
-    index, of = shard
+    paths, done = list[Path](), 0
     with Progress("scoring", None, "documents") as progress:
         for number, part in enumerate(scoring.parts(texts)):
-            name = f"{number:07d}-{scoring.digest(part)}{out.suffix}"
-            path = work.path / name
-            names.append(name)
-            if not path.exists() and number % of == index:
-                with writing(path) as partial:
-                    _write(scoring.rows(part), partial, out.suffix)
-            if not path.exists():
-                missing.append(name)
+            paths.append(work.path / f"{number:07d}-{scoring.digest(part)}.json")
+            if number % of == index and _read(paths[-1]) is None:
+                rows = with_crc({"rows": scoring.rows(part)})
+                write_atomically(paths[-1], json.dumps(rows, allow_nan=False))
             done += len(part)
             progress.update(done, token_forwards=f"{scoring.scorer.token_forwards:.2e}")
-    if missing := [name for name in missing if not (work.path / name).exists()]:
-        say(f"shard {index}/{of} is done; {len(missing)} of {len(names)} parts are left to others")
+    if missing := sum(_read(path) is None for path in paths):
+        say(f"shard {index}/{of} is done; {missing} of {len(paths)} parts are left to others")
         return None
     with locked(work.path, waits=True):
-        _join([work.path / name for name in names], out)
+        _join(paths, out, _columns(request.settings))
     return out
+
+
+def _read(path: Path) -> list[dict[str, Any]] | None:
+    """The rows of a part; None if it is missing, or is not what was written."""
+    if not path.exists():
+        return None
+    try:
+        rows: list[dict[str, Any]] = read_json(path, dict, "it is computed again")["rows"]
+        return rows
+    except DataError as error:
+        say(str(error))
+        return None
+
+
+def _join(parts: Sequence[Path], out: Path, columns: Mapping[str, pa.DataType]) -> None:
+    schema = pa.schema(list(columns.items()))
+    with writing(out) as partial:
+        if out.suffix == ".parquet":
+            with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+                for part in parts:
+                    writer.write_table(pa.Table.from_pylist(_read(part) or [], schema))
+            return
+        with partial.open("w", encoding="utf-8") as file:
+            for part in parts:
+                file.writelines(f"{json.dumps(row)}\n" for row in _read(part) or [])
+
+
+def _opened(request: ScoreRequest) -> tuple[_Scoring, Iterator[_Text]]:
+    """The model, and the documents, none of which may be what `score` writes."""
+    corpus, records = open_text(request.text, request.field)
+    out = os.path.realpath(request.out)
+    inputs = {os.path.realpath(path) for path in list_inputs(corpus)}
+    pattern = os.path.realpath(corpus.path or "")
+    stars = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/?|\*|\?|\[.+?\])", pattern)
+    reads = "".join(stars.get(p, p if p[:1] == "[" else re.escape(p)) for p in parts)
+    is_inside = os.path.isdir(pattern) and out.startswith(os.path.join(pattern, ""))
+    if out in inputs or is_inside or re.fullmatch(reads.replace("[!", "[^"), out):
+        raise ConfigError(f"out={request.out} is read by text={request.text}; name another file")
+    texts = _numbered(records)
+    first = next(texts, None)
+    if first is None:
+        raise DataError(f"{request.text} holds no documents with a field '{request.field}'")
+    scoring = _Scoring(request.model, request.settings, request.loading, first.text)
+    return scoring, chain([first], texts)
+
+
+def _numbered(records: Iterable[Any]) -> Iterator[_Text]:
+    """`row`: the number of the record in its file, from 0."""
+    for number, record in enumerate(records):
+        file, _, row = record.name.rpartition(":")
+        if not row.isdecimal():
+            file, row = record.name, "1"
+        shown = file.encode(errors="replace").decode()  # a name may be no text
+        yield _Text(number, record.text, shown, int(row) - 1)
 
 
 TRIED_DOCUMENTS, TRIED_S = 256, 5.0
 """Documents that a dry run counts, and the seconds for which it scores some of them."""
 
 
-def estimate_score(
-    model: LoadedModel | str | Path,
-    text: str,
-    settings: ScoreSettings,
-    *,
-    field: str = "text",
-    prefix: str = "auto",
-    batch_tokens: int | None = None,
-) -> str:
+def estimate_score(request: ScoreRequest) -> str:
     """Estimate what scoring costs: counted over the first documents, and timed on a few."""
-    first, texts = _first_of(text, field)
-    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens, first.text)
-    parts, tried, num_forwards, num_short = scoring.parts(texts), [], 0, 0
+    scoring, texts = _opened(request)
+    parts, settings = scoring.parts(texts), request.settings
+    tried, num_forwards, num_short = list[dict[tuple[int, int | str], Row]](), 0, 0
     for part in parts:
         for one, tokens in zip(part, scoring._tokens(part), strict=True):
             plan = scoring._plan(one, tokens)
@@ -371,8 +425,8 @@ def estimate_score(
     per_document = num_forwards / len(tried)
     of = "all" if is_all else "the first"
     lines = [
-        f"documents       {len(tried):,} read ({of} of {text}), {num_short:,} of them shorter than "
-        f"{min(settings.contexts) + settings.local:,} tokens, which get no gain",
+        f"documents       {len(tried):,} read ({of} of {request.text}), {num_short:,} of them "
+        f"shorter than {min(settings.contexts) + settings.local:,} tokens, which get no gain",
         f"token-forwards  {per_document:,.0f} a document (mean), {num_forwards:.2e} for these",
         f"time            {format_duration(per_document * 1000 / max(speed, 1e-9))} for 1,000 "
         f"documents in one process ({speed:,.0f} token-forwards a second)",
@@ -383,60 +437,3 @@ def estimate_score(
 
 def _num_forwards(plan: dict[tuple[int, int | str], Row]) -> int:
     return sum(len(row.places) for row in plan.values())
-
-
-def _first_of(text: str, field: str) -> tuple[_Text, Iterator[_Text]]:
-    """The first document, and all of them."""
-    texts = _of_files(text, field)
-    first = next(texts, None)
-    if first is None:
-        raise DataError(
-            f"{text} holds no documents with a field '{field}'; pass field=NAME (--field)"
-        )
-    return first, chain([first], texts)
-
-
-def _of_files(text: str, field: str) -> Iterator[_Text]:
-    """Bad and empty records are skipped, and counted in the number of a document."""
-    bad = 0
-    for number, record in enumerate(read_rows(text, field)):
-        if isinstance(record, records.TextRecord):
-            where = record.name.rsplit(":", 1)[0]
-            yield _Text(number, record.text, record.row or {field: record.text}, where)
-        elif isinstance(record, records.BadRecord):
-            bad += 1
-            if bad == 1:
-                say(f"{record.where}: {record.kind}; skipped, as all such records")
-
-
-def _write(rows: list[dict[str, Any]], path: Path, suffix: str) -> None:
-    if suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows, _schema(rows)), path, compression="zstd")
-        return
-    lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _schema(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Names of all fields of all rows, in order of appearance."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
-    return pa.schema([pa.field(name, column.type) for name, column in columns.items()])
-
-
-def _join(parts: Sequence[Path], out: Path) -> None:
-    with writing(out) as partial:
-        if out.suffix == ".jsonl":
-            with partial.open("wb") as file:
-                for part in parts:
-                    file.write(part.read_bytes())
-            return
-        schemas = [pq.read_schema(part) for part in parts]
-        schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
-        with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for part in parts:
-                table = pq.read_table(part)
-                missing = [field for field in schema if field.name not in table.schema.names]
-                for field in missing:
-                    table = table.append_column(field, pa.nulls(len(table), field.type))
-                writer.write_table(table.select(schema.names).cast(schema))

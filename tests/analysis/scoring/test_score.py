@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,15 +21,19 @@ import torch
 import olmo_sparsity
 from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.analysis.scoring import score as module
-from olmo_sparsity.analysis.scoring.score import estimate_score, score, score_files
+from olmo_sparsity.analysis.scoring.score import (
+    ScoreRequest,
+    estimate_score,
+    score,
+    score_files,
+)
 from olmo_sparsity.analysis.settings import ScoreSettings, build
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.streams import stream
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 
 CONTEXTS, LOCAL = (8, 20), 4
-SETTINGS = ScoreSettings(contexts=CONTEXTS, local=LOCAL, blocks=2, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,6 @@ def test_a_naive_ladder_gives_the_same(model: Any, texts: list[str]) -> None:
     draws_seen = 0
     for row, text in zip(rows, texts, strict=True):
         ids = model.encode([text])[0]
-        assert row["text"] == text
         assert row["tokens"] == len(ids)
         data = text.encode()
         assert row["gzip"] == len(zlib.compress(data, 6)) / len(data)
@@ -105,56 +107,75 @@ def test_a_naive_ladder_gives_the_same(model: Any, texts: list[str]) -> None:
 
 
 def test_rows_do_not_depend_on_what_is_beside_them(model: Any, texts: list[str]) -> None:
-    named = [{"text": text, "id": number, "row": "mine"} for number, text in enumerate(texts)]
+    named = [{"body": text, "id": number} for number, text in enumerate(texts)]
     options: dict[str, Any] = {"contexts": CONTEXTS, "local": LOCAL, "blocks": 2, "seed": 3}
-    whole = list(olmo_sparsity.score(model, iter(named), **options))
-    small = list(score(model, named, **options, batch_tokens=1))
-    for one, other in zip(whole, small, strict=True):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            if isinstance(value, float):
-                assert other[name] == pytest.approx(value, abs=1e-5)
-            else:
-                assert other[name] == value
-    assert (whole[4]["id"], whole[4]["row_input"], whole[4]["row"]) == (4, "mine", 4)
+    whole = list(olmo_sparsity.score(model, iter(named), field="body", **options))
+    for one, other in zip(whole, score(model, texts, **options, batch_tokens=1), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
     assert whole[3]["scored_tokens"] == 2 * LOCAL
-    for wrong in (["a", 3], [{"body": "a"}]):
-        with pytest.raises((DataError, TypeError, ValueError)):
-            list(score(model, wrong, contexts=CONTEXTS, local=LOCAL))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="must be more than local=4"):
-        list(score(model, texts, contexts=(4,), local=4))
     assert build(ScoreSettings, {"contexts": "1k,4K,9000"}).contexts == (1024, 4096, 9000)
+
+
+@pytest.mark.parametrize(
+    ("documents", "more"),
+    [
+        *((["a", 3], {}), ([{"body": "a"}], {}), ([{"text": None}], {}), (["\ud800"], {})),
+        *(("a", {}), (["a"], {"contexts": (4,)}), (["a"], {"contexts": ()})),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(model: Any, documents: Any, more: dict) -> None:
+    with pytest.raises(UserError):
+        list(score(model, documents, **{"contexts": CONTEXTS, "local": LOCAL} | more))
+
+
+def test_losses_that_are_no_numbers_are_an_error(texts: list[str]) -> None:
+    broken = make_model()
+    with torch.no_grad():
+        next(broken.parameters())[40].fill_(float("nan"))  # of one token
+    with pytest.raises(DataError, match="not finite"):
+        list(score(wrap_model(broken, make_tokenizer()), texts, contexts=CONTEXTS, local=LOCAL))
+
+
+def request_of(model: Any, text: Path, out: Path, **more: Any) -> ScoreRequest:
+    given = {"contexts": CONTEXTS, "local": LOCAL, "blocks": 2, "seed": 3} | more
+    return ScoreRequest.of(model=model, text=str(text), out=out, **given)
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    assert path is not None
+    if path.suffix == ".parquet":
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return rows
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+STRANGE = [1, "a", {}, 2**70, [1, "a"], "\ud800", None, float("nan")]
+"""A field of a record that no column of a table can hold."""
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_files_in_shards_and_after_a_stop(
     model: Any, texts: list[str], suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bytes from one process, from two that share the parts, and from one that stopped."""
+    """The same bytes from one process, from two that share the parts, from one that stopped, and
+    from one whose parts were damaged."""
     monkeypatch.setattr(module, "PART_DOCUMENTS", 2)
-    rows = [{"text": text, "id": number, "tags": ["a", "b"]} for number, text in enumerate(texts)]
-    rows[3]["late"] = 0.5
+    rows = [{"text": text, "id": STRANGE[number]} for number, text in enumerate(texts)]
     lines = tmp_path / "texts.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "texts.parquet")
 
-    def into(name: str, text: Path = lines, **more: Any) -> Any:
-        return score_files(model, str(text), tmp_path / f"{name}{suffix}", SETTINGS, **more)
+    def into(name: str, **more: Any) -> Path | None:
+        return score_files(request_of(model, lines, tmp_path / f"{name}{suffix}", **more))
 
     whole = into("whole")
-    if suffix == ".parquet":
-        table = pq.read_table(whole).to_pylist()
-    else:
-        table = [json.loads(line) for line in whole.read_text().splitlines()]
-    in_memory = list(score(model, rows, contexts=CONTEXTS, local=LOCAL, blocks=2, seed=3))
-    for one, other in zip(table, in_memory, strict=True):
-        kept = {n: v for n, v in one.items() if n not in ("file", "late")}
-        assert kept == {n: v for n, v in other.items() if n not in ("file", "late")}
-        assert one["file"] == str(lines)
-    assert (table[3]["late"], table[3]["tags"]) == (0.5, ["a", "b"])
+    in_memory = list(score(model, texts, contexts=CONTEXTS, local=LOCAL, blocks=2, seed=3))
+    assert read(whole) == [row | {"file": str(lines)} for row in in_memory]
     assert into("shards", shard=(1, 2)) is None
-    assert into("shards", shard=(0, 2)).read_bytes() == whole.read_bytes()
-    really, calls = module._write, []
+    assert whole is not None
+    expected = whole.read_bytes()
+    assert (found := into("shards", shard=(0, 2))) is not None
+    assert found.read_bytes() == expected
+    really, calls = module.write_atomically, []
 
     def stop(*given: Any) -> None:
         calls.append(given)
@@ -162,61 +183,82 @@ def test_files_in_shards_and_after_a_stop(
             raise KeyboardInterrupt
         really(*given)
 
-    monkeypatch.setattr(module, "_write", stop)
+    monkeypatch.setattr(module, "write_atomically", stop)
     with pytest.raises(KeyboardInterrupt):
         into("stopped")
-    before = len(calls)
-    assert into("stopped").read_bytes() == whole.read_bytes()
-    assert len(calls) - before == 2  # of three parts, the first was kept
-    from_table = into("table", tmp_path / "texts.parquet")
-    assert from_table.stat().st_size > 0
+    for damage in (lambda b: b, lambda b: b[:-9], lambda b: b.replace(b"1", b"2"), lambda b: b""):
+        for path in sorted((tmp_path / f"stopped{suffix}.parts").glob("0*"))[:1]:
+            path.write_bytes(damage(path.read_bytes()))
+        before = len(calls)
+        assert (found := into("stopped")) is not None
+        assert found.read_bytes() == expected
+        assert len(calls) - before == (2 if before == 2 else 1)  # of three parts
     with pytest.raises(ConfigError, match="settings"):
-        score_files(model, str(lines), whole, ScoreSettings(contexts=(9,), local=4))
-    said = estimate_score(model, str(lines), SETTINGS)
+        into("whole", seed=4)
+    said = estimate_score(request_of(model, lines, tmp_path / "none.jsonl"))
     assert "6 read (all of" in said
     assert "1 of them shorter than 12 tokens" in said
+
+
+def test_no_input_is_written_and_no_output_read(
+    model: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "in" / "of"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("in")
+    lines = folder / "t.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    before = lines.read_bytes()
+    for text, out in [
+        *(("in/of/t.jsonl", "in/of/../of/t.jsonl"), ("in/of/*.jsonl", "link/of/new.jsonl")),
+        *(("in/**/*.jsonl", "in/new.jsonl"), ("in/**/*", "in/a/b.parquet")),
+        *(("in/of", "in/of/new.jsonl"), ("link/*/?.jsonl", "in/of/n.jsonl")),
+    ]:
+        with pytest.raises(ConfigError, match="out="):
+            score_files(request_of(model, Path(text), Path(out)))
+    assert lines.read_bytes() == before
+    assert [path.name for path in folder.iterdir()] == ["t.jsonl"]
+    for text, out in [("in/of/*.jsonl", "new.jsonl"), ("in/*/t.jsonl", "in/t.jsonl")]:
+        assert len(read(score_files(request_of(model, Path(text), Path(out))))) == len(texts)
+
+
+def test_another_tokenizer_or_template_is_another_work(texts: list[str], tmp_path: Path) -> None:
+    lines = tmp_path / "t.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    model, other, told = make_model(), make_tokenizer(), make_tokenizer()
+    other.add_tokens(["w1 w2"])
+    told.chat_template = "{{ messages }}"
+    score_files(request_of(wrap_model(model, make_tokenizer()), lines, tmp_path / "a.jsonl"))
+    for tokenizer, name in ((other, "tokenizer"), (told, "chat_template")):
+        request = request_of(wrap_model(model, tokenizer), lines, tmp_path / "a.jsonl")
+        with pytest.raises(ConfigError, match=name):
+            score_files(request)
 
 
 def test_a_killed_command_resumes_to_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And scores a text again that changed, with the part that holds it."""
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": make_words(60, seed)}) for seed in range(260)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     words = ["score", "demo", "--text", "t.jsonl", "--contexts", "40", "--local", "8", "--out"]
     killed = subprocess.Popen([sys.executable, "-m", "olmo_sparsity", *words, "a.parquet"])
     parts = tmp_path / "a.parquet.parts"
-    while killed.poll() is None and len(list(parts.glob("0*.parquet"))) < 2:
+    while killed.poll() is None and len(list(parts.glob("0*.json"))) < 2:
         time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "a.parquet").exists()
     assert main([*words, "a.parquet"]) == main([*words, "b.parquet"]) == 0
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-    assert pq.read_table(tmp_path / "a.parquet").num_rows == 260
-
-
-def test_a_text_that_changed_is_scored_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And only the part that holds it."""
-    monkeypatch.chdir(tmp_path)
-    rows = [{"text": make_words(60, seed), "label": "a"} for seed in range(130)]
-    words = ["score", "demo", "--text", "t.jsonl", "--contexts", "40", "--local", "8", "--out"]
-
-    def scored(out: str) -> list[Any]:
-        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        assert main([*words, out]) == 0
-        return pq.read_table(tmp_path / out).to_pylist()
-
-    before, parts = scored("a.parquet"), tmp_path / "a.parquet.parts"
-    assert len(list(parts.glob("0*"))) == 3
-    rows[-1] = {"text": make_words(60, 999), "label": "b"}
-    after = scored("a.parquet")
-    assert after == scored("b.parquet")
+    before, num = read(tmp_path / "a.parquet"), len(list(parts.glob("0*")))
+    assert (len(before), num) == (260, 5)
+    lines[-1] = json.dumps({"text": make_words(60, 999)})
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert main([*words, "a.parquet"]) == 0
+    after = read(tmp_path / "a.parquet")
     assert after[:-1] == before[:-1]
-    assert after[-1]["label"] == "b"
     assert after[-1]["loss_8"] != before[-1]["loss_8"]
-    assert len(list(parts.glob("0*"))) == 4
-    del rows[100:]
-    assert len(scored("a.parquet")) == 100
+    assert len(list(parts.glob("0*"))) == num + 1
