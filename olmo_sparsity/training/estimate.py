@@ -57,7 +57,7 @@ CUDA_CONTEXT_BYTES = 2**29
 def activation_bytes(
     sizes: ModelConfig, training: TrainingConfig, micro_batch_size: int, device: str = "cpu"
 ) -> float:
-    """At the peak of a step, as measured (tests/gpu/test_commands.py): what is kept for the
+    """At the peak of a step, as measured (study/tables/scaling.md): what is kept for the
     backward pass, and what the loss needs for the largest chunk of logits."""
     rows = micro_batch_size * training.length
     size = 2 if training.precision == "bf16" else 4

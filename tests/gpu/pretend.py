@@ -1,7 +1,7 @@
 """GPUs that are pretended: tensors that say `cuda:N` and compute on the CPU.
 
 PyTorch's rules for devices hold, every wait of the host for the GPU is counted with the line that
-caused it, memory is counted, and attention takes the kernel of choice. So code for a GPU is tested
+caused it, and attention takes the kernel of choice. So code for a GPU is tested
 where there is none.
 
     with pretend(num_gpus=2) as gpus:
@@ -17,7 +17,6 @@ from __future__ import annotations
 # ruff: noqa: E402 — what PyTorch is to find must be loaded before it
 import math
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -130,10 +129,6 @@ class Machine(TorchDispatchMode):
         self.kernels: Counter[str] = Counter()
         """Attention that ran through a fused kernel."""
 
-        self.bytes_now: Counter[torch.device] = Counter()
-        self.bytes_peak: Counter[torch.device] = Counter()
-        self._counted: set[int] = set()
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
 
@@ -185,22 +180,7 @@ class Machine(TorchDispatchMode):
     def wrap(self, x: Any, device: torch.device) -> Any:
         if not isinstance(x, Tensor) or isinstance(x, OnGPU):
             return x
-        self.count(x, device)
         return OnGPU(x, device)
-
-    def count(self, inner: Tensor, device: torch.device) -> None:
-        storage = inner.untyped_storage()
-        if storage._cdata in self._counted:
-            return
-        size = -(-storage.nbytes() // 512) * 512  # as PyTorch's allocator rounds
-        self._counted.add(storage._cdata)
-        self.bytes_now[device] += size
-        self.bytes_peak[device] = max(self.bytes_peak[device], self.bytes_now[device])
-        weakref.finalize(storage, self._free, storage._cdata, size, device)
-
-    def _free(self, key: int, size: int, device: torch.device) -> None:
-        self._counted.discard(key)
-        self.bytes_now[device] -= size
 
     def copy(self, func: Any, args: Any, kwargs: dict[str, Any], target: torch.device) -> Any:
         """Between devices, or to another dtype or layout."""
@@ -481,9 +461,6 @@ def _torch_cuda(machine: Machine) -> dict[str, Any]:
         multi_processor_count=132,
     )
 
-    def at(device: Any) -> torch.device:
-        return torch.device("cuda", index_of(device))
-
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: False,
@@ -494,8 +471,7 @@ def _torch_cuda(machine: Machine) -> dict[str, Any]:
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (9, 0),
         "is_bf16_supported": lambda *_, **__: True,
-        "memory_allocated": lambda device=None: machine.bytes_now[at(device)],
-        "max_memory_allocated": lambda device=None: machine.bytes_peak[at(device)],
+        "max_memory_allocated": lambda device=None: 0,
         "mem_get_info": lambda device=None: (80 * _GIB, 80 * _GIB),
         "synchronize": lambda device=None: machine.waits.update([f"synchronize at {line()}"]),
         "empty_cache": lambda: None,

@@ -38,13 +38,11 @@ IMPORTED = (
     "olmo_sparsity.analysis.measurement.measurement",
     "olmo_sparsity.analysis.explain.ask",
     "olmo_sparsity.training.loop",
-    "study.tasks.experiment",
     "torch.nn.attention.varlen",
     "transformers.models.llama.modeling_llama",
     "transformers.models.gemma3.modeling_gemma3",
     "transformers.models.gpt_neox.modeling_gpt_neox",
     "tests.conftest",
-    "tests.gpu.shapes",
 )
 """By several tests, each of which runs in a copy of a process that has them."""
 
@@ -148,7 +146,6 @@ def _serve() -> None:
         os.dup2(2, 1)  # what tests print is no answer
         for name in ("tests.gpu.pretend", *IMPORTED):
             importlib.import_module(name)
-        importlib.import_module("tests.gpu.shapes").import_deepspeed()
         while True:
             try:
                 module, name, fixtures = pickle.load(sys.stdin.buffer)

@@ -4,7 +4,6 @@ is given, and computes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -103,87 +102,6 @@ def test_the_host_does_not_wait_for_batches(name: str) -> None:
     assert gpus.waits.total() <= of_calls + allowed * len(counted) + 2, gpus.waits
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("olmo", ()), ("LlamaForCausalLM", (1, 2))])
-@on_pretended_gpus
-def test_rows_that_see_different_far_places_share_forwards(
-    name: str, prefix: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If one forward holds them all, and on a CPU if they are few."""
-    from olmo_sparsity.analysis.inputs.windows import Windows
-    from olmo_sparsity.analysis.scoring import scorer as scoring
-    from olmo_sparsity.analysis.scoring.scorer import Scorer
-    from tests.gpu.pretend import pretend
-
-    model = build(name)
-    (block,) = Windows(16, 4, 2, prefix).blocks(np.random.default_rng(0).integers(3, 64, 18))
-    sets = [np.arange(k) for k in (1, 2, 4, 8, 11, 12)] + [np.array([3, 7])] * 3
-
-    def losses(batch_tokens: int, sets: list[np.ndarray] = sets) -> tuple[np.ndarray, list[int]]:
-        scorer = Scorer(model, batch_tokens=batch_tokens)
-        context, real, sizes = scorer.context(block), scorer._hidden, list[int]()
-
-        def counted(batch: Any, hides: bool) -> Any:
-            sizes.append(len(batch))
-            return real(batch, hides)
-
-        scorer._hidden = counted  # type: ignore[method-assign] # counts rows
-        return np.stack(scorer.losses([context.set_row(far, (0, 2)) for far in sets])), sizes
-
-    found, sizes = losses(1000)
-    assert sizes == [len(sets)]
-    monkeypatch.setattr(scoring, "FEW_PAIRS", 0)
-    expected, on_cpu = losses(1000)
-    assert on_cpu == [1, 4, 1, 1, 1, 1]
-    np.testing.assert_allclose(found, expected, atol=2e-4)
-    with pretend():
-        model.to("cuda:0")
-        for batch_tokens, wanted in ((5 * len(sets), [len(sets)]), (5 * len(sets) - 1, on_cpu)):
-            found, sizes = losses(batch_tokens)
-            np.testing.assert_allclose(found, expected, atol=2e-4)
-            assert sizes == wanted
-        # Rows that see as many places each get copies of these, which take memory.
-        assert max(losses(50, [np.arange(2)] * 12)[1]) == 50 // (5 + 2 + len(prefix))
-
-
-@pytest.mark.parametrize("name", ["olmo", *THEIRS[:2]])
-@on_pretended_gpus
-def test_far_states_keep_what_is_used_alone(name: str) -> None:
-    import torch
-
-    from tests.gpu.pretend import pretend
-
-    with pretend() as gpus:
-        model = build(name).to("cuda:0")
-        tokens_BL = torch.randint(3, 64, (1, 96), device="cuda:0")
-        positions_BL = torch.arange(96, device="cuda:0")[None]
-        model.far_states(tokens_BL, positions_BL)  # keeps what is computed once
-        before = gpus.bytes_now.total()
-        states = model.far_states(tokens_BL, positions_BL)
-        kept = gpus.bytes_now.total() - before
-    assert states.hidden_BFD is not None
-    needed = sum(k.nbytes + v.nbytes for k, v in states.layers) + states.hidden_BFD.nbytes
-    assert needed <= kept < 1.05 * needed
-
-
-@pytest.mark.parametrize("name", ["olmo", "LlamaForCausalLM"])
-@on_pretended_gpus
-def test_gates_with_every_kernel(name: str) -> None:
-    """cuDNN's does not differentiate its bias; the memory-efficient one needs a log-sum-exp, which
-    it keeps only if queries, keys or values want a gradient. In bf16, scores included, gates rank
-    places as in fp32."""
-    import torch
-
-    from tests.gpu.pretend import pretend
-
-    exact = ask(build(name), ["add_one_screened"])["gates"]
-    for kernel in ("flash", "memory-efficient", "cudnn"):
-        with pretend(kernel=kernel):
-            model = build(name).to("cuda:0", dtype=torch.bfloat16)
-            gates = ask(model, ["add_one_screened"])["gates"]
-        ranks = [x.argsort().argsort() for x in (exact, gates)]
-        assert np.corrcoef(ranks)[0, 1] >= 0.998, kernel
-
-
 @on_pretended_gpus
 def test_cudnn_attends_to_many_places_alone_and_only_if_it_is_right() -> None:
     """It plans for each shape of rows, of which there are hundreds."""
@@ -226,34 +144,6 @@ def test_cudnn_attends_to_many_places_alone_and_only_if_it_is_right() -> None:
                 np.testing.assert_allclose(numbers, expected[what], atol=0.02, err_msg=what)
             assert len(said) == bool(fault), said
             assert (gpus.kernels["cudnn"] > 2) == (not fault), "more than the trial"
-
-
-@on_pretended_gpus
-def test_two_gpus_share_far_states_without_copies() -> None:
-    from accelerate import dispatch_model
-
-    from olmo_sparsity.analysis.kernels import sharing
-    from tests.gpu.pretend import pretend
-
-    shared: list[str] = []
-    real = sharing.attend_to_far
-
-    def attend(query: Any, *others: Any) -> Any:
-        shared.append(str(query.device))
-        return real(query, *others)
-
-    selectors = ["add_one", "gradient"]
-    expected = ask(build("LlamaForCausalLM"), selectors)
-    with pretend(num_gpus=2), pytest.MonkeyPatch.context() as patch:
-        model = build("LlamaForCausalLM")
-        parts = {"embed_tokens": 0, "rotary_emb": 0, "layers.0": 0, "layers.1": 1, "norm": 1}
-        device_map = {f"model.{part}": gpu for part, gpu in parts.items()} | {"lm_head": 1}
-        dispatch_model(model.model, device_map)
-        patch.setattr(sharing, "attend_to_far", attend)
-        found = ask(model, selectors)
-    for what, numbers in found.items():
-        np.testing.assert_allclose(numbers, expected[what], atol=2e-4, err_msg=what)
-    assert shared.count("cuda:0") == shared.count("cuda:1") > 0
 
 
 # --- packed documents -----------------------------------------------------------------------------
@@ -315,40 +205,3 @@ def test_packed_documents_attend_as_behind_a_dense_mask(key_heads: int) -> None:
     torch.testing.assert_close(found, expected.detach(), atol=0.02, rtol=0.02)
     for ours, theirs in zip(gradients, dense, strict=True):
         torch.testing.assert_close(ours, theirs.grad, atol=0.05, rtol=0.05)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["olmo", "LlamaForCausalLM"])
-@on_pretended_gpus
-def test_a_model_of_documents_loses_what_it_loses_on_cpu(name: str, dtype: str) -> None:
-    """fp32 has no kernel for packed documents: one after another."""
-    import torch
-
-    from olmo_sparsity.data.batches import Batch
-    from olmo_sparsity.training.engine import Losses
-    from tests.gpu.pretend import pretend
-
-    tokens_BL = torch.randint(3, 64, (3, 60), generator=torch.Generator().manual_seed(0))
-    positions_BL = torch.arange(60).expand(3, 60)
-    batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))
-    batch.documents_BL = numbered()
-
-    def found(model: Any, batch: Batch, precision: str) -> tuple[Any, Any]:
-        device = batch.tokens_BL.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
-            loss = Losses(model)(batch, tokens_BL.numel())
-        loss.backward()
-        return loss.detach().cpu(), model.embedding.weight.grad.cpu()
-
-    model = build(name).train()
-    loss, gradient = found(model, batch, "fp32")
-    apart = replace(batch, documents_BL=None)
-    assert abs(found(build(name).train(), apart, "fp32")[0] - loss) > 0.02, "documents matter"
-    with pretend() as gpus:
-        model = build(name).train().to("cuda:0")
-        on_gpu = batch.to(torch.device("cuda:0"))
-        found_loss, found_gradient = found(model, on_gpu, dtype)
-    assert (gpus.kernels["packed"] > 0) == (dtype == "bf16")
-    near = 1e-5 if dtype == "fp32" else 0.02
-    torch.testing.assert_close(found_loss, loss, atol=near, rtol=near)
-    assert float((found_gradient - gradient).norm()) <= 5 * near * float(gradient.norm())

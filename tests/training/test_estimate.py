@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.estimate import (
@@ -20,6 +24,8 @@ from olmo_sparsity.training.estimate import (
 )
 from olmo_sparsity.training.start import for_hardware
 from tests.conftest import MakeConfig
+
+ROOT = Path(__file__).parents[2]
 
 
 def lines_of(config: RunConfig, device: str = "cpu") -> dict[str, str]:
@@ -39,6 +45,20 @@ def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
     stages = [{"tokens": 4, "until": 2}, {"tokens": 16}]  # the longest is estimated
     staged = make_config(model__vocab_size=512, model__weight_tying=False, training__length=stages)
     assert lines_of(staged) == lines_of(config)
+
+
+def test_memory_is_that_of_stored_steps() -> None:
+    """Of every size, in bf16, measured step by step on tensors without numbers."""
+    rows = json.loads((ROOT / "study/results/others.json").read_text())["scaling"]
+    micro_batches = {"20m": 64, "60m": 32, "150m": 16, "300m": 8, "1b": 4}
+    for size, micro in micro_batches.items():
+        config = load_config(f"c4_{size}_pose.yaml", ["--training.precision=bf16"])
+        training = replace(config.training, compile=False)
+        sizes = replace(config.model, vocab_size=50280, embedding_size=50304)
+        (row,) = [r for r in rows if (r["config"], r["engine"]) == (f"c4_{size}", "single")]
+        stated = state_bytes("bf16", row["parameters"])
+        stated += activation_bytes(sizes, training, micro, "cuda")
+        assert stated == pytest.approx(row["memory"], rel=0.02)
 
 
 def test_micro_batches_are_as_large_as_memory_allows(
