@@ -370,7 +370,7 @@ class Request:
         """Sort keywords into fields and groups of options, and check them."""
         if unknown := given.keys() - cls.names():
             raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
-        groups = {name: build(kind, given) for name, kind in cls.groups().items()}
+        groups: dict[str, Any] = {n: build(kind, given) for n, kind in cls.groups().items()}
         grouped = set().union(*map(kinds_of, cls.groups().values()))
         own = {name: value for name, value in given.items() if name not in grouped}
         return cls(**own, **groups).checked()

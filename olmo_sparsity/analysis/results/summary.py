@@ -5,6 +5,7 @@ Place in the flow: last, next to the figure and the page.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -21,7 +22,10 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
     with_t_intervals,
 )
-from olmo_sparsity.analysis.results.view import spell
+from olmo_sparsity.analysis.results.view import interval, spell
+
+with_interval = partial(interval, sign="+", minus="-")
+"""As a terminal shows it."""
 
 FEW_DOCUMENTS = 10
 
@@ -302,7 +306,7 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
 
     def column(name: str, ends: str, sign: str = "+") -> list[str]:
         values = rows[[name, f"{ends}low", f"{ends}high"]].to_numpy(float)
-        return [with_interval(value, low, high, sign) for value, low, high in values]
+        return [with_interval(value, low, high, sign=sign) for value, low, high in values]
 
     columns = {
         "recovery": (19, column("recovery", "", "")),
@@ -358,10 +362,3 @@ def describe_comparison(
         about = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
         lines.append(about + "".join(f"  {cell:>22}" for cell in shown))
     return table, "\n".join(lines)
-
-
-def with_interval(value: float, low: float, high: float, sign: str = "+", digits: int = 2) -> str:
-    if pd.isna(value):
-        return "–"
-    of_value, of_low, of_high = (f"{number:{sign}.{digits}f}" for number in (value, low, high))
-    return f"{of_value} [{of_low}, {of_high}]"

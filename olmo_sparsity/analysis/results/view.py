@@ -36,16 +36,17 @@ def _line(text: str) -> str:
     return printable(re.sub(r"\s+", " ", text))
 
 
-def number(value: Any, digits: int = 2) -> str:
+def number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> str:
     if not isinstance(value, int | float) or not np.isfinite(value):
         return "–"
     # Adding 0 turns a rounded −0 into 0.
-    return f"{round(value, digits) + 0:,.{digits}f}".replace("-", "−")
+    return f"{round(value, digits) + 0:{sign},.{digits}f}".replace("-", minus)
 
 
-def interval(value: Any, low: Any, high: Any) -> str:
-    shown = number(value)
-    return shown if shown == "–" else f"{shown} [{number(low)}, {number(high)}]"
+def interval(value: Any, low: Any, high: Any, **how: Any) -> str:
+    """A value and its interval; `how`: as in `number`."""
+    shown = number(value, **how)
+    return shown if shown == "–" else f"{shown} [{number(low, **how)}, {number(high, **how)}]"
 
 
 def intervals(rows: pd.DataFrame, *names: str) -> Iterable[tuple]:
