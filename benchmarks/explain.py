@@ -15,7 +15,6 @@ import argparse
 import platform
 import sys
 import tempfile
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -34,11 +32,10 @@ from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.statistics import interval, rank_correlations
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.drawing import PALETTE, save
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.exchange import export
 from study.benchmarks import explainers
-from study.benchmarks.explainers import CONTESTANTS, ELSEWHERE, OURS, Question
+from study.benchmarks.explainers import CONTESTANTS, ELSEWHERE, Question
 
 SHORT = 32
 """Tokens before the answer that every method leaves in view, and none of them scores."""
@@ -284,40 +281,6 @@ def keep_costs(
     table.round(2).sort_values(["length", "name"], kind="stable").to_csv(file, index=False)
 
 
-def draw_costs(file: Path) -> None:
-    """CPU seconds and memory against length. A line ends where a contestant did not answer."""
-    rows = pd.read_csv(file)
-    lengths = sorted(set(rows.length))
-
-    def figure() -> Figure:
-        made = Figure(figsize=(5.5, 2.8), layout="constrained")
-        for axes, column, label in zip(
-            made.subplots(1, 2), ("cpu_s", "memory_mib"), ("CPU seconds", "MiB"), strict=True
-        ):
-            names = [name for name in CONTESTANTS if name in set(rows.name)]
-            for name, color in zip(names, cycle(PALETTE)):
-                line, is_ours = rows[rows.name == name], CONTESTANTS[name][0] == OURS
-                axes.plot(
-                    line.length,
-                    line[column],
-                    "-" if is_ours else "--",
-                    label=name,
-                    marker="o" if is_ours else "s",
-                    markersize=3,
-                    color=color,
-                )
-            axes.set(xscale="log", yscale="log", xlabel="tokens before the answer", ylabel=label)
-            axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-            axes.yaxis.set_major_formatter("{x:,g}")  # labels are drawn as they are, without math
-            axes.minorticks_off()
-        made.legend(
-            *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
-        )
-        return made
-
-    save(figure, file.with_suffix(".png"))
-
-
 def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -> None:
     loaded = load_model(str(folder), device="cpu")
     assert isinstance(loaded.model, HuggingFaceLM)
@@ -376,7 +339,7 @@ def main() -> None:
     parser.add_argument("--only", help="names with one of these in them, comma-separated")
     parser.add_argument("--lengths", default="2000", help="tokens, where cost is taken")
     parser.add_argument("--shape", choices=SHAPES, default="10m", help="model, where cost is taken")
-    parser.add_argument("--kept", type=Path, help="add costs to this CSV file, and draw them")
+    parser.add_argument("--kept", type=Path, help="add costs to this CSV file")
     parser.add_argument("--part", choices=["cost", "quality"])
     options = parser.parse_args()
     parts = (options.only or "").split(",")
@@ -389,8 +352,6 @@ def main() -> None:
                 rows = cost_table(names, length, *asked)
                 if options.kept:
                     keep_costs(options.kept, length, names, rows)
-            if options.kept:
-                draw_costs(options.kept)
         if options.part != "cost":
             with tempfile.TemporaryDirectory() as place:
                 folder = Path(options.model)

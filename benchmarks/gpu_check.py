@@ -260,10 +260,8 @@ def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
     yield "", "prepare", prepare
     yield "pipeline", "train, measure, figure", pipeline
     yield "numbers", "numbers", inside("numbers")
-    if num > 1 and not machine.small:
-        yield "numbers", "device map", inside("device_map")
-        if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
-            yield "engines", "srun, ddp", same_curve("srun", "srun", "--engine.name=ddp")
+    if num > 1 and not machine.small and "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
+        yield "engines", "srun, ddp", same_curve("srun", "srun", "--engine.name=ddp")
     for name in ("ddp", "zero2", "zero3", "zero1"):
         for count in sorted({num} if machine.small else {1, num}, reverse=True):
             engine, processes = f"--engine.name={name}", f"{count} process{'es' * (count > 1)}"
@@ -325,7 +323,6 @@ def main() -> int:
     if options.child:
         children: dict[str, Callable[[], Iterator[Row]]] = {
             "numbers": compare_numbers,
-            "device_map": compare_device_map,
             "measure": measure_far_tokens,
             "small_measure": partial(measure_far_tokens, small=True),
         }
@@ -407,35 +404,6 @@ def new_model(name: str) -> Any:
         max_position_embeddings=128,
     )
     return HuggingFaceLM(LlamaForCausalLM(config))
-
-
-def compare_device_map() -> Iterator[Row]:
-    """A Llama on the first GPU, and its layers spread over the first two."""
-    import numpy as np
-    import torch
-    from accelerate import dispatch_model
-
-    from olmo_sparsity.analysis.inputs.documents import Document
-    from olmo_sparsity.analysis.inputs.windows import Windows
-    from olmo_sparsity.analysis.measurement.recovery import recover
-    from olmo_sparsity.analysis.scoring.scorer import Scorer
-
-    model = new_model("Llama of transformers").to("cuda:0").eval()
-    document = Document(np.random.default_rng(0).integers(0, 256, 56))
-
-    def asked() -> Any:
-        tables = recover(Scorer(model), document, Windows(32, 8, 8), selectors="add_one", ks=(1, 4))
-        return tables["influence"].influence.to_numpy()
-
-    expected = asked()
-    parts = {"embed_tokens": 0, "layers.0": 0, "layers.1": 1, "norm": 1, "rotary_emb": 0}
-    device_map = {f"model.{part}": gpu for part, gpu in parts.items()} | {"lm_head": 1}
-    dispatch_model(model.model, device_map)
-    error = float(np.linalg.norm(asked() - expected) / np.linalg.norm(expected))
-    with torch.no_grad():
-        shares = model.shares_far(2, 1)
-    text = f"add_one within {error:.1e} of one GPU; far states are {'' if shares else 'not '}shared"
-    yield Row("device map", error <= 5 * ALLOWED["fp32"] and shares, text)
 
 
 def compare_numbers() -> Iterator[Row]:

@@ -207,20 +207,6 @@ def captum_perturbed(method: str, model: Any, tokenizer: Any, **settings: Any) -
     return scores
 
 
-def captum_integrated(model: Any, tokenizer: Any) -> Scores:
-    from captum.attr import LayerIntegratedGradients, LLMGradientAttribution, TextTokenInput
-
-    method = LayerIntegratedGradients(model, model.get_input_embeddings())
-    attribution = LLMGradientAttribution(method, tokenizer)
-
-    def scores(question: Question) -> Any:
-        text = TextTokenInput(question.prompt, tokenizer)
-        target = torch.tensor(question.answer)
-        return attribution.attribute(text, target=target, internal_batch_size=2).seq_attr
-
-    return scores
-
-
 def inseq(method: str, model: Any, tokenizer: Any) -> Scores:
     import inseq
 
@@ -287,7 +273,6 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
         "captum",
         partial(captum_perturbed, "KernelShap", n_samples=256),
     ),
-    "captum LayerIntegratedGradients": ("captum", captum_integrated),
     "inseq attention": ("inseq", partial(inseq, "attention")),
     "inseq saliency": ("inseq", partial(inseq, "saliency")),
     "inseq input_x_gradient": ("inseq", partial(inseq, "input_x_gradient")),

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from study.benchmarks.explainers import (
     OURS,
@@ -301,20 +300,6 @@ def captum_perturbed(
     return scores
 
 
-def captum_integrated(model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -> Scores:
-    from captum.attr import LayerIntegratedGradients, LLMGradientAttribution, TextTokenInput
-
-    method = LayerIntegratedGradients(model, model.get_input_embeddings())
-    attribution = LLMGradientAttribution(method, tokenizer)
-
-    def scores(asked: SourceQuestion) -> np.ndarray:
-        text = TextTokenInput(asked.prompt, tokenizer)
-        found = attribution.attribute(text, target=torch.tensor(asked.answer_ids))
-        return asked.of_sources(found.token_attr)
-
-    return scores
-
-
 def inseq(method: str, model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -> Scores:
     import inseq
 
@@ -353,14 +338,10 @@ def flashtrace(model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -> Scor
 CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "ours, 4 decoys": (OURS, partial(ours, 4)),
     "ours, 8 decoys": (OURS, partial(ours, 8)),
-    "context-cite, 16 ablations": ("context-cite", partial(context_cite, 16)),
     "context-cite, 32 ablations": ("context-cite", partial(context_cite, 32)),
     "context-cite, 64 ablations": ("context-cite", partial(context_cite, 64)),
-    "context-cite, 256 ablations": ("context-cite", partial(context_cite, 256)),
     "AT2": ("at2", at2),
     "captum FeatureAblation": ("captum", partial(captum_perturbed, "FeatureAblation")),
-    "captum ShapleyValueSampling": ("captum", partial(captum_perturbed, "ShapleyValueSampling")),
-    "captum LayerIntegratedGradients": ("captum", captum_integrated),
     "inseq attention": ("inseq", partial(inseq, "attention")),
     "flashtrace": ("flashtrace", flashtrace),
 }
@@ -370,27 +351,10 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
 # --- the model ------------------------------------------------------------------------------------
 
 
-def with_biases(model: Any) -> Any:
-    """A bias of 0 for each matrix and norm but the last matrix. No class of transformers has all
-    of them, and OLMo does."""
-    for name, module in model.named_modules():
-        is_norm = type(module).__name__.endswith("RMSNorm")
-        if is_norm or (isinstance(module, nn.Linear) and name != "lm_head"):
-            module.register_parameter("bias", nn.Parameter(torch.zeros(len(module.weight))))
-        if is_norm:
-            module.register_forward_hook(lambda norm, _, output: output + norm.bias)
-    return model
-
-
 def read_model(folder: str | Path) -> tuple[Any, Any]:
-    """Of transformers, with its biases where the folder has more than its class knows."""
-    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-    if (biases := Path(folder, "biases.safetensors")).exists():
-        _, unexpected = with_biases(model).load_state_dict(load_file(biases), strict=False)
-        assert not unexpected, unexpected
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     tokenizer.padding_side = "left"
