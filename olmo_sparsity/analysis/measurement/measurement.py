@@ -317,7 +317,6 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
             "fingerprint": model.fingerprint,
             "num_parameters": model.num_parameters,
             "batch_noise": model.batch_noise,
-            "foreign_code": model.foreign_code,
             "trained": model.trained,
         },
         data={"source": documents.name, "fingerprint": documents.fingerprint}

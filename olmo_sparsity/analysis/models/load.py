@@ -35,7 +35,6 @@ from olmo_sparsity.analysis.models.compatibility import (
 from olmo_sparsity.analysis.models.fingerprint import fingerprint
 from olmo_sparsity.analysis.models.gguf import convert_gguf, find_gguf, find_origin
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
     find_tokenizer,
@@ -59,7 +58,7 @@ from olmo_sparsity.analysis.models.transformers_folder import (
     is_hugging_face,
     read_hugging_face,
 )
-from olmo_sparsity.analysis.models.use import fingerprint_of, in_use, state_of
+from olmo_sparsity.analysis.models.use import in_use, state_of
 from olmo_sparsity.errors import (
     ConfigError,
     DataError,
@@ -107,7 +106,6 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self._state = state_of(self.model)
-        self._counts = _counts(self._state)
         self._tokenizer_mark = mark_of(self.given_tokenizer)
 
     def __repr__(self) -> str:
@@ -187,16 +185,9 @@ class LoadedModel:
             return self.weights_sha256 or ""
         with using(self):
             state = state_of(self.model)
-            as_loaded = state is self._state and _counts(state) == self._counts
-            if self.weights_sha256 is not None and as_loaded:
-                return self.weights_sha256
-            return fingerprint_of(self.model)
-
-    @property
-    def foreign_code(self) -> list[str]:
-        """Hooks and replaced functions that compute with the model; see identity.py."""
-        state = state_of(self.model)
-        return [] if state is None else list(state.foreign)
+            assert state is not None
+            as_loaded = self.weights_sha256 is not None and state == self._state
+            return str(self.weights_sha256) if as_loaded else state.sha256
 
     def without_weights(self) -> LoadedModel:
         """Return what a file or another process keeps: name, tokenizer and limits."""
@@ -273,10 +264,6 @@ def using(*models: LoadedModel | None) -> Iterator[None]:
         for model in given:
             model.notice_changes()
         yield
-
-
-def _counts(state: State | None) -> list[int]:
-    return [] if state is None else [count for _, count in state.versions]
 
 
 @naming_extras()

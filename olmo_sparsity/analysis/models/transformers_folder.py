@@ -6,6 +6,7 @@ unpickled, no code of the folder runs, and no model larger than its files is bui
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def read_hugging_face(
     config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
     model: PreTrainedModel
     info: dict[str, Any]
-    with _without_warnings():  # which print the names of tensors as they are; see _check_keys
+    with without_warnings():  # which print the names of tensors as they are; see _check_keys
         # Typed as returning a model; with output_loading_info it returns a pair.
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             folder,
@@ -107,18 +108,19 @@ def read_hugging_face(
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
-    from transformers.utils import logging
+def without_warnings() -> Iterator[None]:
+    """Without progress bars and warnings of transformers, and of DeepSpeed, which it imports."""
+    from transformers.utils import logging as theirs
 
-    before, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    before, shows_progress = logging.root.manager.disable, theirs.is_progress_bar_enabled()
+    logging.disable(logging.WARNING)
+    theirs.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.disable(before)
         if shows_progress:
-            logging.enable_progress_bar()
+            theirs.enable_progress_bar()
 
 
 def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) -> None:
