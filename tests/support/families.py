@@ -348,10 +348,10 @@ All quantizations that the package `gguf` can undo: Q2_K to
 Q6_K, Q4_0 to Q8_0, IQ1 to IQ4, TQ1_0, TQ2_0, MXFP4, NVFP4, BF16, F16, F32. transformers converts
 the weights. The tokenizer follows llama.cpp where transformers does not (`tokenizer.ggml.pre`).
 Settings that transformers leaves out and that change the numbers are completed (Llama 3's RoPE)
-or rejected (YaRN). A damaged file is rejected, or named when it is converted: names and sizes of tensors are compared
-with the architecture's, numbers are checked for their range, merges and types of tokens for agreement. GGUF has no
-checksum, so a changed weight, chat template, name of a special token, or another plausible number (RoPE's base doubled,
-`context_length`) is not noticed.
+or rejected (YaRN). A damaged file is rejected, or named when it is converted: names and sizes of
+tensors are compared with the architecture's, numbers are checked for their range, merges and
+types of tokens for agreement. GGUF has no checksum, so a changed weight, chat template, name of a
+special token, or another plausible number (RoPE's base doubled, `context_length`) is not noticed.
 """
 
 
