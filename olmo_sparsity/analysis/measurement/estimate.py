@@ -149,7 +149,9 @@ def _fitted(plan: Plan, ends: float, num_processes: int) -> Plan:
         low = high
     while high / low > 1.02:
         middle = (low * high) ** 0.5
-        fits = trial.cost(_sampled(plan, middle)).seconds <= most
+        cost = trial.cost(_sampled(plan, middle))
+        # Of too few targets nothing is learned: the measurement stops in time by itself.
+        fits = cost.seconds <= most or cost.num_evaluated < FEW_TARGETS
         low, high = (middle, high) if fits else (low, middle)
     sample = float(f"{low:.3g}")
     say(f"budget={plan.settings.budget}: {sample:.1%} of all blocks are measured (--sample)")
