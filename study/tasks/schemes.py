@@ -23,14 +23,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.data.positions import (
+from olmo_sparsity.settings import option
+from study.tasks.positions import (
     contiguous_batch,
     pose_batch,
     randomized_batch,
     spread_ids,
     uniform_pose_batch,
 )
-from olmo_sparsity.settings import option
 from study.tasks.samples import Samples
 
 COUPLED = ("coupled", "ppc")

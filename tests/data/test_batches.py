@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import threading
@@ -10,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from olmo.data.iterable_dataset import IterableDataset
@@ -26,7 +28,7 @@ from olmo_sparsity.data.batches import (
     epoch_order,
     heldout_batches,
 )
-from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.data.shards import Part, TokenShards
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.training.loop import STOP_SIGNALS, draw
 
@@ -215,6 +217,46 @@ def test_rows_of_several_kinds_do_not_change_each_other(shards: TokenShards) -> 
         alone = next(batches(shards, **mixed, rank=rank, world_size=8).from_step(3))
         assert same(alone, whole.rows(slice(rank, rank + 1)))
         assert torch.equal(alone.documents_BL, whole.documents_BL[rank : rank + 1])
+
+
+def test_a_step_is_what_it_was_for_runs_that_go_on(shards: TokenShards) -> None:
+    """Positions, planted marks and repeated passages, of two lengths."""
+    source = staged(shards, planted=PlantedConfig(share=0.4), repeated=RepeatedConfig(share=0.3))
+    digest = hashlib.sha256()
+    for step in (0, 3, 6, 400):
+        batch = source[step]
+        for tensor in (batch.tokens_BL, batch.positions_BL, batch.labels_BL):
+            digest.update(tensor.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "5496423f6ef9938a"
+
+
+@pytest.mark.parametrize("mask_documents", [False, True])
+def test_heldout_text_is_read_from_its_start(shards: TokenShards, mask_documents: bool) -> None:
+    text = np.concatenate(shards.arrays).astype(np.int64)[: 7 * 20].reshape(7, 20)
+    found = list(
+        heldout_batches(
+            shards, length=20, num_sequences=7, batch_size=3, mask_documents=mask_documents
+        )
+    )
+    assert (torch.cat([batch.tokens_BL for batch in found]).numpy() == text).all()
+    labels = torch.cat([batch.labels_BL for batch in found]).numpy()
+    assert (labels[:, :-1] == text[:, 1:]).all()
+    assert (labels[:, -1] == IGNORED).all()
+    whole = next(heldout_batches(shards, length=20, num_sequences=10**9, batch_size=10**9))
+    assert len(whole.tokens_BL) == len(Sequences(shards, 20))
+
+
+def test_several_corpora_need_one_sequence_each_and_one_corpus_a_batch(shards: TokenShards) -> None:
+    size = len(Sequences(shards, 64))
+    assert batches(shards, length=64, batch_size=size).steps_per_epoch == 1
+    with pytest.raises(DataError, match="fewer than one batch"):
+        batches(shards, length=64, batch_size=size + 1)
+    mixed = copy(shards)
+    mixed._parts = [Part("a", 0.5, shards), Part("b", 0.5, shards)]
+    both = batches(mixed, length=64, batch_size=size + 1)
+    # Numbers, which seed the draws, differ between corpora.
+    drawn = [both._draw(corpus, number) for corpus in (0, 1) for number in range(size)]
+    assert sorted(one.index for one in drawn) == list(range(2 * size))
 
 
 def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: TokenShards) -> None:

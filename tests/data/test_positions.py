@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import combinations, combinations_with_replacement, product
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,12 +13,10 @@ from hypothesis import strategies as st
 
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.data.positions import (
-    contiguous_batch,
     draw_positions,
     pose,
     randomized,
-    randomized_batch,
-    uniform_pose_batch,
+    restart,
 )
 
 
@@ -43,44 +45,77 @@ def test_randomized_is_a_sorted_sample(length: int, room: int, seed: int) -> Non
     assert 0 <= ids[0] <= ids[-1] < length + room
 
 
-@pytest.mark.parametrize(("length", "chunks"), [(9, 2), (12, 4), (3, 5), (7, 1)])
-def test_pose_is_the_published_sampler_draw_for_draw(length: int, chunks: int) -> None:
-    """So that runs of earlier versions go on with the same IDs."""
-    target = length + 6
-    for seed in range(50):
-        generator = np.random.default_rng(seed)
-        cuts = generator.integers(1, max(1, (length + 1) // chunks) + 1, size=chunks - 1).cumsum()
-        skips = [0]
-        for _ in cuts:
-            skips.append(int(generator.integers(skips[-1], target - length + 1)))
-        expected = [place + skips[(cuts <= place).sum()] for place in range(length)]
-        drawn = pose(np.random.default_rng(seed), length, target, num_chunks=chunks)
-        assert drawn.tolist() == expected
+def law_of_pose(length: int, target: int, num_chunks: int) -> dict[tuple[int, ...], float]:
+    """The probability of each draw, by the published definition: every choice of the sizes of all
+    chunks but the last, and of the rising skips before them."""
+    law: dict[tuple[int, ...], float] = {}
+    sizes = range(1, max(1, (length + 1) // num_chunks) + 1)
+    for chosen in product(sizes, repeat=num_chunks - 1):
+        for skips in combinations_with_replacement(range(target - length + 1), num_chunks - 1):
+            chance = len(sizes) ** (1.0 - num_chunks)
+            for before in (0, *skips)[: num_chunks - 1]:
+                chance /= target - length + 1 - before
+            starts = np.cumsum(chosen)
+            ids = tuple(n + (0, *skips)[(starts <= n).sum()] for n in range(length))
+            law[ids] = law.get(ids, 0.0) + chance
+    assert sum(law.values()) == pytest.approx(1)
+    return law
 
 
-def test_published_two_chunk_sampler_has_the_published_distribution() -> None:
-    """First chunk length U{1 … (c+1)//2}, first offset 0, second offset U{0 … target − c}."""
-    length, target, draws = 9, 13, 20_000
-    generator = np.random.default_rng(0)
-    first_lengths, skips = [], []
-    for _ in range(draws):
-        ids = pose(generator, length, target)
-        skip = ids[-1] - (length - 1)
-        skips.append(skip)
-        if skip:
-            first_lengths.append(int(np.argmax(np.diff(ids) > 1)) + 1)
-    for values, expected in ((skips, range(target - length + 1)), (first_lengths, range(1, 6))):
-        counts = np.array([values.count(value) for value in expected])
-        assert counts.sum() == len(values), "nothing outside the published range"
-        assert abs(counts / len(values) - 1 / len(expected)).max() < 0.015
+@pytest.mark.parametrize(
+    ("length", "target", "num_chunks"), [(5, 8, 2), (6, 8, 2), (6, 9, 3), (3, 5, 4), (4, 7, 1)]
+)
+def test_pose_has_the_published_distribution(length: int, target: int, num_chunks: int) -> None:
+    law, draws, generator = law_of_pose(length, target, num_chunks), 6000, np.random.default_rng(0)
+    found = Counter(
+        tuple(pose(generator, length, target, num_chunks=num_chunks).tolist()) for _ in range(draws)
+    )
+    assert found.keys() == law.keys(), "every possible draw, and no other"
+    for ids, chance in law.items():
+        assert abs(found[ids] / draws - chance) < 5 * (chance * (1 - chance) / draws) ** 0.5 + 1e-9
 
 
-@pytest.mark.parametrize("num_chunks", [2, 3, 5])
-def test_every_position_is_covered(num_chunks: int) -> None:
-    generator, seen = np.random.default_rng(1), set()
-    for _ in range(3000):
-        seen.update(pose(generator, 10, 40, num_chunks=num_chunks).tolist())
-    assert seen == set(range(40))
+def test_pose_draws_what_it_drew_for_runs_that_go_on() -> None:
+    ids = pose(np.random.default_rng(5), 12, 30, num_chunks=4)
+    assert ids.tolist() == [0, 1, 2, 18, 19, 20, 22, 24, 25, 26, 27, 28]
+
+
+def test_randomized_is_every_sample_equally_often() -> None:
+    generator, draws = np.random.default_rng(0), 6000
+    found = Counter(tuple(randomized(generator, 3, 6).tolist()) for _ in range(draws))
+    assert found.keys() == set(combinations(range(6), 3))
+    assert max(abs(count / draws - 1 / 20) for count in found.values()) < 0.015
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("contiguous", 1), ("pose", 3), ("randomized", 99)])
+def test_a_sequence_or_each_of_its_documents_has_ids_of_its_scheme(scheme: Any, most: int) -> None:
+    target = None if scheme == "contiguous" else 90
+    config = PositionsConfig(scheme=scheme, target_length=target, num_chunks=3)
+    documents_L = np.repeat([0, 1, 2], [1, 30, 9])
+    firsts, runs, largest = set(), set(), 0
+    for index in range(300):
+        ids = draw_positions(config, 40, seed=1, epoch=0, index=index, documents_L=documents_L)
+        assert len(ids) == 40
+        for number in range(3):
+            own = ids[documents_L == number]
+            assert (np.diff(own) >= 1).all()
+            firsts.add(int(own[0]))
+            runs.add(int((np.diff(own) > 1).sum()) + 1)
+            largest = max(largest, int(own[-1]))
+        whole = draw_positions(config, 40, seed=1, epoch=0, index=index)
+        assert (np.diff(whole) >= 1).all()
+        assert 39 <= whole[-1] < (target or 40)
+    assert firsts == {0} if scheme != "randomized" else len(firsts) > 80
+    assert max(runs) == most if scheme != "randomized" else max(runs) > 3
+    assert largest == (89 if target else 29)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4))
+def test_positions_restart_in_each_document(lengths: list[int], num_rows: int) -> None:
+    rows = [lengths[row:] + lengths[:row] for row in range(num_rows)]
+    documents_BL = np.array([np.repeat(np.arange(len(row)), row) for row in rows])
+    expected = [[place for length in row for place in range(length)] for row in rows]
+    assert restart(documents_BL).tolist() == expected
 
 
 def test_a_draw_depends_on_seed_epoch_and_index_alone() -> None:
@@ -93,53 +128,3 @@ def test_a_draw_depends_on_seed_epoch_and_index_alone() -> None:
     backwards = [draw(1, 0, index) for index in reversed(range(20))]
     assert forwards == backwards[::-1]
     assert len({draw(1, 0, 5), draw(2, 0, 5), draw(1, 1, 5), draw(1, 0, 6)}) == 4
-
-
-# --- whole batches ------------------------------------------------------------------------------
-
-
-@given(
-    length=st.integers(1, 40),
-    room=st.integers(0, 60),
-    chunks=st.integers(1, 45),
-    unit=st.integers(1, 5),
-    seed=st.integers(0, 2**31),
-)
-def test_pose_of_a_batch_rises_strictly_and_is_cut_between_units(
-    length: int, room: int, chunks: int, unit: int, seed: int
-) -> None:
-    ids_BL = uniform_pose_batch(
-        np.random.default_rng(seed), 5, length, length + room, num_chunks=chunks, unit=unit
-    )
-    assert ids_BL.shape == (5, length)
-    assert 0 <= ids_BL.min() <= ids_BL.max() < length + room
-    steps = np.diff(ids_BL)
-    assert (steps >= 1).all()
-    assert ((steps > 1).sum(1) <= chunks - 1).all()
-    cut_before = np.nonzero(steps > 1)[1] + 1
-    assert (cut_before % unit == 0).all()
-
-
-def test_randomized_and_contiguous_batches_are_their_single_ones() -> None:
-    ids_BL = randomized_batch(np.random.default_rng(0), 3000, 4, 9)
-    assert (np.diff(ids_BL) >= 1).all()
-    counts = np.bincount(ids_BL.flatten(), minlength=9)
-    assert abs(counts / counts.sum() - 1 / 9).max() < 0.01
-    assert (contiguous_batch(2, 5) == np.arange(5)).all()
-
-
-def test_uniform_pose_has_uniform_cuts_sorted_skips_and_an_offset() -> None:
-    generator = np.random.default_rng(0)
-    batch_BL = uniform_pose_batch(generator, 4000, 12, 40, num_chunks=3)
-    single_BL = []
-    for _ in range(4000):
-        cuts = np.sort(generator.choice(11, size=2, replace=False)) + 1
-        skips = np.sort(generator.integers(0, 29, size=3))
-        single_BL.append(np.arange(12) + np.repeat(skips, np.diff([0, *cuts, 12])))
-    assert set(batch_BL.flatten()) == set(range(40))
-    # Mean and spread of every place's ID, and how often a chunk begins there.
-    np.testing.assert_allclose(batch_BL.mean(0), np.mean(single_BL, 0), atol=1)
-    np.testing.assert_allclose(batch_BL.std(0), np.std(single_BL, 0), rtol=0.08)
-    np.testing.assert_allclose(
-        (np.diff(batch_BL) > 1).mean(0), (np.diff(single_BL) > 1).mean(0), atol=0.05
-    )

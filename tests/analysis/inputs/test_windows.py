@@ -20,50 +20,80 @@ def windows_and_length(draw: st.DrawFn) -> tuple[Windows, int]:
     short = draw(st.integers(1, 8))
     long = draw(st.just("all") | st.integers(short + 1, short + 8))
     prefix = tuple(draw(st.lists(st.integers(900, 999), max_size=3)))
-    return Windows(long, short, draw(st.integers(1, 9)), prefix), draw(st.integers(0, 50))
+    all_of = long == "all"
+    most = draw(st.none() | st.integers(short + 1, short + 8)) if all_of else None
+    least = draw(st.integers(1, (most or 12) - short)) if all_of and (most or 12) > short else 1
+    windows = Windows(long, short, draw(st.integers(1, 9)), prefix, most, least)
+    return windows, draw(st.integers(0, 50))
 
 
 @given(windows_and_length())
 def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows, int]) -> None:
     windows, length = given
-    document = 100 + np.arange(length)
+    document, all_of = 100 + np.arange(length), windows.long == "all"
     blocks = list(windows.blocks(document))
     targets = [target for block in blocks for target in block.targets_W.tolist()]
-    first_target = windows.short + 1 if windows.long == "all" else windows.long
+    first_target = windows.short + windows.least if all_of else windows.long
     assert targets == list(range(100 + first_target, 100 + length))
     for block in blocks:
-        first = 0 if windows.long == "all" else block.start - windows.long
-        assert block.first == first
-        text = document[first : block.start + block.num_targets].tolist()
-        assert block.tokens.tolist() == [*windows.prefix, *text]
+        long = min(block.start, windows.most or block.start) if all_of else windows.long
+        first, end = block.start - long, block.start + block.num_targets
+        assert block.first == first == windows.first_far(block.start)
+        assert block.tokens.tolist() == [*windows.prefix, *document[first:end].tolist()]
         assert block.far_F.tolist() == document[first : block.start - windows.short].tolist()
-        assert block.num_targets <= windows.stride
+        assert block.num_far == len(block.far_F) >= windows.least_far
+        assert (block.windows.long, block.windows.stride) == (long, block.num_targets)
+        assert 0 < block.num_targets <= windows.stride
         places = block.start + np.arange(block.num_targets)
         assert windows.start_of(places).tolist() == [block.start] * block.num_targets
+        assert windows.first_far(places[:1]).tolist() == [first]
     assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
 
 
-@pytest.mark.parametrize(
-    ("windows", "message"),
-    [
-        (Windows(8, 8), "short=8 must be below long=8"),
-        (Windows(8, 0), "at least 1"),
-        (Windows("all", 4, 0), "at least 1"),
-    ],
-)
-def test_windows_that_mean_nothing_are_refused(windows: Windows, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        windows.check()
-    Windows("all", 4, 2).check()
-
-
-@given(windows_and_length())
-def test_as_many_positions_are_needed_as_are_used(given: tuple[Windows, int]) -> None:
+@given(windows_and_length(), st.data())
+def test_a_block_gives_the_positions_of_its_inputs(
+    given: tuple[Windows, int], data: st.DataObject
+) -> None:
     windows, length = given
-    blocks = list(windows.blocks(np.arange(length)))
-    used = max((len(block.tokens) - 1 for block in blocks), default=0)
-    if windows.long == "all" or length >= windows.long + windows.stride:
-        assert used == (windows.num_positions(length) if blocks else 0)
+    for block in windows.blocks(100 + np.arange(length)):
+        num_prefix, num_far = len(windows.prefix), block.num_far
+        every = list(range(len(block.tokens)))
+        inputs = every[num_prefix + num_far : -1]  # the last target is no input
+        assert block.near().tolist() == inputs
+        last = data.draw(st.integers(1, block.num_targets))
+        assert block.near(last).tolist() == inputs[: windows.short + last - 1]
+        far = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=num_far, max_size=num_far)))
+        assert block.earlier(far).tolist() == [*range(num_prefix), *(num_prefix + far)]
+        changed = block.with_far(-block.far_F)
+        assert changed.far_F.tolist() == [-token for token in block.far_F.tolist()]
+        assert np.flatnonzero(changed.tokens != block.tokens).tolist() == [
+            num_prefix + place for place in range(num_far)
+        ]
+
+
+@pytest.mark.parametrize(
+    "windows", [Windows(8, 8), Windows(8, 0), Windows("all", 4, 0), Windows("all", 4, most=4)]
+)
+def test_windows_that_mean_nothing_are_refused(windows: Windows) -> None:
+    with pytest.raises(ConfigError, match="short="):
+        windows.check()
+    for good in (Windows(2, 1), Windows("all", 1), Windows("all", 4, most=5)):
+        good.check()
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 9), st.integers(0, 3))
+def test_as_many_positions_are_needed_as_are_used(
+    short: int, more: int, stride: int, num_prefix: int
+) -> None:
+    for windows in (
+        Windows(short + more, short, stride, (9,) * num_prefix),
+        Windows("all", short, stride, (9,) * num_prefix),
+        Windows("all", short, stride, (9,) * num_prefix, most=short + more),
+    ):
+        length = windows.first_target + 3 * stride
+        blocks = windows.blocks(np.arange(length))
+        used = max(len(block.tokens) - 1 for block in blocks)
+        assert windows.num_positions(length) == used
 
 
 # --- units ----------------------------------------------------------------------------------------
@@ -96,6 +126,31 @@ def test_spans_are_every_run_of_so_many(num_far: int, width: int) -> None:
     if found:
         assert sorted({place for unit in found for place in unit}) == list(range(num_far))
     assert places_of(Units.of_tokens(num_far)) == [[place] for place in range(num_far)]
+
+
+@given(RUNS, st.integers(1, 4), st.data())
+def test_places_and_sums_are_those_of_the_units(
+    runs: list[int], width: int, data: st.DataObject
+) -> None:
+    scores_TF = np.random.default_rng(0).integers(0, 99, (3, len(runs)))
+    for units in (Units.of_runs(np.array(runs)), Units.of_spans(len(runs), width)):
+        by_hand = places_of(units)
+        if not by_hand:
+            continue
+        total = [[scores_F[unit].sum() for unit in by_hand] for scores_F in scores_TF]
+        assert units.total(scores_TF).tolist() == total
+        chosen = data.draw(st.lists(st.integers(0, len(units) - 1), max_size=4))
+        places = sorted({place for unit in chosen for place in by_hand[unit]})
+        assert units.places(*chosen).tolist() == places
+        first = data.draw(st.integers(0, len(units) - 1))
+        end = data.draw(st.integers(first + 1, len(units)))
+        expected = {place for unit in by_hand[first:end] for place in unit}
+        assert units.run(first, end).tolist() == sorted(expected)
+
+
+def test_units_of_fixed_width_and_of_the_text() -> None:
+    named = {"tokens": 1, "span:2": 2, "span:17": 17, "words": None, "paragraphs": None}
+    assert {units: span_width(units) for units in named} == named
 
 
 @pytest.mark.parametrize(
