@@ -326,6 +326,39 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
     assert len(orders) == 3 * len(blocks_of(documents))
 
 
+@pytest.mark.parametrize("most", [None, 30])
+def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | None) -> None:
+    """As long as its document: of one other, or if none is as long of several whole ones."""
+    lengths = [60, 20, 25, 18, 33]
+    some = Documents.of([100 * n + np.arange(length) for n, length in enumerate(lengths)])
+    windows = Windows("all", 4, 4, most=most)
+    controls = Controls(some, windows)
+    wanted = (most or 60) - 4
+    orders = set()
+    for draw in range(12):
+        blocks = list(windows.blocks(some[0].tokens))
+        whole = controls.unrelated(some[0], blocks[-1], draw)
+        assert whole.is_run
+        for block in blocks:
+            far = controls.unrelated(some[0], block, draw)
+            assert len(far.places_F) == block.num_far
+            assert far.tokens_F.tolist() == whole.tokens_F[: block.num_far].tolist()
+        order = list(dict.fromkeys((whole.tokens_F // 100).tolist()))
+        orders.add(tuple(order))
+        if most is None:  # from the beginning of the first on, each whole but for the last
+            tokens = np.concatenate([some[n].tokens for n in order])
+            assert 0 not in order
+            assert tokens[: len(whole.tokens_F)].tolist() == whole.tokens_F.tolist()
+            assert len(whole.document.tokens) == wanted
+            assert sum(lengths[n] for n in order[:-1]) < wanted
+    assert orders == {(4,)} if most else len(orders) > 4
+    few = Documents("few", some.items[:3])
+    with pytest.raises(DataError, match="need another document"):
+        Controls(few, Windows("all", 4, 4)).unrelated(few[0], blocks[-1], 0)
+    enough = [some[0], some[1], replace(some[2], tokens=np.arange(200, 236))]  # 20 + 36 tokens
+    Controls(Documents("enough", enough), Windows("all", 4, 4)).unrelated(some[0], blocks[-1], 0)
+
+
 # --- ground truth ---------------------------------------------------------------------------------
 
 
