@@ -14,12 +14,12 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from olmo_sparsity.conform import parse_json
 from olmo_sparsity.errors import ConfigError, DataError, UserError, one_line
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-Row = TypeVar("Row")
 
 LEFT_S = 3600.0
 """No write pauses so long: an older partial file was left by a killed process."""
@@ -277,38 +276,6 @@ def verify_files(
         return next(filter(None, pool.map(problem_of, files)), None)
 
 
-# --- Parquet tables of rows -----------------------------------------------------------------------
-
-
-def write_rows(path: Path, rows: Sequence[Any], meta: dict[str, Any]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pylist([vars(row) for row in rows])
-    with writing(path) as partial:
-        pq.write_table(table, partial)
-    write_json(path.with_name("meta.json"), meta)
-    write_manifest(path.parent, (path.name, "meta.json"))
-
-
-def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dict[str, Any]]:
-    """`made_by`: the command that writes such a table."""
-    if not path.is_file():
-        raise DataError(f"'{path.parent}' has no {path.name}; make it with `{made_by}`")
-    remedy = f"make it again with `{made_by}`"
-    if problem := verify_manifest(path.parent, (path.name, "meta.json")):
-        raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
-    table = read_parquet(path, remedy)
-    meta = read_json(path.with_name("meta.json"), dict, remedy)
-    names = [item.name for item in fields(cast(Any, kind))]
-    if table.schema.names != names:
-        differing = sorted(set(table.schema.names) ^ set(names))
-        raise DataError(
-            f"{path}, of another version: columns {differing} are missing or unknown; {remedy}"
-        )
-    return [kind(**row) for row in table.to_pylist()], meta
-
-
 def read_parquet(path: Path, remedy: str) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -317,10 +284,3 @@ def read_parquet(path: Path, remedy: str) -> pa.Table:
         return pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read ({one_line(error)}); {remedy}") from None
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with a header in its first line."""
-    first, *others = lines
-    rows = [first, ["---"] * len(first), *others]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -1,18 +1,13 @@
-"""Build AdamW, compute the learning-rate schedule, and fit a small model.
-
-Place in the flow: used by training/engine.py for runs; `fit` is the training loop of tasks and of
-theory's bridge.
-"""
+"""Build AdamW and compute the learning-rate schedule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from inspect import unwrap
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from olmo_sparsity.config.sections import OptimizerConfig
 
@@ -78,26 +73,3 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     if config.schedule == "linear":
         return peak + (last - peak) * passed
     return last + (peak - last) * (1 + math.cos(math.pi * passed)) / 2
-
-
-def fit(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    optimizer: torch.optim.Optimizer,
-    *,
-    loss_of: Callable[[Batch], Tensor],
-    rate: Callable[[int], float],
-    max_grad_norm: float,
-    report: Callable[[int, float], None],
-) -> None:
-    """Train on one device, without checkpoints: one step per batch. `rate` and `report` get the
-    number of the step, from 1."""
-    for step, batch in enumerate(batches, 1):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
-        loss = loss_of(batch)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        optimizer.step()
-        report(step, loss.item())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -9,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +173,7 @@ class Metrics:
         """CRC of the line of the last step."""
         if writes and self.path.exists():
             # A killed run may have written past its last checkpoint; those steps are repeated.
-            kept = [line.text for line in _read_own_lines(self.path) if line.row["step"] <= start]
+            kept = [text for text, row in _read_own_lines(self.path) if row["step"] <= start]
             with writing(self.path) as partial:
                 partial.write_bytes(b"".join(text + b"\n" for text in kept))
 
@@ -228,80 +228,55 @@ class Metrics:
 
 def read_metrics(path: Path) -> Iterator[dict]:
     """The rows of a metrics file; damaged lines are skipped."""
-    yield from (line.row for line in _read_lines(path))
-
-
-@dataclass(frozen=True)
-class _Line:
-    text: bytes
-    row: dict
-
-
-@dataclass(frozen=True)
-class _Row:
-    """The keys of a line."""
-
-    step: int
-    loss: float = 0.0
-    gradient_norm: float = 0.0
-    learning_rate: float = 0.0
-    tokens_per_s: float = 0.0
-    peak_memory_gib: float = 0.0
-    mfu: float = 0.0
-    mfu_whole_attention: float = 0.0
-    heldout: list[dict[str, float | str]] = field(default_factory=list)
-    induction_drop: float = 0.0
-    induction_drops: dict[str, float] = field(default_factory=dict)
-    sparsity: dict = field(default_factory=dict)
-    line: int = 0
-    """Of older versions."""
+    yield from (row for _, row in _read_lines(path))
 
 
 _LARGEST = 2**30
 """Bytes of metrics: millions of steps."""
 
+_NUMBERS = ("loss", "gradient_norm", "learning_rate", "induction_drop")
 
-def _read_lines(path: Path) -> list[_Line]:
-    """All but damaged lines, of which the last may have been cut short by a kill."""
+
+def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
+    """Each line and its row, but damaged ones, of which the last may be cut short by a kill."""
     try:
         content = read_bounded(path, _LARGEST) if path.exists() else b""
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; restore it") from None
     lines, texts = [], content.splitlines()
     for text in texts:
-        try:
-            row = parse_json(text, dict)
-            conform(row, _Row)
-            parts = row.get("heldout", [])
-            if any({"from", "to", "loss", "num_tokens"} - part.keys() for part in parts):
-                continue
-        except ValueError:
-            continue
-        row.pop("line", None)
-        lines.append(_Line(text, row))
+        with contextlib.suppress(ValueError):
+            lines.append((text, _checked(parse_json(text, dict))))
     num_damaged = len(texts) - len(lines) - (not content.endswith(b"\n"))
     if num_damaged > 0:
         say(f"{path}: {num_damaged} damaged lines are skipped")
     return lines
 
 
-def _read_own_lines(path: Path) -> list[_Line]:
+def _checked(row: dict) -> dict:
+    """Older versions wrote no CRC."""
+    conform({"step": row.get("step")}, dict[str, int])
+    conform({name: row.get(name, 0.0) for name in _NUMBERS}, dict[str, float])
+    for part in conform(row.get("heldout", []), list[dict]):
+        if missing := {"from", "to", "loss", "num_tokens"} - part.keys():
+            raise ValueError(f"heldout lacks {missing}")
+    row.pop("line", None)  # of older versions
+    return row
+
+
+def _read_own_lines(path: Path) -> list[tuple[bytes, dict]]:
     """Reject the file of another run: each checkpoint knows the line of its step."""
     lines = _read_lines(path)
     crc32_of = {
-        line.row["step"]: json.loads(line.text).get("crc32")
-        for line in lines
-        if "heldout" not in line.row
+        row["step"]: json.loads(text).get("crc32") for text, row in lines if "heldout" not in row
     }
     for folder in list_checkpoints(path.parent):
         try:
             state = TrainerState.read(folder)
         except DataError:  # it is damaged, and not resumed from
             continue
-        if (
-            None not in (found := (crc32_of.get(state.step), state.metrics_crc32))
-            and len({*found}) > 1
-        ):
+        found = {crc32_of.get(state.step), state.metrics_crc32} - {None}
+        if len(found) > 1:
             raise DataError(f"{path} is not of the run of {folder}; restore it, or delete it")
     return lines
 
@@ -402,7 +377,7 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
         raise DataError(f"{path} does not exist; is '{run_folder}' of a trained run?")
-    rows = [line.row for line in _read_own_lines(path) if "heldout" in line.row]
+    rows = [row for _, row in _read_own_lines(path) if "heldout" in row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
     return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import markdown, read_rows, write_rows
+from study.tables_of_rows import markdown, read_rows, write_rows
 
 TABLE = "accuracy.parquet"
 MADE_BY = "olmo-sparsity task CONFIG"

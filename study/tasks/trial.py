@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.optim import build_optimizer, fit, learning_rate
+from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from study.coupling import PositionCoupling, Response, score
+from study.fit import fit
 from study.tasks.results import Row, wilson
 from study.tasks.samples import Samples, Task
 from study.tasks.schemes import EMBEDDED, PREDICTED, Placed, place

@@ -24,7 +24,7 @@ from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.positions import pose
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.runtime import Progress
-from olmo_sparsity.training.optim import fit
+from study.fit import fit
 from study.theory.cases import build_planted
 from study.theory.learning import training_lengths
 from study.theory.planted import Planted

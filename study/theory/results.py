@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.io import markdown, read_rows, write_atomically, write_rows
+from olmo_sparsity.io import write_atomically
+from study.tables_of_rows import markdown, read_rows, write_rows
 from study.theory import bounds
 
 TABLE = "table.parquet"

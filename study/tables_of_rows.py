@@ -1,0 +1,56 @@
+"""Rows in a Parquet table, with its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.io import (
+    read_json,
+    read_parquet,
+    verify_manifest,
+    write_json,
+    write_manifest,
+    writing,
+)
+
+Row = TypeVar("Row")
+
+
+def write_rows(path: Path, rows: Sequence[Any], meta: dict[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist([vars(row) for row in rows])
+    with writing(path) as partial:
+        pq.write_table(table, partial)
+    write_json(path.with_name("meta.json"), meta)
+    write_manifest(path.parent, (path.name, "meta.json"))
+
+
+def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dict[str, Any]]:
+    """`made_by`: the command that writes such a table."""
+    if not path.is_file():
+        raise DataError(f"'{path.parent}' has no {path.name}; make it with `{made_by}`")
+    remedy = f"make it again with `{made_by}`"
+    if problem := verify_manifest(path.parent, (path.name, "meta.json")):
+        raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
+    table = read_parquet(path, remedy)
+    meta = read_json(path.with_name("meta.json"), dict, remedy)
+    names = [item.name for item in fields(cast(Any, kind))]
+    if table.schema.names != names:
+        differing = sorted(set(table.schema.names) ^ set(names))
+        raise DataError(
+            f"{path}, of another version: columns {differing} are missing or unknown; {remedy}"
+        )
+    return [kind(**row) for row in table.to_pylist()], meta
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with a header in its first line."""
+    first, *others = lines
+    rows = [first, ["---"] * len(first), *others]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
