@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from olmo_sparsity.analysis.results.statistics import (
+    ENOUGH,
     both_ways,
     interval,
     pair,
@@ -204,7 +205,27 @@ def shown_part(named: str) -> tuple[str, list[str], str]:
 
 @cache
 def stored_rows(name: str) -> pd.DataFrame:
-    return pair(*stored_tables(name))
+    losses, targets, recovery = stored_tables(name)
+    if "loss_without" not in recovery:  # measured before removal was
+        recovery = recovery.assign(loss_without=np.nan)
+    return pair(losses, targets, recovery)
+
+
+def read_counts(name: str, target_set: str, units: str, selector: str, k: int) -> dict[str, float]:
+    """Return what the summary of an older measurement lacks: the mean of ratios, the share of
+    targets at `ENOUGH`, and how many targets and documents the placebo has."""
+    first, _, second = name.partition(" + ")
+    rows = stored_rows(first)
+    rows = rows[(rows.target_set == target_set) & (rows.units == units) & (rows.k == k)]
+    rows = rows[(rows.selector == selector) & (not second)]  # transfer has no placebo
+    own, placebo = (rows[rows.far_part == part] for part in ("document", "placebo"))
+    ratios = own.own / own.gap if (own.gap > 0).all() else pd.Series(dtype=float)
+    return {
+        "mean_ratio": ratios.mean(),
+        "share_enough": (ratios >= ENOUGH).mean(),
+        "num_placebo_targets": len(placebo),
+        "num_placebo_documents": placebo.document.nunique(),
+    }
 
 
 @lru_cache(maxsize=16)

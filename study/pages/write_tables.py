@@ -17,12 +17,14 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.statistics import (
+    ENOUGH,
+    FEW_FOR_BOOTSTRAP,
     interval,
     net_differences,
     resample,
     resample_weights,
 )
-from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
+from olmo_sparsity.analysis.results.summary import FAR_STATES
 from olmo_sparsity.io import write_atomically
 from study.pages.stored import (
     FIGURES,
@@ -38,6 +40,7 @@ from study.pages.stored import (
     others,
     read_all,
     read_by_part,
+    read_counts,
     read_course,
     read_evaluations,
     read_kinds,
@@ -59,6 +62,12 @@ POSITIONS = {"pose": "RoPE + PoSE", "contiguous": "RoPE alone", "rope": "RoPE al
 HEAD = "<!-- Written by study/pages/write_tables.py from study/tables.yaml; change these. -->"
 
 
+FEW = (
+    f"†: fewer than {FEW_FOR_BOOTSTRAP} documents have targets, or placebo targets; this bootstrap "
+    "interval is too narrow ([coverage](../../docs/results.md#how-far-can-intervals-be-trusted))."
+)
+
+
 def write_page(name: str) -> str:
     page = SHOWN["pages"][name]
     written = [HEAD, f"# Tables: {page['title']}", page["about"]]
@@ -69,6 +78,8 @@ def write_page(name: str) -> str:
             *filter(None, [of.get("caption")]),
             globals()[kind](**of[kind]),
         ]
+    if any(" †" in text for text in written):
+        written.insert(3, FEW)
     return "\n\n".join(written) + "\n"
 
 
@@ -132,7 +143,7 @@ def net_excess(
     """Beyond the unrelated text, and beyond the placebo: add_one over all kinds of units."""
     names = ["target set", "model", "long window", "distant tokens", "units", "k"]
     numbers = ["recovery", "unrelated", "excess", "placebo", "**net**"]
-    numbers += ["net at equal gaps", "net in nats", "targets"]
+    numbers += ["net at equal gaps", "net in nats", "targets", "placebo targets, documents"]
     lines = []
     for target_set, (name, model) in product(sets, of.items()):
         meta = read_meta(name)
@@ -144,8 +155,10 @@ def net_excess(
             line = [SETS[target_set], model, *windows, units, str(k)]
             line += [shown(row, "recovery", ".2f"), plain(row.foreign, ".2f")]
             line += [plain(row[column], "+.2f") for column in ("excess", "placebo")]
-            line += [shown(row, column) for column in ("net", "net_equal", "net_nats")]
-            lines.append([*line, f"{row.num_targets:.0f}"])
+            counts = read_counts(name, target_set, units, "add_one", k)
+            nets = [shown(row, column) for column in ("net", "net_equal", "net_nats")]
+            line += [marked(net, row, counts) for net in nets]
+            lines.append([*line, f"{row.num_targets:.0f}", placebo_targets(counts)])
     # A name that all rows share is said in the caption, and a number that none has is left out.
     kept = [
         i
@@ -172,14 +185,28 @@ def headline(of: dict[str, str], ks: tuple[int, ...]) -> str:
             line = [called, f"{windows['long']} / {windows['short']}", units, str(k)]
             line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
             line += [placebo_recovery(name, units, rule, k)]
-            line += [shown(row, column) for column in ("excess", "net", "net_equal")]
-            line += [shown(row, "removal", ".2f"), f"{row.gap:.2f}"]
-            lines.append([*line, f"{row.num_targets:.0f}", f"{row.num_documents:.0f}"])
+            counts = read_counts(name, target_set, units, rule, k)
+            line += [f"{counts['mean_ratio']:.2f}", f"{counts['share_enough']:.0%}"]
+            line += [shown(row, "excess")]
+            line += [marked(shown(row, column), row, counts) for column in ("net", "net_equal")]
+            line += [shown(row, "removal", ".2f"), f"{row.gap:.2f}", f"{row.num_targets:.0f}"]
+            lines.append([*line, f"{row.num_documents:.0f}", placebo_targets(counts)])
     names = (
-        "text | windows | units | k | recovery | unrelated | at placebo targets | excess | **net**"
-        " | net at equal gaps"
+        "text | windows | units | k | recovery | unrelated | at placebo targets | mean of ratios"
+        f" | ≥ {ENOUGH} | excess | **net** | net at equal gaps | removal | gap, nats | targets"
     )
-    return table(f"{names} | removal | gap, nats | targets | documents", lines, left=4)
+    return table(f"{names} | documents | placebo targets, documents", lines, left=4)
+
+
+def marked(cell: str, row: Any, counts: dict[str, float]) -> str:
+    """With a mark if few documents carry targets of both parts."""
+    few = min(row.num_documents, counts["num_placebo_documents"]) < FEW_FOR_BOOTSTRAP
+    return f"{cell} †" if few and cell != "–" else cell
+
+
+def placebo_targets(counts: dict[str, float]) -> str:
+    num = counts["num_placebo_targets"]
+    return f"{num}, {counts['num_placebo_documents']}" if num else "–"
 
 
 def placebo_recovery(name: str, units: str, rule: str, k: int) -> str:
