@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from olmo_sparsity.analysis.results.dependencies import parts_of_targets
+from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.results.statistics import has_spans, tokens_of_targets
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import write_atomically, writing
 from olmo_sparsity.training.run_folder import read_metrics
+from study.dependencies import dependencies_of, parts_of_targets
 from study.pages import stored
 from study.pages.stored import FINAL, RESULTS, ROWS
 
@@ -65,7 +66,10 @@ def read(path: Path) -> pa.Table:
 
 def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """The tables of a measurement that are stored of it, and what `meta.jsonl` says of it."""
-    tables = {name: pd.read_parquet(found / f"{name}.parquet").round(4) for name in FINAL}
+    tables = {
+        "summary": pd.read_parquet(found / "summary.parquet").round(4),
+        "dependencies": dependencies_of(read_results(found)).round(4),
+    }
     losses = pd.read_parquet(found / "losses.parquet")[["loss_short", "loss_long"]]
     for name in ROWS if with_rows else ():
         table = pd.read_parquet(found / f"{name}.parquet")

@@ -18,7 +18,6 @@ import pandas as pd
 
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.parts import Parts
-from olmo_sparsity.analysis.results.dependencies import measure_dependencies
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
@@ -183,19 +182,13 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
         rows = recovery_rows(int(document), some, losses[losses.document == document])
         parts.write("recovery", int(document), rows)
     parts.flush()
-    influence, recovery = parts.read("influence"), parts.read("recovery")
+    recovery = parts.read("recovery")
     summary = summarize(losses, targets, recovery).assign(
         hit_rate=np.nan, hit_low=np.nan, hit_high=np.nan, token_forwards_per_target=410.0
     )
     lds = mean_lds(targets, parts.read("lds"))
     summary = summary.merge(lds, how="left", on=GROUPS[:3])
-    large = targets[targets.target_set == "gap"]
-    seeing = influence[influence.selector.isin(SEEING)]
-    windows = Windows(LONG, SHORT, STRIDE)
-    dependencies = measure_dependencies(
-        parts.read("tokens"), losses, large, seeing, recovery, windows
-    )
-    made = {"targets": targets, "summary": summary, "dependencies": dependencies}
+    made = {"targets": targets, "summary": summary}
     parts.finish(made, dataclasses.replace(meta))
 
 

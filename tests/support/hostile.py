@@ -80,12 +80,10 @@ def hostile_results(results: Results) -> Results:
         other_units,
         one.influence.assign(control="foreign"),
     ]
-    kinds = [HOSTILE[i % len(HOSTILE)] for i in range(len(results.dependencies))]
     return replace(
         one,
         documents=pd.DataFrame({"document": [1], "name": [HOSTILE[2]]}),
         summary=summary,
         targets=pd.concat([one.targets, one.targets.assign(target_set=HOSTILE[0])]),
         influence=pd.concat(influence),
-        dependencies=results.dependencies.assign(kind=kinds),
     )

@@ -30,12 +30,10 @@ from olmo_sparsity.analysis.measurement.plan import Plan, plan, share_of, target
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.models.load import using
-from olmo_sparsity.analysis.results.dependencies import measure_dependencies
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
     half_of,
-    has_spans,
     hit_rates,
     longppl,
     mean_lds,
@@ -301,11 +299,6 @@ def _sum_up(
     summary = summary.merge(hits, how="left", on=GROUPS)
     summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
     made = {"targets": with_ends(targets), "summary": summary}
-    is_of_tokens = "tokens" in plan.settings.units and not has_spans(targets)
-    if plan.model.tokenizer is not None and is_of_tokens:
-        made["dependencies"] = measure_dependencies(
-            parts.read("tokens"), losses, targets, influence, recovery, plan.settings.windows
-        )
     parts.finish(made, _meta(plan, losses, left, about), out)
 
 

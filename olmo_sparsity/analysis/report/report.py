@@ -364,18 +364,4 @@ def _summary_tables(results: Results) -> str:
         }
         is_main = target_set == main_set(summary.target_set)
         tables.append(html_table(caption, columns, is_main))
-    for target_set, rows in results.dependencies.groupby("target_set", sort=False):
-        columns = {
-            "selector": rows.selector.map(spell),
-            "k": rows.k,
-            "kind": rows.kind.map(spell),
-            "enrichment": intervals(rows, "enrichment", "low", "high"),
-            "share of selected": rows.share,
-            "share of distant tokens": rows.base_share,
-            "excess recovery": intervals(rows, "excess_recovery", "excess_low", "excess_high"),
-            "net excess": intervals(rows, "net", "net_low", "net_high"),
-            "targets": rows.num_targets,
-        }
-        title = f"Kinds of distant tokens, targets: {results.spell_set(target_set)}"
-        tables.append(html_table(title, columns, False))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"

@@ -86,7 +86,6 @@ class Results:
     lds: pd.DataFrame
     costs: pd.DataFrame
     summary: pd.DataFrame
-    dependencies: pd.DataFrame
     meta: Meta
 
     def __repr__(self) -> str:

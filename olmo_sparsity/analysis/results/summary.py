@@ -10,16 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.dependencies import PARTS_OF_WORDS, parts_of_targets
 from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     FEW_FOR_BOOTSTRAP,
     INDUCTION_SHARE,
     KEYS,
-    has_spans,
     losses_of_targets,
-    summarize,
     with_t_intervals,
 )
 from olmo_sparsity.analysis.results.view import interval, spell
@@ -81,7 +78,6 @@ def describe(results: Results) -> str:
         lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
-    lines += [text for text in (describe_words(results),) if text]
     if name == "planted":
         lines.append(describe_enough(main))
     # Of the other sets, the first selector with the smallest k.
@@ -234,30 +230,6 @@ def describe_gap(results: Results) -> str:
         f"{placebo.sum() / share:+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} gain "
         f"{of_chosen.sum() / share:+,.0f}{by_placebo}"
     )
-
-
-def describe_words(results: Results) -> str:
-    """Recovery of the targets of the main set by what part of a word they are; empty if the table
-    of tokens does not say, all are of one kind, or some have several tokens."""
-    meta, targets, tokens = results.meta, results.targets, results.tokens
-    targets = targets[targets.target_set == main_set(targets.target_set)]
-    if not len(targets) or has_spans(targets) or not set(targets.document) <= set(tokens.document):
-        return ""
-    split = targets.assign(target_set=parts_of_targets(targets, tokens))
-    rows = results.recovery
-    rows = rows[(rows.selector == meta.selectors[0]) & (rows.units == meta.units[0])]
-    found = summarize(results.losses, split, rows[rows.k == rows.k.min()]).set_index("target_set")
-    if len(found) < 2:
-        return ""
-    shares = found.num_targets / found.num_targets.sum()
-    parts = [
-        f"{part.replace('_', ' ')}s {shares[part]:.0%}, "
-        f"{with_interval(row.recovery, row.low, row.high, sign='')}"
-        for part, row in found.reindex(PARTS_OF_WORDS).dropna(how="all").iterrows()
-    ]
-    curve = curve_name(meta.selectors[0], meta.units[0])
-    columns = f"share of these targets, recovery by {curve} at k = {found.k.min()}"
-    return f"parts of words ({columns}): {'; '.join(parts)}"
 
 
 def describe_induction(found: dict[str, Any], far_states: str, planted: bool) -> str:

@@ -87,12 +87,6 @@ SCHEMAS = MADE_OF_PARTS | {
         lds_high="wide?", gap="wide", num_targets="int", num_documents="int",
         num_placebo_targets="int", num_placebo_documents="int", token_forwards_per_target="wide?",
     ),
-    "dependencies": _schema(
-        target_set="text", selector="text", k="int", kind="text", share="wide?",
-        base_share="wide?", enrichment="wide?", low="wide?", high="wide?",
-        excess_recovery="wide?", excess_low="wide?", excess_high="wide?", net="wide?",
-        net_low="wide?", net_high="wide?", num_targets="int",
-    ),
 }
 # fmt: on
 

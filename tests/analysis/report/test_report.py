@@ -121,13 +121,9 @@ def test_only_the_named_script_and_style_may_run(kind: str, request: pytest.Fixt
 
 
 def test_the_tables_show_values_with_their_intervals(page: Page, results: Results) -> None:
-    """The column of the summary and of the kinds, as cells."""
     cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
     row = results.summary.iloc[0]
     assert interval(row.lds, row.lds_low, row.lds_high) in cells
-    kinds = results.dependencies
-    for row in kinds[kinds.excess_recovery.notna()].itertuples():
-        assert interval(row.excess_recovery, row.excess_low, row.excess_high) in cells
 
 
 def test_the_page_holds_the_results(page: Page, results: Results) -> None:
@@ -239,9 +235,7 @@ def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
     assert shown == [3, 7, 9]  # those with chosen targets first
 
 
-@pytest.mark.parametrize(
-    "name", ["tokens", "targets", "influence", "recovery", "summary", "dependencies"]
-)
+@pytest.mark.parametrize("name", ["tokens", "targets", "influence", "recovery", "summary"])
 def test_a_table_without_rows_makes_a_page_all_the_same(
     results: Results, tmp_path: Path, name: str
 ) -> None:

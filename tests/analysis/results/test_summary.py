@@ -12,7 +12,6 @@ from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import (
     conclude,
     describe_enough,
-    describe_words,
     format_summary,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
@@ -132,39 +131,6 @@ def test_without_a_placebo_excess_and_removal_stand_in_its_place() -> None:
     for part in ("0.99 [0.94, 1.03]", "+0.83 [+0.80, +0.90]", "0.50 [0.40, 0.60]", "+1.10"):
         assert part in row
     assert max(map(len, shown.splitlines())) <= 120
-
-
-def of_words(texts: list[str]) -> Results:
-    """Targets are the third and the last token of each of four documents; one far token gives
-    back all of the gap of the last one, and half of the other's."""
-    found = results()
-    found.meta.units = ["tokens"]
-    places = [(document, place) for document in range(4) for place in (2, len(texts) - 1)]
-    keys = pd.DataFrame(places, columns=["document", "target"]).assign(far_part="document")
-    found.targets = keys.assign(target_set="gap")
-    found.losses = keys.assign(loss_short=3.0, loss_long=1.0, placebo_loss_long=2.5)
-    left = [2.0 if place == 2 else 1.0 for _, place in places]
-    known = keys.assign(units="tokens", selector="add_one", draw=0, k=1, num_tokens=1)
-    known = known.assign(loss_without=2.0)
-    found.recovery = pd.concat(
-        [known.assign(control="own", loss_set=left), known.assign(control="foreign", loss_set=3.0)]
-    )
-    found.tokens = pd.concat(
-        pd.DataFrame({"place": range(len(texts)), "text": texts}).assign(document=document)
-        for document in range(4)
-    )
-    return found
-
-
-def test_parts_of_words_are_told_apart() -> None:
-    assert describe_words(of_words(["A", " sta", " of", " sta", "tion"])) == (
-        "parts of words (share of these targets, recovery by add one at k = 1): "
-        "later pieces 50%, 1.00 [1.00, 1.00]; function words 50%, 0.50 [0.50, 0.50]"
-    )
-    assert describe_words(of_words(["A", " sta", " of", " sta", " of"])) == ""  # all are one
-    without = of_words(["A", " sta", " of", " sta", "tion"])
-    without.tokens = without.tokens[:0]
-    assert describe_words(without) == ""
 
 
 def test_targets_that_were_not_selected_by_their_gap_have_no_net_excess() -> None:

@@ -1,8 +1,6 @@
 """Classify the influential far tokens by kind and distance, compared with all far tokens, and
 targets by what part of a word they are.
 
-Place in the flow: influence + recovery tables → **the table of dependencies**. Never imports torch.
-
 The kind of a far token is relative to its target: the same token, a word of the same family, or
 else by its own word: a number, a name, a function word, other. There are also three bands of
 distance. For each kind and band, and for one and four influential tokens: its share among them, its
@@ -21,15 +19,21 @@ import pandas as pd
 
 from olmo_sparsity.analysis.inputs.documents import first_characters
 from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import (
     KEYS,
     PARTS,
     beyond_controls,
+    has_spans,
     interval,
     pair,
     resample,
 )
-from olmo_sparsity.analysis.results.tables import SCHEMAS
+
+COLUMNS = [
+    *("target_set", "selector", "k", "kind", "share", "base_share", "enrichment", "low", "high"),
+    *("excess_recovery", "excess_low", "excess_high", "net", "net_low", "net_high", "num_targets"),
+]
 
 TOP = (1, 4)
 """The influential tokens of a target are its first one, or its first four."""
@@ -172,7 +176,17 @@ def measure_dependencies(
             for kind, shares in _shares(group[group["rank"] <= k], base, seed).items():
                 gains = _gains(at_k[(at_k.kind == kind) | (at_k.band == kind)], seed)
                 rows.append(about | {"kind": kind} | shares | gains)
-    return pd.DataFrame(rows, columns=SCHEMAS["dependencies"].names)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def dependencies_of(results: Results) -> pd.DataFrame:
+    """The same of a measurement; no rows if single tokens were not ranked, or targets have several
+    tokens."""
+    if "tokens" not in results.meta.units or not len(results.tokens) or has_spans(results.targets):
+        return pd.DataFrame(columns=COLUMNS)
+    windows = Windows(**{name: results.meta.windows[name] for name in ("long", "short", "stride")})
+    tables = results.tokens, results.losses, results.targets, results.influence, results.recovery
+    return measure_dependencies(*tables, windows)
 
 
 def _classify(

@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.results.dependencies import (
+from olmo_sparsity.analysis.results.statistics import summarize
+from olmo_sparsity.analysis.results.tables import SCHEMAS
+from study.dependencies import (
     BANDS,
     KINDS,
     Words,
@@ -15,8 +17,6 @@ from olmo_sparsity.analysis.results.dependencies import (
     parts_of_words,
     stems,
 )
-from olmo_sparsity.analysis.results.statistics import summarize
-from olmo_sparsity.analysis.results.tables import SCHEMAS
 
 WINDOWS = Windows(12, 4)
 
