@@ -56,7 +56,7 @@ def randomized(generator: np.random.Generator, length: int, target: int) -> np.n
 
 
 def pose(
-    generator: np.random.Generator, length: int, target: int, *, num_chunks: int = 2
+    generator: np.random.Generator, length: int, target: int, *, num_chunks: int
 ) -> np.ndarray:
     """Positional skip-wise training (PoSE, Zhu et al. 2023): C runs of consecutive IDs below T. The
     first begins at 0. Each but the last has 1 to (L + 1) // C tokens, uniformly; the total skip
