@@ -1,10 +1,5 @@
-"""Score prompts with llama.cpp in this process: a quantized GGUF file as it is.
-
-Place in the flow: prompts as token IDs → **llama.cpp** → log-probabilities.
-
-Only the places that predict a continuation get logits. What a prompt shares with the one before it
-stays in the cache; prompts are sorted, so that this is much.
-"""
+"""Score prompts with llama.cpp in this process: a quantized GGUF file as it is. What a sorted
+prompt shares with the one before it stays in the cache."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from queue import SimpleQueue
@@ -132,9 +132,8 @@ class Server:
         ends, raw = time.monotonic() + self.timeout_s, bytearray()
         late = _NoReply(f"no whole reply within {self.timeout_s:g} s")
         try:
-            with self._client.stream(
-                method, self.url + path, content=content, headers=headers
-            ) as response:
+            given: dict[str, Any] = {"content": content, "headers": headers}
+            with self._client.stream(method, self.url + path, **given) as response:
                 for part in response.iter_raw():
                     raw += part
                     if time.monotonic() > ends:
@@ -416,7 +415,7 @@ class Servers(Engine):
                     parts.clear()  # other threads end, too
                     raise
 
-        in_threads([lambda one=one: work(one) for one in workers])
+        in_threads([partial(work, one) for one in workers])
         return gone
 
     def recognize_in(self, folder: Path) -> None:

@@ -1,8 +1,5 @@
 """Score prompts with models of transformers that read whole prompts only: recurrent ones, and those
-without position IDs.
-
-Place in the flow: prompts as token IDs → **the model's own forward pass** → log-probabilities.
-"""
+without position IDs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Attention kernels and biases of any model.
-
-Place in the flow: below the models. Functions of tensors, which import no model.
+"""Attention kernels and biases of any model: functions of tensors, which import no model.
 
 Dimension key: B batch, L length (K keys: with a cache longer than L), H heads, F far places.
 """

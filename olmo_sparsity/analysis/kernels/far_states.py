@@ -1,6 +1,4 @@
-"""Hold the keys and values of far tokens in all layers, and select some of them.
-
-Place in the flow: a model's `far_states` → selected places → its `hidden(far=…)`. A window that
+"""Hold the keys and values of far tokens in all layers, and select some of them. A window that
 attends to k far places costs its own places only, however long the text is.
 
 Dimension key: B rows, F far places, H heads of keys, K width of a head.

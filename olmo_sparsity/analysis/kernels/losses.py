@@ -1,10 +1,5 @@
-"""Compute per-token losses without storing the logits of a whole batch.
-
-Place in the flow: model → **per-token losses** → results.
-
-The logits are by far the largest tensor of a small model (B·L·V numbers), so rows are unembedded in
-chunks. For training, the gradient of a chunk is computed while its logits are in cache: nothing is
-recomputed and nothing of size B·L·V is kept.
+"""Compute per-token losses without the logits of a whole batch, which are by far the largest tensor
+of a small model: rows are unembedded in chunks, and a chunk's gradient is computed at once.
 
 Dimension key: B batch, L length (K keys), N = B·L rows, C rows of a chunk, D width, H heads, V
 vocabulary.

@@ -1,10 +1,6 @@
-"""Our attention in models of transformers: to far states without copies of them, with weights that
-can be read, and within the documents of a training sequence.
-
-Place in the flow: far states → **attention of every layer to them** → `HuggingFaceLM.hidden`. For
-models with attention that runs through transformers' AttentionInterface, where ours has a name of
-its own, which a model is given only inside `own_attention`. Other threads, which may run the model
-meanwhile, get what is registered under the model's usual name."""
+"""Our attention in models of transformers whose attention runs through its AttentionInterface,
+where ours has a name of its own. A model is given it only inside `own_attention`; other threads,
+which may run the model meanwhile, get what is registered under the model's usual name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The cost of an explanation, an attribution or a measurement, counted without the model.
-
-Place in the flow: below `estimate_cost` and `--dry-run`.
-"""
+"""The cost of an explanation, an attribution or a measurement, counted without the model."""
 
 from __future__ import annotations
 

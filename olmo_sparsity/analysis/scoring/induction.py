@@ -1,7 +1,4 @@
-"""The induction check: whether a model copies text that it has just read.
-
-Place in the flow: below measurements and checks, which give its result next to their numbers.
-"""
+"""The induction check: whether a model copies text that it has just read."""
 
 from __future__ import annotations
 

@@ -1,15 +1,8 @@
 """Compute the losses of targets given chosen parts of their context, in batches of short rows.
 
-Place in the flow: blocks → **losses**. Every measurement evaluates the model here; selectors and
-recovery differ only in their rows.
-
 A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
-apply. Only the places that predict a target are unembedded. Every forward is counted in
-token-forwards, the unit of cost in all results.
-
-With `far_states="contextual"` far tokens keep the states they have in the full long context, and
-the window sees only the chosen ones: a row is the short window alone, and attends to their keys
-and values, which are computed once for all rows of a context.
+apply. With `far_states="contextual"` it is the local window alone, and attends to keys and values
+of the chosen far tokens, computed once for all rows of a context. All forwards are counted.
 
 Dimension key: B rows, L tokens of a row, F far places, W targets of a row (its last places), D
 width, C targets of a chunk, V vocabulary.
