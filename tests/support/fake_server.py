@@ -84,11 +84,7 @@ class FakeServer:
                     server.bodies.append(body)
                     server.num_now += 1
                     server.most_now = max(server.most_now, server.num_now)
-                try:
-                    server._answer(self, body, server.fault(number))
-                finally:
-                    with server._lock:
-                        server.num_now -= 1
+                server._answer(self, body, server.fault(number))
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -112,6 +108,8 @@ class FakeServer:
         time.sleep(self.delay_s)
         if fault == "slow":
             time.sleep(0.5)
+        with self._lock:  # before the reply is written: its reader may send the next request
+            self.num_now -= 1
         if self.owner in ("misplaced", "constant"):
             fault = self.owner
         if fault == "swapped":

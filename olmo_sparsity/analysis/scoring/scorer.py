@@ -123,15 +123,15 @@ class Scorer:
                 "a server and llama.cpp return log-probabilities only, which is enough for "
                 "`attribute`; this needs states of the model: load it with transformers"
             )
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model={model!r:.80} must be the `model` of what load_model returns")
         if far_states not in get_args(Reading):
             raise ConfigError(f"far_states={far_states} is none of {', '.join(get_args(Reading))}")
         if batch_tokens is not None and batch_tokens < 1:
             raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
         device = device or model.device
         self.model, self.device, self.far_states = model, device, far_states
-        self.num_parameters = sum(
-            p.numel() for p in (model.parameters() if isinstance(model, nn.Module) else ())
-        )
+        self.num_parameters = sum(p.numel() for p in model.parameters())
         self.batch_tokens = batch_tokens or self._tokens_at_once()
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None

@@ -202,5 +202,5 @@ def test_on_a_gpu_batches_of_a_small_model_hold_more_tokens(parameters: float, t
 
 @pytest.mark.parametrize("given", ["runs/mine", None])
 def test_a_name_is_no_model(given: Any) -> None:
-    with pytest.raises(ConfigError, match="Scorer takes the `model` of what load_model"):
+    with pytest.raises(ConfigError, match="model="):
         Scorer(given)
