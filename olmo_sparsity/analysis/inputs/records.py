@@ -14,7 +14,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
@@ -99,9 +99,6 @@ class TextRecord:
     target: int | None = dataclass_field(default=None, compare=False)
     """In a record of prompt and target, where in the text the target begins."""
 
-    row: Mapping[str, Any] | None = dataclass_field(default=None, compare=False, repr=False)
-    """All fields of its record, if requested."""
-
     @cached_property
     def group_hash(self) -> int:
         """64 bits of the group, ignoring case and white space."""
@@ -152,7 +149,7 @@ def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
     if not isinstance(record, TextRecord):
         return record
     group = values.get(config.group_field or "")
-    return replace(record, row=row, group=_group(group) or record.group)
+    return replace(record, group=_group(group) or record.group)
 
 
 _MISSING = object()
@@ -199,9 +196,8 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 # --- formats --------------------------------------------------------------------------------------
 
 
-def read_file(path: Path, config: CorpusConfig, all_fields: bool = False) -> Iterator[Record]:
-    """Read a file by its suffix; what has none of records is plain text. `all_fields`: rows have
-    all fields of their records."""
+def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
+    """Read a file by its suffix; what has none of records is plain text."""
     reader = None if config.source in ("text", "python") else _READERS.get(suffix_of(path))
     if reader is None and config.fields != ["text"]:
         raise ConfigError(f"fields={config.fields}: {path} is plain text, without fields")
@@ -213,7 +209,7 @@ def read_file(path: Path, config: CorpusConfig, all_fields: bool = False) -> Ite
     cut, number = config.split_at == "blank-lines", 0
     read = reader or (_read_parts if cut else _read_whole)
     try:
-        for number, row in enumerate(read(path, None if all_fields else config.fields), start=1):
+        for number, row in enumerate(read(path, config.fields), start=1):
             where = f"{path}:{number}" if reader or cut else str(path)
             if isinstance(row, BadRecord | LeftOut):
                 yield replace(row, where=where)
