@@ -115,13 +115,15 @@ class Trials:
 
     def far(self, layout: Layout, way: str, *numbers: int) -> np.ndarray:
         """far_F: the far part of a prompt."""
-        every, source, draw = set(range(len(self.decoys))), {numbers[0]}, numbers[-1]
-        replaced = {"all": set[int](), "decoys": every, "among": every - source, "without": source}
         far_F = layout.block.far_F.copy()
-        for s in replaced[way]:
+        for s in self.replaced(way, numbers[0]):
             first, decoys_DL = layout.units.first[s], self.decoys[s]
-            far_F[first : first + decoys_DL.shape[1]] = decoys_DL[draw]
+            far_F[first : first + decoys_DL.shape[1]] = decoys_DL[numbers[-1]]
         return far_F
+
+    def replaced(self, way: str, source: int) -> set[int]:
+        every, one = set(range(len(self.decoys))), {source}
+        return {"all": set(), "decoys": every, "among": every - one, "without": one}[way]
 
     def run(
         self, states: Sequence[States], rate: float, done: Callable[[int], None]

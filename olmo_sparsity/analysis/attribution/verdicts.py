@@ -40,9 +40,9 @@ of the sum of squares of the first, and of the second times the loss with decoys
 PRIOR_WEIGHT, OTHERS_WEIGHT = 3, 4
 """How many decoys the prior is worth, and the other sources' losses."""
 
-FREEDOM, FEW_FREEDOM = 4, 3
-"""Degrees of freedom of a test: nats have heavy tails, however well their variance is known. The
-second: with two decoys at most, and at most where decoys alone give the variance."""
+FREEDOM, FREEDOM_OF_TWO = 4, 3
+"""Degrees of freedom of a test, at most: nats have heavy tails, however well their variance is
+known. The second: if there are two decoys in all."""
 
 MEDIAN_OF_CHI2 = 0.455
 """Of the square of a normal number with variance 1."""
@@ -50,7 +50,7 @@ MEDIAN_OF_CHI2 = 0.455
 LEAST_OTHERS = 4
 """Least number of other sources: their median shows how much a statement varies, although one of
 them may matter to it. With fewer, a source must also pass a test whose variance is that of the
-decoys alone, as the prior may be far too small."""
+decoys alone, without a cap, as the prior may be far too small."""
 
 TINY = 1e-12
 """Variance of decoys that are all alike, in nats²."""
@@ -218,8 +218,11 @@ def look_at(losses: Losses, freedom: int = FREEDOM) -> Look:
         total_TS = total_TS + (num - 1) * variance_TS
         weight += num - 1
         if num_sources <= LEAST_OTHERS:
+            raw_2TSD = np.stack([losses.decoys_TD[:, None] - losses.among_TSD, losses.without_TSD])
+            raw_2TS = np.where(has_all_2TS, raw_2TSD.var(-1, ddof=1), np.nan)
+            variance_TS = np.zeros_like(total_TS) + np.nanmean(raw_2TS, (0, 2))[:, None]
             num_tried = int(has_all_2TS.any((0, 1)).sum())
-            few_freedom = min(FEW_FREEDOM, num_tried * (num - 1))
+            few_freedom = min(FREEDOM, num_tried * (num - 1))
             scales.append((np.sqrt(variance_TS + TINY) * noise, few_freedom))
     if num_sources > LEAST_OTHERS:
         squares_TS = losses.lost_TSD[..., 0] ** 2
@@ -249,7 +252,7 @@ def weigh(losses: Losses, rate: float) -> Evidence:
     last spends a small part of the error rate: its p-values count so many times more."""
     stages = looks(losses.decoys_TD.shape[-1])
     spends = [EARLY] * (len(stages) - 1) + [1 - EARLY * (len(stages) - 1)]
-    freedom = FREEDOM if len(stages) > 1 else FEW_FREEDOM
+    freedom = FREEDOM if len(stages) > 1 else FREEDOM_OF_TWO
     made = [look_at(losses.first(num), freedom) for num in stages]
     p_2TS = np.min(
         [(look.p_2TS / spend).clip(max=1.0) for look, spend in zip(made, spends, strict=True)], 0

@@ -93,7 +93,7 @@ def test_the_error_rate_is_held_where_no_source_matters(
 
 def test_the_rate_is_not_held_by_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test above can fail: a prior that is ten times too small, and too little else."""
-    for name, value in (("LEAST_OTHERS", 1), ("OTHERS_WEIGHT", 0), ("FEW_FREEDOM", 4)):
+    for name, value in (("LEAST_OTHERS", 1), ("OTHERS_WEIGHT", 0), ("FREEDOM_OF_TWO", 4)):
         monkeypatch.setattr(verdicts, name, value)
     assert named_by_chance(2, 2, 10, "normal", 100) > 0.15
 
