@@ -100,10 +100,9 @@ SETTINGS = [
 
 def halves(path: Path) -> tuple[list[str], list[str]]:
     """The documents of a text, no author of the first half in the second, but for one."""
-    records = read_file(path, CorpusConfig("files"), all_fields=True)
-    found = [record for record in records if isinstance(record, TextRecord)]
-    by_author = [TextRecord(d.text, str((d.row or {}).get("author", d.text))) for d in found]
-    texts = [d.text for d in sorted(by_author, key=lambda d: (d.group_hash, d.text))]
+    config = CorpusConfig("files", group_field="author" if "novels" in path.name else None)
+    found = [one for one in read_file(path, config) if isinstance(one, TextRecord)]
+    texts = [one.text for one in sorted(found, key=lambda one: (one.group_hash, one.text))]
     return texts[: len(texts) // 2], texts[len(texts) // 2 :]
 
 

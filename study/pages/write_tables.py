@@ -85,10 +85,10 @@ def write_page(name: str) -> str:
 
 def table(header: str, lines: Iterable[Iterable[str]], left: int = 1) -> str:
     """The first columns are words, those after them numbers."""
-    names, lines = header.split(" | "), [list(line) for line in lines]
-    assert all(len(line) == len(names) for line in lines), header
+    names, rows = header.split(" | "), [list(line) for line in lines]
+    assert all(len(row) == len(names) for row in rows), header
     rule = ["---"] * left + ["---:"] * (len(names) - left)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (names, rule, *lines))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (names, rule, *rows))
 
 
 _ENDS = {
@@ -252,8 +252,8 @@ def worth_beside(name: str, of: dict[str, tuple[str, str]]) -> str:
         value, low, high = interval((first - second)[1:], (first - second)[0])
         line = [called, f"{first[0]:+.3f}", f"{second[0]:+.3f}"]
         lines.append([*line, f"{value:+.2f} [{low:+.2f}, {high:+.2f}]", f"{len(sums)}"])
-    names = "difference | gain of the first, nats a token | of the second | first − second"
-    return table(f"{names} | documents", lines)
+    header = "difference | gain of the first, nats a token | of the second | first − second"
+    return table(f"{header} | documents", lines)
 
 
 def beside(of: dict[str, list[Any]], ks: tuple[int, ...] = (1,)) -> str:
