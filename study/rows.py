@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import translate
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -77,21 +77,18 @@ def one_each(name: str) -> list[str]:
 def rows_named(name: str) -> list[Callable[[str], list[float]]]:
     """Return rows as functions from a column to its numbers."""
     if page := re.fullmatch(r"(\S+\.md)#(\S+)(?: (.*))?", name):
-        return [
-            lambda column, row=row: cell_numbers(row, column)
-            for row in rows_of_page(*page.groups(""))
-        ]
+        return [partial(cell_numbers, row) for row in rows_of_page(*page.groups(""))]
     if run := re.fullmatch(r"(.+) tokens=([\d.]+)-([\d.]+)M", name):
         rows = read_evaluations(run[1])
         trained = [row for row in rows if float(run[2]) <= row["millions"] <= float(run[3])]
-        return [lambda column, row=row: [float(row[column])] for row in trained]
+        return [partial(row_numbers, row) for row in trained]
     row = benchmark_row(name) if re.search(r" \w+=", name) else summary_row(name)
+    return [partial(row_numbers, row)]
 
-    def numbers(column: str) -> list[float]:
-        ends = ["", "_low", "_high"] if column.endswith("[]") else [""]
-        return [float(row[column.removesuffix("[]") + end]) for end in ends]
 
-    return [numbers]
+def row_numbers(row: dict[str, Any], column: str) -> list[float]:
+    ends = ["", "_low", "_high"] if column.endswith("[]") else [""]
+    return [float(row[column.removesuffix("[]") + end]) for end in ends]
 
 
 def summary_row(name: str) -> dict[str, Any]:
