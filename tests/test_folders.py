@@ -103,7 +103,9 @@ def test_it_is_given_back_whatever_ends_it(tmp_path: Path, error: type[BaseExcep
         *((text, 9999) for text in ('{"host": ', "[" * 100_000, '{"host": 3}', "x" * 2**17)),
     ],
 )
-def test_a_left_lock_blocks_until_it_is_old(tmp_path: Path, text: str | None, age_s: float) -> None:
+def test_a_left_lock_blocks_until_it_is_old(
+    tmp_path: Path, text: str | None, age_s: float, capsys: pytest.CaptureFixture
+) -> None:
     """Also one cut short by a kill, and one of a machine with another clock."""
     leave(tmp_path, age_s, text)
     owner, alive = holder(tmp_path)
@@ -114,7 +116,7 @@ def test_a_left_lock_blocks_until_it_is_old(tmp_path: Path, text: str | None, ag
         took = time.monotonic() - began
     needed = min(max(STALE_S - age_s, 0), STALE_S)
     assert needed - 0.1 <= took
-    assert took < needed + 5 or os.getloadavg()[0] > 2
+    assert took > folders._SAID_AFTER_S or not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])

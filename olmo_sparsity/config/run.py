@@ -1,7 +1,4 @@
-"""Read, check and write the settings of a training run.
-
-Place in the flow: YAML → **a checked config** → everything else. Nothing is read or built before.
-"""
+"""Read, check and write the settings of a training run."""
 
 from __future__ import annotations
 
@@ -73,8 +70,7 @@ def _lengths(config: RunConfig) -> Rules:
     for stage in training.lengths:
         yield (
             training.length % stage.tokens == 0,
-            f"training.length: {stage.tokens} tokens do not divide the longest sequences of "
-            f"{training.length}; a step has {training.batch_size=}; pass a divisor",
+            f"training.length: {stage.tokens} tokens do not divide the longest, {training.length}",
         )
 
 
@@ -83,15 +79,13 @@ def _schedule(config: RunConfig) -> Rules:
     training, evaluation, engine = config.training, config.evaluation, config.engine
     yield (
         config.init_from is None or config.branch_from is None,
-        f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other: "
-        "the first takes only weights, the second continues that run; remove one",
+        f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other",
     )
     targets = evaluation.sparsity_targets
     yield targets not in (1, 2, 3), f"{evaluation.sparsity_targets=} must be 0 or at least 4"
     yield (
         not targets or training.length >= 32,
-        f"{evaluation.sparsity_targets=} needs windows within {training.length=}, which must be at "
-        "least 32",
+        f"{evaluation.sparsity_targets=} needs training.length >= 32, not {training.length}",
     )
     beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
     yield (
@@ -104,8 +98,7 @@ def _schedule(config: RunConfig) -> Rules:
     )
     yield (
         engine.name != "zero3" or not training.compile,
-        "training.compile=true cannot be combined with engine.name=zero3, which swaps weights in "
-        "and out inside the compiled function; set training.compile=false or take zero2",
+        "training.compile=true cannot be combined with engine.name=zero3; take zero2",
     )
 
 
@@ -114,13 +107,11 @@ def _positions(config: RunConfig) -> Rules:
     if positions.scheme != "contiguous":
         yield (
             config.largest_length >= training.length,
-            f"{positions.target_length=} is below {training.length=}; raise the first or lower the "
-            "second",
+            f"{positions.target_length=} is below {training.length=}",
         )
     yield (
         config.data.mask_documents or not positions.per_document,
-        "positions.per_document=true is set, but with data.mask_documents=false all documents of a "
-        "sequence are one text; set both",
+        "positions.per_document=true needs data.mask_documents=true",
     )
     yield (
         positions.scheme != "pose" or positions.num_chunks <= training.shortest,
@@ -128,8 +119,7 @@ def _positions(config: RunConfig) -> Rules:
     )
     yield (
         model.max_sequence_length >= config.largest_length,
-        f"{model.max_sequence_length=} is below the positions trained ({config.largest_length}); "
-        "raise it to at least that",
+        f"{model.max_sequence_length=} is below the positions trained ({config.largest_length})",
     )
 
 
@@ -156,8 +146,7 @@ def _data(config: RunConfig) -> Rules:
     planted, repeated, shortest = data.planted, data.repeated, training.shortest
     yield (
         not data.mask_documents or model.query_scale_length is None,
-        f"{model.query_scale_length=} counts the keys of a whole sequence, which "
-        "data.mask_documents=true hides; unset one of them",
+        f"{model.query_scale_length=} cannot be combined with data.mask_documents=true",
     )
     yield (
         planted.share == 0 or shortest >= planted.num_tokens + 2,
@@ -191,13 +180,12 @@ def _corpora(config: RunConfig) -> Rules:
     for number, one in enumerate(data.corpora):
         yield (
             re.fullmatch(r"\w[\w-]*", one.name) is not None and names.count(one.name) == 1,
-            f"data.corpus[{number}].name={one.name} must be letters and digits, and differ "
-            "from the names of the other corpora: it names a folder, and a loss in the metrics",
+            f"data.corpus[{number}].name={one.name} must be letters and digits, and differ from "
+            "the other names",
         )
         yield (
             one.weight / total >= LEAST_SHARE,
-            f"data.corpus[{number}].weight={one.weight} is less than {LEAST_SHARE} of all; leave "
-            "it out or raise it",
+            f"data.corpus[{number}].weight={one.weight} is less than {LEAST_SHARE} of all",
         )
 
 
@@ -222,13 +210,11 @@ def _model(model: ModelConfig) -> Rules:
     )
     yield (
         model.d_model % model.n_heads == 0 or model.head_width is not None,
-        f"{model.d_model=} is not a multiple of {model.n_heads=}; change one of them, or set "
-        "model.head_width",
+        f"{model.d_model=} is not a multiple of {model.n_heads=}; or set model.head_width",
     )
     yield (
         model.attention_layer_norm or not model.attention_norm_per_head,
-        "model.attention_norm_per_head=true is set, but model.attention_layer_norm=false norms "
-        "nothing; set both",
+        "model.attention_norm_per_head=true needs model.attention_layer_norm=true",
     )
     yield (
         not (model.qkv_bias and model.include_bias),

@@ -1,8 +1,4 @@
-"""The settings of a training run, as dataclasses with defaults.
-
-Place in the flow: first. The other modules receive one of these sections; file.py reads and writes
-them, check.py rejects values that do not fit together.
-"""
+"""The settings of a training run, as dataclasses with defaults; other modules receive sections."""
 
 from __future__ import annotations
 

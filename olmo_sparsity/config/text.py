@@ -1,8 +1,4 @@
-"""The sections of text and of position IDs.
-
-Place in the flow: first, next to sections.py. Imports nothing of OLMo, so that
-processes that prepare text start without it.
-"""
+"""The sections of text and of position IDs. Imports nothing of OLMo."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"positions": {"scheme": "pose", "target_length": 4096}},
             "model.max_sequence_length=1024 is below the positions trained (4096)",
         ),
-        ({"positions": {"per_document": True}}, "data.mask_documents=false all documents"),
+        ({"positions": {"per_document": True}}, "needs data.mask_documents=true"),
         ({"positions": {"factor": 4}}, "positions.scaling=none does not use it"),
         ({"positions": {"scaling": "linear", "factor": 4, "beta_fast": 8}}, "does not use it"),
         ({"positions": {"scaling": "ntk"}}, "positions.scaling=ntk needs positions.factor"),
@@ -55,7 +55,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             "low_frequency_factor=5.0 must be below positions.high_frequency_factor=4.0",
         ),
         ({"model": {"rope_scaling": {"rope_type": "yarn"}}}, "ignored: set positions.scaling"),
-        ({"model": {"attention_norm_per_head": True}}, "attention_layer_norm=false norms nothing"),
+        ({"model": {"attention_norm_per_head": True}}, "needs model.attention_layer_norm=true"),
         ({"model": {"qkv_bias": True, "include_bias": True}}, "adds all biases"),
         ({"training": {"batch_size": 10, "micro_batch_size": 4}}, "not a multiple"),
         ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
@@ -73,7 +73,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),
         (
             {"data": {"mask_documents": True}, "model": {"query_scale_length": 16}},
-            "query_scale_length=16.0 counts the keys",
+            "query_scale_length=16.0 cannot",
         ),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
         (
@@ -120,8 +120,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ),
         (
             {"training": {"length": [{"tokens": 24, "until": 9}, {"tokens": 32}]}},
-            "24 tokens do not divide the longest sequences of 32; a step has "
-            "training.batch_size=32",
+            "training.length: 24 tokens do not divide the longest, 32",
         ),
         ({"training": {"length": [{"tokens": 1, "until": 9}]}}, "training.length[0].tokens=1"),
         ({"training": {"length": []}}, "training.length=[] must be a list of sections with tokens"),

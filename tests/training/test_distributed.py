@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from datetime import timedelta
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.runtime import Launch
@@ -35,23 +32,6 @@ def test_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert distributed._meeting_point() == ("10.0.0.1", "29500")
-
-
-def test_no_group_gives_up_while_the_first_process_measures_sparsity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """PyTorch's default is 10 minutes with NCCL, 30 with gloo."""
-    given: list[timedelta] = []
-    monkeypatch.setattr(distributed, "_backend", lambda: "cpu:gloo,cuda:nccl")
-    monkeypatch.setattr(distributed, "_meeting_point", lambda: ("localhost", "1"))
-    for name in ("init_process_group", "new_group"):
-        monkeypatch.setattr(dist, name, lambda *_, timeout, **__: given.append(timeout))
-    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "environ", {})
-        distributed._meet(TWO)
-    distributed.among(TWO)
-    assert given == [timedelta(hours=2)] * 2
 
 
 def agreeing(rank: int, texts: list[str | None]) -> Processes:

@@ -27,7 +27,6 @@ from olmo_sparsity.training.engine import (
     Engine,
     attention_kernel,
     choose_precision,
-    measure_matmul_peak,
     own_device,
     own_gpu,
 )
@@ -213,44 +212,6 @@ def test_many_processes_that_do_the_same_are_like_one(
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
-def test_with_ddp_a_compiled_step_is_two_graphs(
-    make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of more weights than one of DDP's buckets."""
-    torch.compiler.reset()
-    graphs = count_graphs("eager")
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs, fullgraph=True))
-    config = make_config(model__d_model=256, training__compile=True, training__batch_size=12)
-    with alike(2) as processes:
-        engine = DDPEngine(new_model(config), config.training, config.optimizer, processes)
-        engine.step(batch, 1e-3)
-        del engine
-    assert graphs.frame_count == 2
-
-
-@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
-def test_what_is_compiled_does_not_depend_on_what_ran_before(
-    make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that goes on meets other shapes first than one that begins."""
-    torch.compiler.reset()
-    of_any_size: list[bool] = []
-
-    def look(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        of_any_size.append(any(isinstance(given, torch.SymInt) for given in inputs))
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=look, fullgraph=True))
-    engine = engine_for(make_config(training__batch_size=6, training__compile=True))
-    for shape in ((2, 32), (5, 24), (1, 64)):
-        tokens_BL = torch.zeros(shape, dtype=torch.long)
-        positions_BL = torch.arange(shape[1]).expand(shape)
-        engine.token_losses(Batch(tokens_BL, positions_BL, tokens_BL))
-    engine.step(batch, 1e-3)
-    assert of_any_size == [False, False, False, False, True], "rows of a chunk alone"
-
-
-@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_compiled_equals_eager_and_goes_on_to_the_bit(
     make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -345,20 +306,6 @@ def test_the_loss_of_a_masked_document_is_its_loss_alone(
 
     one, other = gradients([packed]), gradients(apart)
     assert (one - other).norm() < near["rtol"] * other.norm()
-
-
-@pytest.mark.parametrize(("flop_per_s", "size"), [(1e12, 1024), (1e8, 256)])
-def test_the_peak_is_measured_on_matrices_that_take_no_seconds(
-    monkeypatch: pytest.MonkeyPatch, flop_per_s: float, size: int
-) -> None:
-    asked = []
-    monkeypatch.setattr(
-        "olmo_sparsity.training.engine._seconds_to_square",
-        lambda matrix: asked.append(len(matrix)) or 2 * len(matrix) ** 3 / flop_per_s,
-    )
-    peak = measure_matmul_peak.__wrapped__(torch.device("cpu"), "bf16")
-    assert peak == pytest.approx(flop_per_s)
-    assert max(asked) == size
 
 
 def test_devices_and_precisions_are_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,13 @@ import pytest
 import torch
 
 from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.config.run import load_config, load_saved_config
+from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.training import start
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.estimate import flops_per_token
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.run_folder import draw_losses, loss_table, read_metrics
@@ -81,43 +76,6 @@ def test_a_finished_run_is_left_alone(
     with pytest.raises(ConfigError, match=r"evaluated with evaluation\.num_seq"):
         train(make_config(evaluation__num_sequences=7))
     assert (trained / "config.yaml").read_bytes() == written
-
-
-def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -> None:
-    curves = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        config = make_config(run_folder=str(tmp_path / name), seed=seed)
-        train(config)
-        curves.append(losses(config))
-    assert curves[0] == curves[1]
-    assert curves[0] != curves[2]
-
-
-def test_the_command_of_the_docs_trains_several_seeds_side_by_side(tmp_path: Path) -> None:
-    (command,) = re.findall(r"^seq .*$", (ROOT / "docs/scaling.md").read_text(), re.M)
-    stub = tmp_path / "olmo-sparsity"
-    stub.write_text('#!/bin/sh\necho "$@" >"$(mktemp -p "$(dirname "$0")" words.XXXX)"\n')
-    stub.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, check=True)
-    configs = []
-    for path in tmp_path.glob("words.*"):
-        train, file, *overrides = path.read_text().split()
-        assert train == "train"
-        configs.append(load_config(ROOT / file, overrides))
-    assert {config.seed for config in configs} == {1, 2, 3}
-    assert len({config.run_folder for config in configs}) == 3
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"training__activation_checkpointing": True}, {"training__precision": "bf16"}],
-    ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
-)
-def test_every_variant_trains(make_config: MakeConfig, changes: dict) -> None:
-    config = make_config(**changes, training__num_steps=12)
-    train(config)
-    assert losses(config)[-1] < losses(config)[0]
 
 
 # --- several corpora, several lengths -------------------------------------------------------------
@@ -291,20 +249,3 @@ def test_too_little_heldout_text_ends_a_run_before_its_first_step(make_config: M
         with pytest.raises(DataError, match="no file of the held-out text holds one"):
             train(config)
         assert not Path(config.run_folder).exists()
-
-
-def test_the_share_of_the_stated_peak_is_logged_where_it_is_known(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config(training__num_steps=1, training__batch_size=4, training__length=16)
-    train(config)
-    assert not [row for row in rows(config) if "mfu" in row]
-    monkeypatch.setattr(start, "device_name", lambda device: "NVIDIA A100-SXM4-80GB")
-    config = make_config(run_folder=config.run_folder + "-a100")
-    train(config)
-    (row,) = [row for row in rows(config) if "mfu" in row]
-    model = load_model(config.run_folder, device="cpu").model
-    expected = row["tokens_per_s"] * flops_per_token(model, config.model, 16) / 312e12
-    assert row["mfu"] == pytest.approx(expected)
-    assert row["mfu"] < row["mfu_whole_attention"] < 2 * row["mfu"]
-    assert 0.1 < row["peak_memory_gib"] < 100
