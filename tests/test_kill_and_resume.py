@@ -20,13 +20,13 @@ import yaml
 
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.io import is_partial
-from tests.conftest import data_section, small_run, small_task
+from tests.conftest import data_section, small_run
 from tests.support import children
 
 MEASURE = ["--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--draws", "1"]
 MEASURE += ["--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "4"]
 MEASURE += ["--sets", "gap", "--max-targets", "3", "--units", "tokens"]
-COMMANDS = ["prepare", "train", "export", "measure", "task"]
+COMMANDS = ["prepare", "train", "export", "measure"]
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.utime", "os.chmod", "os.truncate")
 
 
@@ -41,8 +41,6 @@ def words_of(command: str, folder: Path, run: Path, here: Path) -> list[str]:
     settings["training"]["num_steps"] = 3
     if command == "prepare":
         settings["data"]["folder"] = str(folder)
-    if command == "task":
-        settings = small_task(folder) | {"seeds": [1], "num_test_samples": 20}
     (path := here / f"{command}.yaml").write_text(yaml.safe_dump(settings))
     return [command, str(path)]
 

@@ -420,9 +420,7 @@ def test_another_optimizer_than_was_asked_for_is_an_error(settings: dict, tmp_pa
     given["engine"]["deepspeed_config"] = str(path)
     job = children.start(given)
     assert job.wait() == [2, 2]
-    wanted = (
-        "engine.name=zero1 requires DeepSpeedEngine with DeepSpeedZeroOptimizer, DeepSpeed built"
-    )
+    wanted = "engine.name=zero1: DeepSpeed built"
     assert [text.count(wanted) for text in job.texts()] == [1, 0]
     assert not (Path(given["run_folder"]) / "metrics.jsonl").exists()
 
