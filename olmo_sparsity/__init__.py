@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
-    from olmo_sparsity.analysis.attribution.segments import Answer, Segment
+    from olmo_sparsity.analysis.attribution.sources import Answer, Segment
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
     from olmo_sparsity.analysis.inputs.windows import Windows
@@ -41,8 +41,8 @@ _MODULES = {
     "Document": "analysis.inputs.documents",
     "Documents": "analysis.inputs.documents",
     "Controls": "analysis.inputs.documents",
-    "Answer": "analysis.attribution.segments",
-    "Segment": "analysis.attribution.segments",
+    "Answer": "analysis.attribution.sources",
+    "Segment": "analysis.attribution.sources",
     "Scorer": "analysis.scoring.scorer",
     "context_losses": "analysis.scoring.scorer",
     "influence_map": "analysis.selectors.influence",

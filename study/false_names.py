@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.analysis.attribution.statements import Request, Trials
+from olmo_sparsity.analysis.attribution.statements import Trial, Trials
 from olmo_sparsity.analysis.attribution.verdicts import Verdict, judge
 
 SOURCES, DECOYS, SPREADS, TAILS = (2, 3, 4, 5, 10), (2, 4, 8), (0.3, 1.0, 3.0), ("normal", "t3")
@@ -33,15 +33,15 @@ class DrawnTrials(Trials):
         num_T, num_S, num_E = effects_TSE.shape
         layout: Any = SimpleNamespace(statements=range(num_T))
         engine: Any = None
-        super().__init__(engine, [layout], [np.zeros((num_E - 1, 1))] * num_S)
+        super().__init__(engine, layout, [np.zeros((num_E - 1, 1))] * num_S)
         self.effects_TSE, self.combine = effects_TSE, combine
 
-    def evaluate(self, requests: Iterable[Request]) -> None:
-        for way, *numbers in requests:
+    def evaluate(self, trials: Iterable[Trial]) -> None:
+        for way, *numbers in trials:
             effects_TS = self.effects_TSE[:, :, 0].copy()
             for s in self.replaced(way, numbers[0]):
                 effects_TS[:, s] = self.effects_TSE[:, s, 1 + numbers[-1]]
-            self.found[0][way][(slice(None), *numbers)] = -self.combine(effects_TS)
+            self.found[way][(slice(None), *numbers)] = -self.combine(effects_TS)
 
 
 def drawn(tails: str, shape: tuple[int, ...], seed: Any) -> np.ndarray:
@@ -51,9 +51,7 @@ def drawn(tails: str, shape: tuple[int, ...], seed: Any) -> np.ndarray:
 
 
 def judged(effects_TSE: np.ndarray, combine: Any = lambda of: of.sum(1)) -> list[Verdict]:
-    unknown = np.full(effects_TSE.shape[:2], np.nan)
-    trials = DrawnTrials(effects_TSE, combine)
-    (losses,) = trials.run([(unknown[:, 0], unknown, unknown)], RATE, lambda done: None)
+    losses = DrawnTrials(effects_TSE, combine).run(RATE, lambda done: None)
     return judge(losses, RATE)[1]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from olmo_sparsity.analysis.attribution.messages import Messages
-    from olmo_sparsity.analysis.attribution.segments import Answer, Sources
+    from olmo_sparsity.analysis.attribution.sources import Answer, Sources
     from olmo_sparsity.analysis.attribution.statements import Attribution
     from olmo_sparsity.analysis.explain.explanation import Explanation
     from olmo_sparsity.analysis.inputs.documents import Documents
@@ -138,9 +138,7 @@ def attribute(
     decoys: Text | Mapping[str, str] | None = None,
     draws: int = 8,
     units: str = "sources",
-    orders: int = 1,
     rate: float = 0.05,
-    far_states: Reading = "contextual",
     chat: bool = False,
     control_tokens: bool = False,
     max_new_tokens: int | None = None,
@@ -174,10 +172,7 @@ def attribute(
             sources, in any form that `open_documents` reads.
         draws: Largest number of decoys of each source; fewer are evaluated if they decide.
         units: What is judged: sources, or paragraphs, sentences, words, … of each.
-        orders: Number of orders of the sources, all but the first shuffled.
         rate: Of the sources that verdicts name, the share that is expected to be named by chance.
-        far_states: How `alone` and `left_out` hide sources. "contextual": from question and answer
-            alone, which costs little; "isolated": they are left out.
         chat: Put the prompt into the tokenizer's chat template.
         control_tokens: Read what sources say as control tokens, such as `<|im_end|>`, as these.
             Default: as their letters.
@@ -201,9 +196,7 @@ def attribute(
         decoys=decoys,
         draws=draws,
         units=units,
-        orders=orders,
         rate=rate,
-        far_states=far_states,
         chat=chat,
         control_tokens=control_tokens,
         max_new_tokens=max_new_tokens,

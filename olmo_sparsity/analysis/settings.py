@@ -315,9 +315,7 @@ class SourceSettings:
 
     draws: int = option(8, least=2)
     units: str = "sources"
-    orders: int = option(1, metavar="N", least=1)
     rate: float = option(0.05, least=1e-06, most=0.999999)
-    far_states: Reading = "contextual"
     chat: bool = False
     control_tokens: bool = False
     max_new_tokens: int | None = option(None, metavar="N", least=1)
@@ -329,11 +327,6 @@ class SourceSettings:
             from olmo_sparsity.analysis.inputs.windows import span_width
 
             span_width(self.units)
-            if self.orders > 1:
-                raise ConfigError(
-                    f"orders={self.orders} reorders whole sources and cannot be combined with "
-                    f"units={self.units}"
-                )
 
 
 # --- requests -------------------------------------------------------------------------------------

@@ -61,7 +61,9 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import attribute, load_model
-from olmo_sparsity.analysis.attribution.segments import Answer, SourcePrompt
+from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.attribution.segments import Layout, SourcePrompt
+from olmo_sparsity.analysis.attribution.sources import Answer
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.attribution.verdicts import judge
 from olmo_sparsity.analysis.kernels.engine import Prompt
@@ -314,7 +316,8 @@ def generate_answer(model: LoadedModel, case: Case, answers: Sequence[str]) -> S
     the question has it too."""
     if has(case.question, answers):
         return None
-    prompt = SourcePrompt.of(model, named_sources(case), case.question, chat=True)
+    given = {"sources": named_sources(case), "question": case.question, "chat": True}
+    prompt = SourcePrompt.of(model, AttributeRequest.of(model=model, **given))
     (ids,) = prompt.answer_ids(None, NUM_NEW, quiet=True).pieces
     text = model.tokenizer.decode(ids, skip_special_tokens=True)
     any_answer = "|".join(map(re.escape, answers))
@@ -335,7 +338,7 @@ def measure(
             question=case.question, answer=answer, decoys=case.decoys,
             draws=draws, seed=seed, chat=chat, prefix="auto" if chat else PREFIX,
         )  # fmt: skip
-    losses, row, cells = found.losses[0], found.statements.iloc[0], found.matrix.loc[0]
+    losses, row, cells = found.losses, found.statements.iloc[0], found.matrix.loc[0]
     tried = cells[["tried_gives", "tried_lost"]].to_numpy().max()
     block = found.layout.block
     row_of = {
@@ -351,8 +354,7 @@ def measure(
             _, ((said, sources),) = judge(losses.first(num), found.settings.rate)
             row_of |= {f"said_{num}": said, f"sources_{num}": sources}
     row_of["scores"] = {
-        "left out": cells.left_out.tolist(),
-        "alone": cells.alone.tolist(),
+        **hidden(found),
         "one decoy": (losses.without_TSD[0, :, 0] - losses.all_T[0]).tolist(),
         "attention": attention(found),
         "BM25": bm25(case.sources, f"{case.question} {case.answer}").tolist(),
@@ -371,6 +373,27 @@ def measure(
         )[0][1:].tolist()
         row_of["costs"] = {"surrogate": forwards}
     return row_of
+
+
+def shown(layout: Layout, sources: Sequence[int]) -> np.ndarray:
+    """Return the distant places in view if only these sources are shown."""
+    every = layout.units.places(*range(len(layout.units)))
+    in_view = np.setdiff1d(np.arange(layout.num_far), every)
+    return np.union1d(in_view, layout.units.places(*sources))
+
+
+def hidden(found: Attribution) -> dict[str, list[float]]:
+    """Return nats by each source when it alone is hidden, and when it alone is shown."""
+    scorer, every = Scorer(found.prompt.model.model), range(len(found.names))
+    sets = [(), tuple(every), *((s,) for s in every)]
+    sets += [tuple(other for other in every if other != s) for s in every]
+    context = scorer.context(found.layout.block)
+    rows = [context.set_row(shown(found.layout, sources)) for sources in sets]
+    none, whole, *others = (float(losses.sum()) for losses in scorer.losses(rows))
+    return {
+        "left out": [loss - whole for loss in others[len(every) :]],
+        "alone": [none - loss for loss in others[: len(every)]],
+    }
 
 
 @torch.no_grad()
@@ -397,7 +420,7 @@ def subset_logits(found: Attribution) -> tuple[np.ndarray, int]:
     near = block.tokens[block.num_prefix + block.num_far : block.num_before]
     prompts = []
     for shown_S in subsets(len(found.names)):
-        far = block.far_F[layout.shown(*np.flatnonzero(shown_S).tolist())]
+        far = block.far_F[shown(layout, np.flatnonzero(shown_S).tolist())]
         prefix = np.concatenate([block.tokens[: block.num_prefix], far, near])
         prompts.append(Prompt(prefix, block.targets_W))
     engine = ModelLogprobs(Scorer(found.prompt.model.model))

@@ -47,10 +47,9 @@ def asked(family: str = FAMILIES[0], **changed: Any) -> Any:
 class Plain:
     """transformers alone: the losses of each statement with some sources."""
 
-    def __init__(self, family: str, far_states: str, sources: dict[str, str] = SOURCES) -> None:
-        self.model, self.far_states = model_of(family), far_states
-        read = make_tokenizer(bos=False)
-        self.parts = [read(text).input_ids for text in sources.values()]
+    def __init__(self, family: str) -> None:
+        self.model, read = model_of(family), make_tokenizer(bos=False)
+        self.parts = [read(text).input_ids for text in SOURCES.values()]
         self.answer = [read(text).input_ids for text in GIVEN["answer"]]
         self.near = [*read(GIVEN["question"]).input_ids, *[*chain(*self.answer)]]
 
@@ -61,23 +60,8 @@ class Plain:
         return found
 
     @torch.no_grad()
-    def losses(self, shown: set[int]) -> np.ndarray:
-        sources = [number for number, part in enumerate(self.parts) for _ in part]
-        tokens = np.array([1, *chain(*self.parts), *self.near])
-        owner = np.array([-1, *sources, *[-1] * len(self.near)])
-        in_view = np.isin(owner, [-1, *shown])
-        seen = np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
-        kept = np.arange(len(tokens))
-        if self.far_states == "isolated":
-            kept = np.flatnonzero(in_view)
-        else:
-            seen[1 + len(sources) :] &= in_view[None]
-        bias = np.where(seen[np.ix_(kept, kept)], 0.0, np.finfo(np.float32).min)
-        logits = self.model(
-            input_ids=torch.tensor(tokens[None, kept]),
-            position_ids=torch.tensor(kept[None]),
-            attention_mask=torch.tensor(bias[None, None], dtype=torch.float32),
-        ).logits[0]
+    def losses(self) -> np.ndarray:
+        logits = self.model(torch.tensor([[1, *chain(*self.parts), *self.near]])).logits[0]
         num_answer = sum(map(len, self.answer))
         log_p = logits[-num_answer - 1 : -1].log_softmax(-1)
         nll = -log_p[range(num_answer), [*chain(*self.answer)]].numpy()
@@ -89,16 +73,15 @@ def with_verdicts(found: Attribution) -> Attribution:
     """Its losses replaced: the statements rest on a, on either of a and c, on a and b together."""
     gives = [[8.0, 0.0, 0.1], [7.0, 0.0, 7.5], [4.0, 4.0, 0.0]]
     lost = [[8.0, 0.0, 0.1], [0.1, 0.0, 0.0], [4.0, 4.5, 0.0]]
-    return replace(found, losses=[made_up(gives, lost)])
+    return replace(found, losses=made_up(gives, lost))
 
 
 def made_up(gives: Any, lost: Any, gap: float = 8.0) -> Losses:
     """Losses with sources that give so many nats of `gap`, and of which so many are lost."""
     gives_TS1, lost_TS1 = np.array(gives)[..., None], np.array(lost)[..., None]
     noise = np.random.default_rng(0).normal(scale=0.05, size=(*gives_TS1.shape[:2], 8))
-    num, unused = len(gives_TS1), np.zeros(gives_TS1.shape[:2])
-    with_decoys = np.full((num, 8), gap), gap - gives_TS1 + noise, lost_TS1 + noise
-    return Losses(np.full(num, gap), np.zeros(num), gap - unused, unused, *with_decoys)
+    with_decoys = np.full((len(noise), 8), gap), gap - gives_TS1 + noise, lost_TS1 + noise
+    return Losses(np.zeros(len(noise)), *with_decoys)
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:

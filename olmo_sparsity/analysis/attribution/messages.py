@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.analysis.attribution.segments import Segment
+from olmo_sparsity.analysis.attribution.sources import Segment
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.errors import ConfigError, DataError, printable
 

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.attribution.request import AttributeRequest
-from olmo_sparsity.analysis.attribution.segments import Answer, Segment, read_turns
+from olmo_sparsity.analysis.attribution.sources import Answer, Segment, read_turns
 from olmo_sparsity.analysis.attribution.statements import Attributing, Attribution
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.texts import open_documents
@@ -130,7 +130,7 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
             raise DataError(f"{where}: {error}") from None
     if common.decoys is not None:
         return found
-    turns = [read_turns(one.sources or ()) for one in found]
+    turns = [read_turns(one.sources) for one in found]
     named = [[p.text for turn in of_one for p in turn.parts if p.name] for of_one in turns]
     with_decoys = []
     for number, one in enumerate(found):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from olmo_sparsity.analysis.attribution.messages import Messages, read_messages
-from olmo_sparsity.analysis.attribution.segments import Answer, Sources, read_turns
+from olmo_sparsity.analysis.attribution.sources import Answer, Sources, read_turns
 from olmo_sparsity.analysis.settings import ModelOptions, Request, SourceSettings
 from olmo_sparsity.errors import ConfigError
 
@@ -44,8 +44,6 @@ class AttributeRequest(Request):
             sources, answer, reasoning = read_messages(self.messages, self.message)
             read = replace(self, messages=None, sources=sources, answer=answer, reasoning=reasoning)
             return replace(read, message=-1).checked()
-        if self.sources is None:
-            raise ConfigError("sources is missing: give sources and a question, or messages")
         if self.message != -1:
             raise ConfigError(f"message={self.message} belongs to `messages`; leave it out")
         turns = read_turns(self.sources)
@@ -61,6 +59,6 @@ class AttributeRequest(Request):
         """The question, or the last message of the user."""
         if self.question is not None:
             return self.question
-        turns = read_turns(self.sources or ())
+        turns = read_turns(self.sources)
         last = next((turn for turn in reversed(turns) if turn.role == "user"), turns[-1])
         return "\n".join(part.text for part in last.parts)

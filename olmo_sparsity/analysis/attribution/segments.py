@@ -1,12 +1,8 @@
-"""Lay out named sources, a question and an answer as tokens, and draw the decoys of each source.
+"""Lay out a request as tokens, and draw the decoys of each source.
 
-Place in the flow: sources + question + answer → **tokens, with a unit for each source and a target
-for each statement** → statements.py.
-
-Sources are encoded one by one, so that one can be replaced or moved and the others keep their
-tokens. Everything else stays in view: the question, earlier statements, texts without a name.
-
-Dimension key: S sources, D decoys of a source.
+Place in the flow: request → **tokens, a unit for each source, a target for each statement** →
+statements.py. Sources are encoded one by one, so that the others keep their tokens if one is
+replaced. Dimension key: S sources, D decoys of a source.
 """
 
 from __future__ import annotations
@@ -14,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from olmo_sparsity.analysis.attribution.reasoning import num_reasoning
+from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.attribution.sources import Answer, Segment, Turn, read_turns
 from olmo_sparsity.analysis.explain.check import SAME_TEXT, passages
 from olmo_sparsity.analysis.explain.prompt import generate, split_template, through_template
 from olmo_sparsity.analysis.inputs.documents import Document
@@ -34,65 +32,6 @@ AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
 
 TRIES = 20
 """Attempts for each decoy, before an error reports that no more differ."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A named part of a prompt: a source, a message, what a tool returned."""
-
-    name: str
-    text: str
-
-
-Sources = Mapping[str, str] | Sequence[Segment | str | Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A message; without a role, texts outside messages."""
-
-    role: str
-    parts: list[Segment]
-    others: dict[str, Any] = field(default_factory=dict)
-    """What else it has, such as `tool_calls`."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer with the spans of characters, (first, end), of its statements. The rest of
-    it stays in view."""
-
-    text: str
-    spans: Sequence[tuple[int, int]]
-
-    def pieces(self) -> list[tuple[str, bool]]:
-        """Texts that together are the answer, and whether each is a statement. White space belongs
-        to the piece behind it, as tokens hold it."""
-        found, at, space = list[tuple[str, bool]](), 0, ""
-        for first, end in [*self._checked(), (len(self.text), len(self.text))]:
-            for text, is_statement in ((self.text[at:first], False), (self.text[first:end], True)):
-                words = (space + text).rstrip()
-                space = (space + text)[len(words) :]
-                found += [(words, is_statement)] if words else []
-            at = end
-        if space:
-            found[-1] = (found[-1][0] + space, found[-1][1])
-        return found
-
-    def _checked(self) -> list[tuple[int, int]]:
-        spans, last = sorted((int(first), int(end)) for first, end in self.spans), 0
-        for first, end in spans:
-            if not last <= first < end <= len(self.text) or not self.text[first:end].strip():
-                raise ConfigError(
-                    f"answer: the span ({first}, {end}) is empty, overlaps another, or ends after "
-                    f"the {len(self.text)} characters; give (first, end) of each statement"
-                )
-            last = end
-        if not spans:
-            raise ConfigError(
-                "answer: it has no spans; give (first, end) of each statement, or a text"
-            )
-        return spans
 
 
 @dataclass(frozen=True)
@@ -135,9 +74,6 @@ class Layout:
     text_ends: np.ndarray
     """One past the last place of each source's own text, which decoys replace."""
 
-    in_view: np.ndarray
-    """Places before the last source that belong to none."""
-
     @cached_property
     def block(self) -> Block:
         """The answer as targets; all sources lie in the far part."""
@@ -148,9 +84,10 @@ class Layout:
     def num_far(self) -> int:
         return int(self.units.end.max())
 
-    def shown(self, *sources: int) -> np.ndarray:
-        """Return the far places in view if only these sources are shown."""
-        return np.union1d(self.in_view, self.units.places(*sources))
+    @property
+    def before_question(self) -> np.ndarray:
+        """Tokens up to the last source."""
+        return self.block.tokens[: self.block.num_prefix + self.block.num_far]
 
     def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
         """losses_TR: the losses of the tokens of each statement, added up."""
@@ -173,36 +110,26 @@ class SourcePrompt:
     """Number of sources at the end that are sentences of the model's reasoning."""
 
     @staticmethod
-    def of(
-        model: LoadedModel,
-        sources: Sources,
-        question: str | None,
-        candidates: Sequence[str] | None = None,
-        prefix: str = "auto",
-        chat: bool = False,
-        units: str = "sources",
-        control_tokens: bool = False,
-    ) -> SourcePrompt:
-        """`units`: what is judged, sources or parts of each. `control_tokens`: what sources say
-        as `<|im_end|>` is one, and not its letters."""
-        turns = read_turns(sources)
-        names = _candidates([part for turn in turns for part in turn.parts], candidates)
-        if chat or any(turn.role for turn in turns):
-            parts, closing, prefix_ids = *_through_template(model, turns, question), list[int]()
+    def of(model: LoadedModel, request: AttributeRequest) -> SourcePrompt:
+        turns, settings = read_turns(request.sources), request.settings
+        names = _candidates([part for turn in turns for part in turn.parts], request.candidates)
+        if settings.chat or any(turn.role for turn in turns):
+            parts, closing = _through_template(model, turns, request.question)
+            prefix_ids = list[int]()
         else:
             parts = [(part, AFTER_SOURCE) for turn in turns for part in turn.parts]
-            closing = f"{question}{AFTER_QUESTION}"
-            prefix_ids = model.prefix_ids(prefix, parts[0][0].text)
+            closing = f"{request.question}{AFTER_QUESTION}"
+            prefix_ids = model.prefix_ids(request.loading.prefix, parts[0][0].text)
         near_ids, *after_ids = model.encode([closing, *(after for _, after in parts)])
-        encode = partial(model.encode, control_tokens=control_tokens)
+        encode = partial(model.encode, control_tokens=settings.control_tokens)
         named = iter(encode([part.text for part, _ in parts if part.name]))
         unnamed = iter(model.encode([part.text for part, _ in parts if not part.name]))
         pieces = []
         for (part, _), after in zip(parts, after_ids, strict=True):
             number = names.index(part.name) if part.name in names else None
             pieces.append(Piece(next(named if part.name else unnamed), after, number, number))
-        if units != "sources":
-            names, pieces = _parted(model, names, pieces, units)
+        if settings.units != "sources":
+            names, pieces = _parted(model, names, pieces, settings.units)
         return SourcePrompt(model, names, pieces, near_ids, prefix_ids)
 
     def through(self, ids: list[int], spans: Spans) -> SourcePrompt:
@@ -224,50 +151,32 @@ class SourcePrompt:
         )
 
     @cached_property
-    def wholes(self) -> list[list[Piece]]:
-        """Return the parts of each source, in order."""
-        found = dict[int | None, list[Piece]]()
+    def wholes(self) -> list[list[list[int]]]:
+        """Tokens of the judged parts of each source, in order."""
+        found = dict[int | None, list[list[int]]]()
         for piece in self.pieces:
             if piece.source is not None:
-                found.setdefault(piece.whole, []).append(piece)
+                found.setdefault(piece.whole, []).append(piece.text_ids)
         return [*found.values()]
 
     @cached_property
     def whole_ids(self) -> list[np.ndarray]:
-        """Return the tokens of each source, also where its parts are judged."""
-        return [
-            np.array([token for piece in parts for token in piece.text_ids])
-            for parts in self.wholes
-        ]
-
-    @property
-    def part_ids(self) -> list[list[int]]:
-        """Return the tokens of each judged unit, by its number."""
-        pieces = {piece.source: piece.text_ids for piece in self.pieces}
-        return [pieces[source] for source in range(len(self.names))]
+        """Tokens of each source, also where its parts are judged."""
+        return [np.array([*chain(*parts)]) for parts in self.wholes]
 
     @property
     def longest(self) -> int:
         return max(map(len, self.whole_ids))
 
-    def _arranged(self, order: Sequence[int]) -> list[Piece]:
-        """Return the prompt with the sources in this order."""
-        by_source = {piece.source: piece for piece in self.pieces if piece.source is not None}
-        moved = iter([by_source[source] for source in order])
-        return [piece if piece.source is None else next(moved) for piece in self.pieces]
-
-    def lay_out(self, answer: AnswerIds, order: Sequence[int]) -> Layout:
+    def lay_out(self, answer: AnswerIds) -> Layout:
         first, end, text_ends = np.zeros((3, len(self.names)), dtype=np.int64)
-        tokens, in_view = list[int](), list[int]()
-        last = max(i for i, piece in enumerate(self.pieces) if piece.source is not None)
-        for index, piece in enumerate(self._arranged(order)):
+        tokens = list[int]()
+        for piece in self.pieces:
             places = range(len(tokens), len(tokens) + len(piece.text_ids) + len(piece.after_ids))
             tokens += [*piece.text_ids, *piece.after_ids]
             if piece.source is not None:
                 first[piece.source], end[piece.source] = places.start, places.stop
                 text_ends[piece.source] = places.start + len(piece.text_ids)
-            elif index < last:
-                in_view += places
         num_far = int(end.max())
         tokens += self.near_ids
         start = len(tokens)
@@ -279,8 +188,7 @@ class SourcePrompt:
             windows.num_positions(len(tokens)), "give fewer or shorter sources, or a shorter answer"
         )
         statements = _statements(document, start, answer)
-        in_view_F = np.array(in_view, dtype=np.int64)
-        return Layout(document, windows, statements, Units(first, end), text_ends, in_view_F)
+        return Layout(document, windows, statements, Units(first, end), text_ends)
 
     def answer_ids(
         self,
@@ -293,11 +201,9 @@ class SourcePrompt:
         what precedes it; None: what a text has up to `</think>`."""
         before = self.model.encode([reasoning or ""])[0]
         if answer is None or isinstance(answer, str):
-            own = (
-                self.model.encode([answer])[0]
-                if isinstance(answer, str)
-                else self._generate(before, max_new_tokens, quiet)
-            )
+            own = self.model.encode([answer or ""])[0]
+            if answer is None:
+                own = self._generate(before, max_new_tokens, quiet)
             num = 0 if before else num_reasoning(own, self.model.tokenizer)
             found = AnswerIds([own[num:]], None, before or own[:num])
         elif isinstance(answer, Answer):
@@ -309,70 +215,24 @@ class SourcePrompt:
             texts = [" " * (i > 0) + text.strip() for i, text in enumerate(answer)]
             found = AnswerIds(self.model.encode(texts), [True] * len(texts), before)
         else:
+            said = printable(repr(answer))[:60]
             raise ConfigError(
-                f"answer={printable(repr(answer))[:80]} must be a text, a list of texts (its "
-                "statements), or Answer(text, spans); quote a number"
+                f"answer={said} must be a text, a list of texts or Answer(text, spans)"
             )
         if not found.pieces or not all(found.pieces):
             raise DataError("the answer is empty, or the model ends the text at once; give one")
         return found
 
     def _generate(self, reasoning: list[int], max_new_tokens: int, quiet: bool) -> list[int]:
-        """Return the model's own answer; show each sentence when the next one begins."""
         pieces = [token for p in self.pieces for token in (*p.text_ids, *p.after_ids)]
-        before, num_shown = [*self.prefix_ids, *pieces, *self.near_ids, *reasoning], 0
+        before = [*self.prefix_ids, *pieces, *self.near_ids, *reasoning]
         with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
-
-            def show(generated: list[int]) -> None:
-                nonlocal num_shown
-                document = Document(np.array(generated), tokenizer=self.model.tokenizer)
-                ends = document.units("sentences", 0, len(generated)).end
-                if len(ends) > num_shown + 1:
-                    first = 0 if num_shown == 0 else ends[num_shown - 1]
-                    progress.note("".join(document.texts[first : ends[num_shown]]).strip())
-                    num_shown += 1
-                progress.update(len(generated))
-
-            return generate(self.model, before, max_new_tokens, show)
-
-
-def read_turns(sources: Sources) -> list[Turn]:
-    """Return messages and their parts; without messages, one turn without a role."""
-    if isinstance(sources, Mapping):
-        sources = [Segment(name, text) for name, text in sources.items()]
-    if isinstance(sources, str) or not isinstance(sources, Sequence):
-        raise ConfigError(
-            "sources must be {name: text, …}, or a list of Segment(name, text), texts that stay in "
-            'view, and messages {"role": …, "content": text or a list of these}'
-        )
-    turns: list[Turn] = []
-    for item in sources:
-        if isinstance(item, Mapping):
-            others = {key: item[key] for key in item if key not in ("role", "content")}
-            role, content = item.get("role"), item.get("content")
-            if not isinstance(role, str) or not role or (content is None and not others):
-                raise ConfigError(
-                    f"sources: {printable(repr(item))[:80]} is not a message with role and "
-                    "content; a source in a list is Segment(name, text)"
-                )
-            parts = content if isinstance(content, list) else [content] if content else []
-            turns.append(Turn(role, [_part(part) for part in parts], others))
-        else:
-            if not turns or turns[-1].role:
-                turns.append(Turn("", []))
-            turns[-1].parts.append(_part(item))
-    return turns
-
-
-def _part(item: Any) -> Segment:
-    part = Segment("", item) if isinstance(item, str) else item
-    if not isinstance(part, Segment) or not all(isinstance(x, str) for x in (part.name, part.text)):
-        raise ConfigError(f"sources: {item!r:.60} is neither a text nor a Segment of name and text")
-    if any("\ud800" <= letter <= "\udfff" for letter in part.name + part.text):
-        raise ConfigError(f"sources: {item!r:.60} holds half of a surrogate pair, which is no text")
-    if part is item and not (part.name.strip() and part.text.strip()):
-        raise ConfigError(f"sources: {item!r:.60} has an empty name or text; leave it out")
-    return part
+            return generate(
+                self.model,
+                before,
+                max_new_tokens,
+                lambda generated: progress.update(len(generated)),
+            )
 
 
 def _through_template(
@@ -382,10 +242,8 @@ def _through_template(
     A question ends the last message of the user. What the template writes stays in view, calls of
     tools too; a line reports what it leaves out of a message."""
     turns = [
-        Turn(
-            turn.role or "user", [replace(p, text=p.text.strip()) for p in turn.parts], turn.others
-        )
-        for turn in turns
+        Turn(one.role or "user", [replace(p, text=p.text.strip()) for p in one.parts], one.others)
+        for one in turns
     ]
     if question is not None:
         if not turns or turns[-1].role != "user":
@@ -427,10 +285,7 @@ def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> l
         raise ConfigError(f"candidates: no source is named {', '.join(unknown)}")
     chosen = [name for name in names if candidates is None or name in candidates]
     if not chosen:
-        raise ConfigError(
-            "sources: none has a name, and a text without one stays in view and is never chosen; "
-            "give {name: text, …}, or a list with Segment(name, text)"
-        )
+        raise ConfigError("sources: none has a name, so all stay in view; give {name: text, …}")
     return chosen
 
 
@@ -477,7 +332,8 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
     longest, passages_of = prompt.longest, _passages(prompt)
     given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
     if isinstance(given, list) and all(isinstance(text, str) for text in given):
-        texts = [np.array(ids, dtype=np.int64) for ids in model.encode(given)]
+        encoded = model.encode(given, control_tokens=False)
+        texts = [np.array(ids, dtype=np.int64) for ids in encoded]
     else:
         limit = max(100, longest // 10)
         try:
@@ -493,8 +349,8 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
     num_tokens = sum(map(len, kept.values()))
     if num_tokens < longest:
         raise DataError(
-            f"the decoys have {num_tokens:,} tokens that share no passage with a source, "
-            f"and the longest source has {longest:,}; give more texts (decoys)"
+            f"decoys: {num_tokens:,} tokens that share no passage with a source, and the longest "
+            f"source has {longest:,}; give more texts"
         )
     return [*kept.values()]
 
@@ -522,19 +378,16 @@ def draw_decoys(
     if len(texts) < draws or num_tokens < needed:
         of_texts = f"{len(texts)} texts of {num_tokens:,} tokens"
         say(f"{draws} decoys, {needed:,} tokens, are drawn from {of_texts}: some share text")
-    drawn = dict[int | None, np.ndarray]()
+    drawn = list[np.ndarray]()
     for number, (parts, own) in enumerate(zip(prompt.wholes, prompt.whole_ids, strict=True)):
         decoys_DL = _different(texts, own, draws, stream(seed, "decoys", number))
         if len(decoys_DL) < draws:
             raise DataError(
-                f"of {len(own)} tokens, as source '{prompt.names[parts[0].source or 0]}' has, the "
-                f"texts make only {len(decoys_DL)} different decoys of {draws}; give more and more "
-                "varied texts (decoys), or join the source to another"
+                f"decoys: the texts make only {len(decoys_DL)} different ones of {len(own)} "
+                f"tokens, and draws={draws}; give more texts"
             )
-        ends = np.cumsum([len(piece.text_ids) for piece in parts])
-        for piece, of_part in zip(parts, np.split(decoys_DL, ends[:-1], axis=1), strict=True):
-            drawn[piece.source] = of_part
-    return [drawn[source] for source in range(len(prompt.names))]
+        drawn += np.split(decoys_DL, np.cumsum([len(ids) for ids in parts])[:-1], axis=1)
+    return drawn
 
 
 def _different(

@@ -1,16 +1,6 @@
 """Report which source each statement of an answer relies on, or that it relies on none.
 
-from olmo_sparsity import attribute
-e = attribute(model, tokenizer, sources={"report.pdf": text, …}, question="…", answer=None)
-e.statements
-
 Place in the flow: tokens of sources, question and answer (segments.py) → losses → **verdicts**.
-
-A decoy is another text of a source's length. The verdict goes by two numbers: what is lost when a
-decoy replaces a source, and what the source gives among decoys of all others. All texts keep their
-positions, so a model that has never seen a prompt with sources missing does not score one. One
-decoy of each source shows which of them may matter; these are evaluated with
-2, 4, 8, … decoys, until the verdict is clear.
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, L tokens.
 """
@@ -21,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import factorial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -32,13 +21,13 @@ import pandas as pd
 from olmo_sparsity.analysis.attribution.reasoning import sentences
 from olmo_sparsity.analysis.attribution.request import AttributeRequest
 from olmo_sparsity.analysis.attribution.segments import (
-    Answer,
     AnswerIds,
     Layout,
     SourcePrompt,
     draw_decoys,
     read_decoys,
 )
+from olmo_sparsity.analysis.attribution.sources import Answer
 from olmo_sparsity.analysis.attribution.verdicts import (
     Evidence,
     Losses,
@@ -50,11 +39,9 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     sources_to_look_at,
 )
 from olmo_sparsity.analysis.explain.ask import load
-from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
-from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel, using
-from olmo_sparsity.analysis.models.use import in_use, refuse_changed, state_of
+from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
@@ -64,60 +51,67 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, refuse_no_numbers
 from olmo_sparsity.analysis.settings import SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
-from olmo_sparsity.streams import stream
 
-Request = tuple[str, int] | tuple[str, int, int]
-
-States = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Losses without decoys: with no source, with each alone, and with each left out."""
+Trial = tuple[str, int] | tuple[str, int, int]
+"""Way, source and draw: `all` sources, or `decoys` in place of all of them, of all others (`among`)
+or of the source alone (`without`)."""
 
 NEW_TOKENS = 256
 
 SHOWN = 3
 """Statements that a failed assertion shows."""
 
-JSON_VERSION = 2
+JSON_VERSION = 3
 """Of `to_json`. It grows when a key is removed or changes its meaning, not when one is added."""
 
 
 class Trials:
-    """Evaluates a statement's losses with decoys in the places of sources, as far as needed.
+    """Evaluates losses with decoys in the places of sources, as far as needed. All texts keep their
+    positions, so a model reads no prompt with sources missing."""
 
-    A request is (way, source, draw): `all` sources; `decoys` in place of all of them, or of all
-    others (`among`), or of the source alone (`without`).
-    """
-
-    def __init__(
-        self, engine: LogprobModel, layouts: Sequence[Layout], decoys: Sequence[np.ndarray]
-    ) -> None:
-        """`layouts`: one for each order of the sources. `decoys`: decoys_DL of each source."""
-        self.engine, self.layouts, self.decoys = engine, layouts, decoys
-        num_T, num_S, self.draws = len(layouts[0].statements), len(decoys), len(decoys[0])
+    def __init__(self, engine: LogprobModel, layout: Layout, decoys: Sequence[np.ndarray]) -> None:
+        """`decoys`: decoys_DL of each source."""
+        self.engine, self.layout, self.decoys = engine, layout, decoys
+        num_T, num_S, self.draws = len(layout.statements), len(decoys), len(decoys[0])
         shapes: dict[str, tuple[int, ...]] = {"all": (1,), "decoys": (self.draws,)}
         shapes |= {"among": (num_S, self.draws), "without": (num_S, self.draws)}
-        self.found = [
-            {way: np.full((num_T, *shape), np.nan) for way, shape in shapes.items()}
-            for _ in layouts
-        ]
+        self.found = {way: np.full((num_T, *shape), np.nan) for way, shape in shapes.items()}
 
-    def evaluate(self, requests: Iterable[Request]) -> None:
-        """Evaluate trials that were not evaluated before."""
-        new = [key for key in requests if np.isnan(self.found[0][key[0]][(0, *key[1:])])]
+    def run(self, rate: float, done: Callable[[int], None]) -> Losses:
+        """Evaluate one decoy of each source, and of those that may matter 2, 4, 8, … until the
+        verdicts are clear."""
+        self.evaluate(first_round(len(self.decoys)))
+        for number, num in enumerate([1, *looks(self.draws)], start=1):
+            done(number)
+            gives_S, lost_S = sources_to_look_at(self.losses, rate)
+            if not (gives_S | lost_S).any():
+                break
+            gives, lost = np.flatnonzero(gives_S).tolist(), np.flatnonzero(lost_S).tolist()
+            self.evaluate(next_round(gives, lost, num))
+        return self.losses
+
+    @property
+    def losses(self) -> Losses:
+        found = self.found
+        return Losses(found["all"][:, 0], found["decoys"], found["among"], found["without"])
+
+    def evaluate(self, trials: Iterable[Trial]) -> None:
+        """Evaluate those that were not evaluated before."""
+        new = [one for one in trials if np.isnan(self.found[one[0]][(0, *one[1:])])]
         if not new:
             return
-        for layout, found in zip(self.layouts, self.found, strict=True):
-            blocks = [layout.block.with_far(self.far(layout, *key)) for key in new]
-            prompts = [Prompt(one.tokens[: one.num_before], one.targets_W) for one in blocks]
-            losses_TP = layout.by_statement(-np.stack(self.engine.score(prompts)))
-            refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
-            for key, losses_T in zip(new, losses_TP.T, strict=True):
-                found[key[0]][(slice(None), *key[1:])] = losses_T
+        blocks = [self.layout.block.with_far(self.far(*one)) for one in new]
+        prompts = [Prompt(one.tokens[: one.num_before], one.targets_W) for one in blocks]
+        losses_TP = self.layout.by_statement(-np.stack(self.engine.score(prompts)))
+        refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
+        for (way, *numbers), losses_T in zip(new, losses_TP.T, strict=True):
+            self.found[way][(slice(None), *numbers)] = losses_T
 
-    def far(self, layout: Layout, way: str, *numbers: int) -> np.ndarray:
+    def far(self, way: str, *numbers: int) -> np.ndarray:
         """far_F: the far part of a prompt."""
-        far_F = layout.block.far_F.copy()
+        far_F = self.layout.block.far_F.copy()
         for s in self.replaced(way, numbers[0]):
-            first, decoys_DL = layout.units.first[s], self.decoys[s]
+            first, decoys_DL = self.layout.units.first[s], self.decoys[s]
             far_F[first : first + decoys_DL.shape[1]] = decoys_DL[numbers[-1]]
         return far_F
 
@@ -125,32 +119,12 @@ class Trials:
         every, one = set(range(len(self.decoys))), {source}
         return {"all": set(), "decoys": every, "among": every - one, "without": one}[way]
 
-    def run(
-        self, states: Sequence[States], rate: float, done: Callable[[int], None]
-    ) -> list[Losses]:
-        """Evaluate as many decoys as verdicts need. `states`: of each order."""
-        self.evaluate(first_round(len(self.decoys)))
-        for number, num in enumerate([1, *looks(self.draws)], start=1):
-            done(number)
-            gives_S, lost_S = sources_to_look_at(Losses.mean(self.losses(states)), rate)
-            if not (gives_S | lost_S).any():
-                break
-            gives, lost = np.flatnonzero(gives_S).tolist(), np.flatnonzero(lost_S).tolist()
-            self.evaluate(next_round(gives, lost, num))
-        return self.losses(states)
 
-    def losses(self, states: Sequence[States]) -> list[Losses]:
-        return [
-            Losses(none_T, found["all"][:, 0], alone_TS, left_out_TS, *list(found.values())[1:])
-            for found, (none_T, alone_TS, left_out_TS) in zip(self.found, states, strict=True)
-        ]
-
-
-def first_round(num_sources: int) -> list[Request]:
+def first_round(num_sources: int) -> list[Trial]:
     return [("all", 0), ("decoys", 0), *(("without", s, 0) for s in range(num_sources))]
 
 
-def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Request]:
+def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Trial]:
     """Return what the first `num` decoys of these sources need."""
     draws, gives = range(num), list(gives)
     return [
@@ -160,72 +134,43 @@ def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Requ
     ]
 
 
-def _without_decoys(scorer: Scorer | None, layout: Layout) -> States:
-    """NaN without a scorer."""
-    every = range(len(layout.units))
-    sets: list[tuple[int, ...]] = [(), *((s,) for s in every)]
-    sets += [tuple(other for other in every if other != s) for s in every]
-    losses_TR = np.full((len(layout.statements), len(sets)), np.nan)
-    if scorer is not None:
-        context = scorer.context(layout.block)
-        rows = [context.set_row(layout.shown(*shown)) for shown in sets]
-        losses_TR = layout.by_statement(np.stack(scorer.losses(rows)))
-        refuse_no_numbers(losses_TR, "statements, with these sources")
-    alone_TS, left_out_TS = np.split(losses_TR[:, 1:], 2, axis=1)
-    return losses_TR[:, 0], alone_TS, left_out_TS
+class CountingEngine:
+    """Counts what `ModelLogprobs` computes, or a server, which shares nothing (None known)."""
 
-
-# --- the whole ------------------------------------------------------------------------------------
-
-
-def count(
-    prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSettings
-) -> tuple[int, int]:
-    """Return the token-forwards at most, and those if one decoy of each source and two of the first
-    one are enough: with decoys that share no token."""
-    lengths = [len(ids) for ids in prompt.part_ids]
-    first_ids = -1 - np.cumsum([0, *lengths[:-1]]) * settings.draws
-    decoys = [
-        first - np.arange(settings.draws * length).reshape(settings.draws, length)
-        for first, length in zip(first_ids, lengths, strict=True)
-    ]
-    block, is_kept = layouts[-1].block, settings.far_states == "contextual"
-    known = block.tokens[: block.num_prefix + block.num_far]
-    every, num_sources = range(len(lengths)), len(lengths)
-
-    def spent(*rounds: list[Request]) -> int:
-        counter = _Counter(prompt.model.engine is None, known if is_kept else None)
-        trials = Trials(counter, layouts, decoys)
-        for requests in (first_round(num_sources), *rounds):
-            trials.evaluate(requests)
-        return counter.token_forwards
-
-    clear = spent(next_round([], [0], 2))
-    most = spent(*(next_round(every, every, num) for num in [1, *looks(settings.draws)]))
-    states = 0
-    for layout in layouts if prompt.model.engine is None else ():
-        block, width = layout.block, int((layout.units.end - layout.units.first).sum())
-        near, whole = len(block.near()), block.num_prefix + block.num_far + len(block.near())
-        none = whole - width
-        if is_kept:
-            states += whole + near * 2 * num_sources
-        else:
-            states += none + num_sources * (none + whole)  # each source is alone, and left out
-    return most + states, clear + states
-
-
-class _Counter:
-    """Counts what `ModelLogprobs` computes, or a server that shares nothing."""
-
-    def __init__(self, shares: bool, known: np.ndarray | None) -> None:
-        self.shares, self.known, self.token_forwards = shares, known, 0
+    def __init__(self, known: np.ndarray | None) -> None:
+        self.known, self.token_forwards = known, 0 if known is None else len(known)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        if self.shares:
-            self.token_forwards += count_forwards(prompts, self.known)
-        else:
+        if self.known is None:
             self.token_forwards += sum(len(prompt.inputs) for prompt in prompts)
+        else:
+            self.token_forwards += count_forwards(prompts, self.known)
         return [np.zeros(len(prompt.continuation)) for prompt in prompts]
+
+
+def count(prompt: SourcePrompt, layout: Layout, draws: int) -> tuple[int, int]:
+    """Return the token-forwards at most, and those if one decoy of each source and two of the first
+    one are enough: with decoys that share no token."""
+    lengths = [len(ids) for parts in prompt.wholes for ids in parts]
+    firsts = -1 - np.cumsum([0, *lengths[:-1]]) * draws
+    decoys = [
+        first - np.arange(draws * length).reshape(draws, length)
+        for first, length in zip(firsts, lengths, strict=True)
+    ]
+    known, every = layout.before_question, range(len(lengths))
+
+    def spent(*rounds: list[Trial]) -> int:
+        engine = CountingEngine(None if prompt.model.engine is not None else known)
+        trials = Trials(engine, layout, decoys)
+        for one in (first_round(len(lengths)), *rounds):
+            trials.evaluate(one)
+        return engine.token_forwards
+
+    most = spent(*(next_round(every, every, num) for num in [1, *looks(draws)]))
+    return most, spent(next_round([], [0], 2))
+
+
+# --- the result -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -250,18 +195,11 @@ class Attribution:
 
     prompt: SourcePrompt
     layout: Layout
-    """The sources in their own order."""
-
     settings: SourceSettings
-    losses: list[Losses]
-    """Of each order of the sources. Numbers and verdicts are of their mean."""
-
+    losses: Losses
     token_forwards: int
     own_decoys: bool
     """Decoys were given; without, they are prose."""
-
-    state: State | None = field(default=None, repr=False)
-    """What the model was."""
 
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
     """By name, the attribution of each sentence of the reasoning that the answer relies on, itself
@@ -269,7 +207,7 @@ class Attribution:
 
     def __getstate__(self) -> dict[str, Any]:
         prompt = replace(self.prompt, model=self.prompt.model.without_weights())
-        return vars(self) | {"prompt": prompt, "state": None}
+        return vars(self) | {"prompt": prompt}
 
     @property
     def names(self) -> list[str]:
@@ -311,40 +249,31 @@ class Attribution:
     def error_rate(self) -> str:
         """The error rate of the verdicts, in words, with its condition."""
         noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
-        kind = (
-            "if the decoys are of the kind that the sources are"
-            if self.own_decoys
-            else "if the sources are prose, as the decoys are; else give decoys of their kind"
-        )
-        counts = (
-            f"statements: {len(self.texts)}, sources: {len(self.names)}, "
-            f"decoys of each: {self.settings.draws} at most"
-        )
+        kind = "if the sources are prose, as the decoys are; else give decoys of their kind"
+        if self.own_decoys:
+            kind = "if the decoys are of the kind that the sources are"
         return (
             "This is what the model uses, not whether a source supports the statement. "
             f"Of the sources named, {self.settings.rate:.0%} or less are expected to be named by "
-            f"chance, on average over answers, {kind} (Benjamini–Hochberg; {counts})."
+            f"chance, on average over answers, {kind} (Benjamini–Hochberg; statements: "
+            f"{len(self.texts)}, sources: {len(self.names)}, decoys of each: "
+            f"{self.settings.draws} at most)."
         ) + (f" {sentence(noise)}" if noise else "")
 
     @cached_property
     def _judged(self) -> tuple[Evidence, list[Verdict]]:
-        return judge(Losses.mean(self.losses), self.settings.rate)
+        return judge(self.losses, self.settings.rate)
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
-        """A row for each statement and source. `alone`, `left_out`: nats when it alone is shown,
-        and left out. `gives`: nats when it is among decoys of all others; `lost`: when a decoy
-        replaces it (means; no loss counts above the usual one with decoys; NaN: not needed, and
-        not evaluated). `se_…`: standard errors of these means, from the spread of the statement;
-        `beyond_…`: for how many decoys of `tried_…` they are above 0; `p_…`: how likely one more
-        decoy would do as well. A server and llama.cpp leave `alone` and `left_out` NaN."""
-        losses, (evidence, _) = Losses.mean(self.losses), self._judged
-        columns = {
-            "alone": losses.none_T[:, None] - losses.alone_TS,
-            "left_out": losses.left_out_TS - losses.all_T[:, None],
-        }
+        """A row for each statement and source. `gives`: nats when it is among decoys of all others;
+        `lost`: when a decoy replaces it (means; no loss counts above the usual one with decoys;
+        NaN: not needed, and not evaluated). `se_…`: standard errors of these means, from the spread
+        of the statement; `beyond_…`: for how many decoys of `tried_…` they are above 0; `p_…`: how
+        likely one more decoy would do as well; `above`: see docs/formats.md."""
+        evidence, columns = self._judged[0], dict[str, np.ndarray]()
         for p_TS, name in zip(evidence.p_2TS, ("gives", "lost"), strict=True):
-            nats_TSD = getattr(losses, f"{name}_TSD")
+            nats_TSD = getattr(self.losses, f"{name}_TSD")
             tried_TS, mean_TS = np.isfinite(nats_TSD).sum(-1), mean_of_tried(nats_TSD)
             se_TS = evidence.spread_TS / np.where(tried_TS > 0, tried_TS, np.nan) ** 0.5
             columns |= {name: mean_TS, f"se_{name}": se_TS}
@@ -359,24 +288,18 @@ class Attribution:
     def statements(self) -> pd.DataFrame:
         """text; nats that all sources give, against decoys in place of all; spread: by how much its
         loss varies with the text in one place; p: how likely chance would make one of its sources
-        have as large an effect; kind (one, either, both, none); sources; verdict; orders: in how
-        many of these the verdict is the same; origins: `sources`, with what a sentence of the
-        reasoning relies on in its place."""
-        losses, (evidence, verdicts) = Losses.mean(self.losses), self._judged
+        have as large an effect; kind (one, either, both, none); sources; verdict; origins:
+        `sources`, with what a sentence of the reasoning relies on in its place."""
+        evidence, verdicts = self._judged
         p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
-        in_orders = [judge(part, self.settings.rate)[1] for part in self.losses]
         rows = []
         for number, (kind, chosen) in enumerate(verdicts):
-            nats, spread = losses.gap_T[number], evidence.spread_TS[number].mean()
+            nats, spread = self.losses.gap_T[number], evidence.spread_TS[number].mean()
             names, cells = [self.names[s] for s in chosen], self.matrix.loc[number]
-            verdict = in_words(kind, cells.loc[names], nats)
-            agree = sum(of_order[number] == (kind, chosen) for of_order in in_orders)
-            if len(self.losses) > 1:
-                verdict += f"; so do {agree} of {len(self.losses)} orders by themselves"
+            verdict, origins = in_words(kind, cells.loc[names], nats), self.origins(names)
             text, p = self.texts[number].strip(), p_T[number]
-            origins = self.origins(names)
-            rows.append((text, nats, spread, p, kind, tuple(names), verdict, agree, origins))
-        columns = ["text", "nats", "spread", "p", "kind", "sources", "verdict", "orders", "origins"]
+            rows.append((text, nats, spread, p, kind, tuple(names), verdict, origins))
+        columns = ["text", "nats", "spread", "p", "kind", "sources", "verdict", "origins"]
         return pd.DataFrame(rows, columns=columns)
 
     def relies_on(self, source: str | None, statement: int | None = None) -> Reliance:
@@ -422,38 +345,6 @@ class Attribution:
             rows.append((name, numbers, nats[name], verdict))
         return pd.DataFrame(rows, columns=["source", "statements", "nats", "verdict"])
 
-    def within(self, source: str, units: str = "sentences") -> pd.DataFrame:
-        """The parts of a source, by kind of units: for each statement, nats when one of them alone
-        is shown, and when it alone is left out of everything. They have no decoys."""
-        number, layout, model = self._number(source), self.layout, self.prompt.model.model
-        if model is None:
-            raise ConfigError("an attribution that was read back has no model: attribute again")
-        if self.prompt.model.engine is not None:
-            raise ConfigError(
-                f"within shows sources in part, and '{self.prompt.model.name}' scores whole "
-                'prompts only; use units="sentences", which replaces parts by decoys'
-            )
-        scorer = Scorer(model, far_states=self.settings.far_states)
-        first, end = int(layout.units.first[number]), int(layout.text_ends[number])
-        text = Document(layout.document.tokens[first:end], tokenizer=layout.document.tokenizer)
-        parts = text.units(units, 0, end - first)
-        runs = [first + parts.places(part) for part in range(len(parts))]
-        every = np.arange(layout.num_far)
-        shown = [layout.in_view, every, *(np.union1d(layout.in_view, run) for run in runs)]
-        shown += [np.delete(every, run) for run in runs]
-        with using(self.prompt.model):
-            refuse_changed(model, self.state, "attribute")
-            context = scorer.context(layout.block)
-            rows = [context.set_row(far) for far in shown]
-            losses_TR = layout.by_statement(np.stack(scorer.losses(rows)))
-        alone_TU, without_TU = np.split(losses_TR[:, 2:], 2, axis=1)
-        texts = ["".join(layout.document.texts[run[0] : run[-1] + 1]).strip() for run in runs]
-        index = pd.MultiIndex.from_product(
-            [range(len(alone_TU)), texts], names=["statement", units]
-        )
-        columns = {"alone": losses_TR[:, :1] - alone_TU, "left_out": without_TU - losses_TR[:, 1:2]}
-        return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
-
     def _number(self, source: str) -> int:
         if source not in self.names:
             raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
@@ -470,29 +361,25 @@ class Attribution:
             raise ConfigError(
                 f"citations={citations} must hold 1 or name once, such as [1], (1), [^1] or [name]"
             )
-        by_name, cited = "name" in citations, list[str]()
+        by_name, cited, found = "name" in citations, list[str](), ""
 
         def mark(*names: str) -> str:
             cited.extend(name for name in dict.fromkeys(names) if name not in cited)
             labels = names if by_name else [str(cited.index(name) + 1) for name in names]
             return citations.replace("name" if by_name else "1", "/".join(labels))
 
-        found = ""
         for text, number in self.pieces:
-            groups: list[tuple[str, ...]] = []
+            groups, body = list[tuple[str, ...]](), text.rstrip()
             if number is not None:
                 row = self.statements.iloc[number]
                 is_either = row.kind == "either" and row.origins == row.sources
                 groups = [row.sources] if is_either else [(name,) for name in row.origins]
-            body = text.rstrip()
             before = "\n" if body.endswith(("```", "~~~")) else " "  # a fence is alone in its line
             marks = "".join(mark(*names) for names in groups)
             found += body + (before + marks if marks else "") + text[len(body) :]
         if references and cited and not by_name:
             colon = ":" if citations.startswith("[^") else ""
-            lines = [
-                f"{citations.replace('1', str(i + 1))}{colon} {n}" for i, n in enumerate(cited)
-            ]
+            lines = [f"{mark(name)}{colon} {name}" for name in cited]
             found = "\n".join([found.rstrip() + "\n", *lines])
         return found.strip()
 
@@ -607,8 +494,8 @@ class Attributing:
     def run(self) -> Attribution:
         given, prompt = self.request, self._prompt
         with using(self.model):
-            # These raise before an answer is generated.
-            self._texts(prompt), _orders(prompt, self.settings)
+            # Raises before an answer is generated.
+            self._texts(prompt)
             ids = prompt.answer_ids(given.answer, self._num_new, self.quiet, given.reasoning)
             whole, *of_sentences = self._chain(ids)
             found = self._judge("explaining", *whole)
@@ -636,36 +523,24 @@ class Attributing:
         return read_decoys(self.model, prompt, "builtin:embedded" if decoys is None else decoys)
 
     def _judge(self, doing: str, prompt: SourcePrompt, ids: AnswerIds) -> Attribution:
-        settings = self.settings
+        settings, batch_tokens = self.settings, self.request.loading.batch_tokens
         drawn = draw_decoys(prompt, self._texts(prompt), settings.draws, settings.seed)
-        layouts = [prompt.lay_out(ids, order) for order in _orders(prompt, settings)]
-        scorer, engine = self._engines()
-        before, rounds = engine.token_forwards, 1 + len(looks(settings.draws))
+        layout = prompt.lay_out(ids)
+        engine: LogprobModel | None = self.model.engine
+        if engine is None:
+            scorer = Scorer(self.model.model, batch_tokens=batch_tokens)
+            scorer.states(layout.before_question)  # which many prompts share
+            engine, before = ModelLogprobs(scorer), 0
+        elif batch_tokens is not None:
+            raise ConfigError(f"batch_tokens={batch_tokens}: '{self.model.name}' has its own")
+        else:
+            before = engine.token_forwards
+        rounds = 1 + len(looks(settings.draws))
         with Progress(doing, rounds, "rounds", enabled=not self.quiet) as progress:
-            states = [_without_decoys(scorer, layout) for layout in layouts]
-            trials = Trials(engine, layouts, drawn)
-            losses = trials.run(states, settings.rate, progress.update)
+            losses = Trials(engine, layout, drawn).run(settings.rate, progress.update)
             progress.update(rounds)
         forwards, own_decoys = engine.token_forwards - before, self.request.decoys is not None
-        state = state_of(self.model.model)
-        return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys, state)
-
-    def _engines(self) -> tuple[Scorer | None, LogprobModel]:
-        """Return the engine that scores parts of prompts, or None, and the one for whole
-        prompts."""
-        settings, batch_tokens = self.settings, self.request.loading.batch_tokens
-        if self.model.engine is None:
-            scorer = Scorer(
-                self.model.model, far_states=settings.far_states, batch_tokens=batch_tokens
-            )
-            return scorer, ModelLogprobs(scorer)
-        given = {"far_states": settings.far_states, "batch_tokens": batch_tokens}
-        for name, value in given.items():
-            if value not in ("contextual", None):
-                raise ConfigError(
-                    f"{name}={value}: '{self.model.name}' scores whole prompts; leave {name} out"
-                )
-        return None, self.model.engine
+        return Attribution(prompt, layout, settings, losses, forwards, own_decoys)
 
     def cost(self) -> Cost:
         """Return the cost; with reasoning, as if the answer relied on each of its sentences."""
@@ -675,19 +550,12 @@ class Attributing:
         ids = prompt.answer_ids(answer, self._num_new, True, given.reasoning)
         if given.answer is None:
             ids = replace(ids, pieces=[prompt.near_ids[:1] * self._num_new])
-        counts = [
-            count(
-                inner,
-                [inner.lay_out(part, order) for order in _orders(inner, self.settings)],
-                self.settings,
-            )
-            for inner, part in self._chain(ids)
-        ]
+        draws, parts = self.settings.draws, self._chain(ids)
+        counts = [count(inner, inner.lay_out(part), draws) for inner, part in parts]
         at_most, clear = (sum(column) for column in zip(*counts, strict=True))
         cost = Cost(at_most, self.model.num_parameters)
-        return replace(
-            cost, details=f"{cost}\nat most; {clear:,} if the first source is clear at once"
-        )
+        details = f"{cost}\nat most; {clear:,} if the first source is clear at once"
+        return replace(cost, details=details)
 
     @property
     def _num_new(self) -> int:
@@ -695,32 +563,4 @@ class Attributing:
 
     @cached_property
     def _prompt(self) -> SourcePrompt:
-        request, settings = self.request, self.settings
-        assert request.sources is not None
-        return SourcePrompt.of(
-            self.model,
-            request.sources,
-            request.question,
-            request.candidates,
-            prefix=request.loading.prefix,
-            chat=settings.chat,
-            units=settings.units,
-            control_tokens=settings.control_tokens,
-        )
-
-
-def _orders(prompt: SourcePrompt, settings: SourceSettings) -> list[list[int]]:
-    """Return the own order of the sources, then others, all different."""
-    num_sources = len(prompt.names)
-    if settings.orders > 1 and prompt.num_reasoning:
-        raise ConfigError(
-            f"orders={settings.orders} reorders sources, and sentences of the reasoning have one "
-            "order; leave orders out"
-        )
-    if settings.orders > factorial(num_sources):
-        raise ConfigError(f"orders={settings.orders}: {num_sources} sources have fewer orders")
-    generator, orders = stream(settings.seed, "orders"), [list(range(num_sources))]
-    while len(orders) < settings.orders:
-        order = generator.permutation(num_sources).tolist()
-        orders += [order] if order not in orders else []
-    return orders
+        return SourcePrompt.of(self.model, self.request)

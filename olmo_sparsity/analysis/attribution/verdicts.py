@@ -1,18 +1,14 @@
-"""Turn losses with and without sources into verdicts, and hold their error rate.
+"""Turn losses with sources and decoys into verdicts, and hold their error rate. Without torch.
 
-Place in the flow: losses of statements (statements.py) → **verdicts**. Never imports torch.
-
-A source counts where it does more than a decoy in its place: a t-test of what is lost without it,
-and of what it gives, each with a variance that is part prior, part this question's. What was not
-evaluated is NaN, and counts as a test with p = 1: which sources are looked at more closely may
-depend on anything without raising the error rate.
+A source counts where it does more than a decoy in its place: by t-tests of what is lost without it,
+and of what it gives. What was not evaluated is NaN, a test with p = 1: which sources are looked at
+more closely may depend on anything without raising the error rate.
 
 Dimension key: T statements, S sources, D decoys of a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from math import pi, sqrt
@@ -22,41 +18,29 @@ import pandas as pd
 
 from olmo_sparsity.analysis.settings import MIN_GAP
 
-SUFFICES, NEEDED = 0.5, 0.2
-"""Shares of the nats that all sources give: a source suffices if it alone gives the first, and is
-needed if the second is lost without it."""
+# A source suffices if it alone gives the first share of the nats that all sources give, and is
+# needed if the second is lost without it, and the others replace no more than the third of it.
+SUFFICES, NEEDED, REPLACED = 0.5, 0.2, 0.5
 
-REPLACED = 0.5
-"""A source is not needed if the others replace more than this share of what it gives alone."""
-
+# Sources are looked at more closely if they give, or cost, this share of the nats after one decoy.
 SCREENED = 0.1
-"""Sources are looked at more closely if they give, or cost, this share of the nats after one
-decoy."""
 
+# How the loss of a statement varies with the text in one place, known beforehand: the root of the
+# sum of squares of the first, and of the second times the loss with decoys.
 PRIOR_NATS, PRIOR_SHARE = 0.3, 0.02
-"""By how much the loss of a statement varies with the text in one place, known beforehand: the root
-of the sum of squares of the first, and of the second times the loss with decoys."""
 
-PRIOR_WEIGHT, OTHERS_WEIGHT = 3, 4
-"""How many decoys the prior is worth, and the other sources' losses."""
+# How many decoys the prior is worth, and the other sources' losses. Of these the median is taken,
+# as one of them may matter. With fewer than LEAST_OTHERS, a source must also pass a test whose
+# variance is that of the decoys alone, without a cap, as the prior may be far too small.
+PRIOR_WEIGHT, OTHERS_WEIGHT, LEAST_OTHERS = 3, 4, 4
+MEDIAN_OF_CHI2 = 0.455  # of the square of a normal number with variance 1
+TINY = 1e-12  # variance of decoys that are all alike, in nats²
 
+# Degrees of freedom of a test at most, as nats have heavy tails; and with two decoys in all.
 FREEDOM, FREEDOM_OF_TWO = 4, 3
-"""Degrees of freedom of a test, at most: nats have heavy tails, however well their variance is
-known. The second: if there are two decoys in all."""
 
-MEDIAN_OF_CHI2 = 0.455
-"""Of the square of a normal number with variance 1."""
-
-LEAST_OTHERS = 4
-"""Least number of other sources: their median shows how much a statement varies, although one of
-them may matter to it. With fewer, a source must also pass a test whose variance is that of the
-decoys alone, without a cap, as the prior may be far too small."""
-
-TINY = 1e-12
-"""Variance of decoys that are all alike, in nats²."""
-
+# Share of the error rate that each look before the last one may spend.
 EARLY = 0.1
-"""Share of the error rate that each look before the last one may spend."""
 
 Verdict = tuple[str, list[int]]
 """Kind (one, either, both, none) and sources."""
@@ -74,25 +58,10 @@ def looks(draws: int) -> list[int]:
 class Losses:
     """Losses of each statement with these texts in view, in nats."""
 
-    none_T: np.ndarray
-    """Without any source."""
-
-    all_T: np.ndarray
-    alone_TS: np.ndarray
-    """With one source."""
-
-    left_out_TS: np.ndarray
-    """Without one."""
-
-    decoys_TD: np.ndarray
-    """With a decoy in place of every source. These and the following are NaN where they were not
-    needed, and not computed: always the last ones of D."""
-
-    among_TSD: np.ndarray
-    """… of every other source."""
-
-    without_TSD: np.ndarray
-    """… of the source alone."""
+    all_T: np.ndarray  # all sources
+    decoys_TD: np.ndarray  # decoys in place of all; NaN at the end of D where they were not needed
+    among_TSD: np.ndarray  # in place of all others
+    without_TSD: np.ndarray  # in place of the source alone
 
     @cached_property
     def most_T(self) -> np.ndarray:
@@ -121,11 +90,6 @@ class Losses:
         of_decoys = [field.name for field in fields(self) if field.name.endswith("D")]
         return replace(self, **{name: getattr(self, name)[..., :num] for name in of_decoys})
 
-    @staticmethod
-    def mean(parts: Sequence[Losses]) -> Losses:
-        names = [field.name for field in fields(Losses)]
-        return Losses(*(np.mean([getattr(p, name) for p in parts], axis=0) for name in names))
-
 
 def mean_of_tried(nats_TSD: np.ndarray) -> np.ndarray:
     """NaN where no decoy was tried."""
@@ -137,17 +101,10 @@ def mean_of_tried(nats_TSD: np.ndarray) -> np.ndarray:
 class Evidence:
     """Results of the tests of each statement and source."""
 
-    p_2TS: np.ndarray
-    """How likely one more decoy would do as well: as what the source gives, and as what is lost."""
-
-    found_TS: np.ndarray
-    """Discoveries at the error rate."""
-
-    spread_TS: np.ndarray
-    """By how much the loss of the statement varies with the text in one place, in nats."""
-
-    above_TS: np.ndarray
-    """Nats above what the source must give, or what must be lost, to be found if no other is."""
+    p_2TS: np.ndarray  # that one more decoy does as well: as what is given, and what is lost
+    found_TS: np.ndarray  # discoveries at the error rate
+    spread_TS: np.ndarray  # how the loss of the statement varies with the text in one place, nats
+    above_TS: np.ndarray  # nats above the least with which the source is found if no other is
 
 
 def tail(t: np.ndarray, freedom: int = FREEDOM) -> np.ndarray:
@@ -181,13 +138,10 @@ def quantile(p: float, freedom: int) -> float:
 class Look:
     """Tests of all sources after the same number of decoys."""
 
-    nats_2TS: np.ndarray
-    """Means over decoys; NaN for sources with fewer of them."""
-
+    nats_2TS: np.ndarray  # means over decoys; NaN for sources with fewer of them
     spread_TS: np.ndarray
     scales: list[tuple[np.ndarray, int]]
-    """Standard errors of a mean less one more decoy, and degrees of freedom. A source must pass
-    the test by each of them."""
+    """Standard errors of a mean less one more decoy, and degrees of freedom: a test by each."""
 
     @property
     def p_2TS(self) -> np.ndarray:
@@ -304,16 +258,15 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float) -> str:
     names = list(cells.index)
     if kind == "one":
         (cell,) = cells.itertuples()
+        what = f"the loss rises by {cell.lost:.1f} nats without it"
+        beyond, tried = cell.beyond_lost, cell.tried_lost
         if cell.gives > cell.lost:  # not so where it was not evaluated
-            nats_of = (
-                f"gives {cell.gives:.1f} nats; beats {cell.beyond_gives} of {cell.tried_gives}"
+            what, beyond, tried = (
+                f"gives {cell.gives:.1f} nats",
+                cell.beyond_gives,
+                cell.tried_gives,
             )
-        else:
-            nats_of = (
-                f"the loss rises by {cell.lost:.1f} nats without it; beats {cell.beyond_lost} of "
-                f"{cell.tried_lost}"
-            )
-        return f"rests on {names[0]} ({nats_of} decoys)"
+        return f"rests on {names[0]} ({what}; beats {beyond} of {tried} decoys)"
     if kind == "either":
         nats_of = " and ".join(f"{own:.1f}" for own in cells.gives)
         return f"rests on either of {', '.join(names)} ({nats_of} nats)"

@@ -132,8 +132,7 @@ def _panel(found: Attribution, i: int) -> str:
         f'<tr{" class=named" if name in row.sources else ""}><th scope="row" '
         f'class="{_colour(number_of)}"><b>{number_of + 1}</b> {escape(name)}</th>'
         f"<td>{number(cell.gives)}</td><td>{cell.beyond_gives}</td><td>{number(cell.lost)}</td>"
-        f"<td>{cell.beyond_lost}</td><td>{number(cell.alone)}</td><td>{number(cell.left_out)}</td>"
-        "</tr>"
+        f"<td>{cell.beyond_lost}</td></tr>"
         for number_of, (name, cell) in enumerate(zip(cells.index, cells.itertuples(), strict=True))
     )
     verdict = row.verdict[:1].upper() + row.verdict[1:]
@@ -142,8 +141,8 @@ def _panel(found: Attribution, i: int) -> str:
         f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>{_chain(found, row)}"
         f'<div class="wide" tabindex="0" role="region" aria-label="Numbers of the statement">'
         "<table><thead><tr><th rowspan=2></th><th colspan=2>among decoys</th>"
-        "<th colspan=2>replaced by a decoy</th><th colspan=2>not replaced</th></tr><tr>"
-        "<th>gives</th><th>beyond</th><th>lost</th><th>beyond</th><th>alone</th><th>left out</th>"
+        "<th colspan=2>replaced by a decoy</th></tr><tr>"
+        "<th>gives</th><th>beyond</th><th>lost</th><th>beyond</th>"
         f"</tr></thead><tbody>{lines}</tbody></table></div></section>"
     )
 

@@ -270,7 +270,7 @@ def test_pytest_shows_it_without_a_plugin(pytester: pytest.Pytester) -> None:
         def test_it():
             gives = [[8.0, 0.0, 0.1]] * 4 + [[0.0, 8.0, 0.0]]
             e = asked(answer=["w1 w2 w3"] * 4 + ["w5 " * 20])
-            assert not replace(e, losses=[made_up(gives, gives)]).relies_on("b")
+            assert not replace(e, losses=made_up(gives, gives)).relies_on("b")
     """)
     shown = pytester.runpytest_inprocess("-p", "no:cacheprovider").stdout
     shown.fnmatch_lines(

@@ -11,7 +11,7 @@ import pytest
 
 from olmo_sparsity import Segment
 from olmo_sparsity.analysis.attribution.messages import blocks, read_log, read_messages
-from olmo_sparsity.analysis.attribution.segments import read_turns
+from olmo_sparsity.analysis.attribution.sources import read_turns
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from tests.support.sources import places
 

@@ -20,59 +20,48 @@ from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.streams import stream
 from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
 from tests.support.sources import FAMILIES, GIVEN, SOURCES, Plain, asked, model_of, with_verdicts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_numbers_are_those_of_plain_transformers(family: str, far_states: str) -> None:
-    found, plain = asked(family, far_states=far_states, draws=4), Plain(family, far_states)
-    (losses,) = found.losses
-    none, every = plain.losses(set()), plain.losses({0, 1, 2})
-    close(losses.none_T, none)
-    close(losses.all_T, every)
-    for source in range(3):
-        cells = found.matrix.xs("abc"[source], level="source")
-        close(cells.alone, none - plain.losses({source}))
-        close(cells.left_out, plain.losses({0, 1, 2} - {source}) - every)
+def test_numbers_are_those_of_plain_transformers(family: str) -> None:
+    found, plain = asked(family, draws=4), Plain(family)
+    close(found.losses.all_T, plain.losses())
     texts = read_decoys(found.prompt.model, found.prompt, GIVEN["decoys"])
     decoys = draw_decoys(found.prompt, texts, 4, 0)
     model = HuggingFaceLM(model_of(family))
-    trials = Trials(ModelLogprobs(Scorer(model)), [found.layout], decoys)
+    trials = Trials(ModelLogprobs(Scorer(model)), found.layout, decoys)
     trials.evaluate(next_round([0, 1], range(3), 2))
     trials.evaluate(next_round(range(3), range(3), 4))
-    (every_way,) = trials.found
-    assert np.isnan(every_way.pop("all")).all()
+    assert np.isnan(trials.found.pop("all")).all()
     for draw, ids in enumerate(zip(*(rows.tolist() for rows in decoys), strict=True)):
         of_all = dict(enumerate(ids))
-        close(every_way["decoys"][:, draw], plain.with_decoys(of_all).losses({0, 1, 2}))
+        close(trials.found["decoys"][:, draw], plain.with_decoys(of_all).losses())
         for source in range(3):
             others = {number: of_all[number] for number in range(3) if number != source}
-            among = plain.with_decoys(others).losses({0, 1, 2})
-            close(every_way["among"][:, source, draw], among)
-            without = plain.with_decoys({source: of_all[source]}).losses({0, 1, 2})
-            close(every_way["without"][:, source, draw], without)
+            among = plain.with_decoys(others).losses()
+            close(trials.found["among"][:, source, draw], among)
+            without = plain.with_decoys({source: of_all[source]}).losses()
+            close(trials.found["without"][:, source, draw], without)
     # Those that were evaluated are the same.
-    for way, all_there in every_way.items():
-        tried = getattr(losses, f"{way}_{'TD' if way == 'decoys' else 'TSD'}")
+    for way, all_there in trials.found.items():
+        tried = getattr(found.losses, f"{way}_{'TD' if way == 'decoys' else 'TSD'}")
         assert np.isfinite(tried).any() or way == "among"
         close(tried[np.isfinite(tried)], all_there[np.isfinite(tried)])
-    close(found.statements.nats, losses.gap_T)
-    close(found.matrix.gives, mean_of_tried(losses.gives_TSD).ravel())
-    close(found.matrix.lost, mean_of_tried(losses.lost_TSD).ravel())
+    close(found.statements.nats, found.losses.gap_T)
+    close(found.matrix.gives, mean_of_tried(found.losses.gives_TSD).ravel())
+    close(found.matrix.lost, mean_of_tried(found.losses.lost_TSD).ravel())
 
 
 def close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
 @pytest.mark.parametrize("stays", [False, True])
-def test_the_cost_is_counted_before(far_states: str, stays: bool) -> None:
-    changed: dict[str, Any] = {"far_states": far_states, "orders": 2, "draws": 5}
+def test_the_cost_is_counted_before(stays: bool) -> None:
+    changed: dict[str, Any] = {"draws": 5}
     if stays:
         changed["sources"] = ["w33 w34", *(Segment(*item) for item in SOURCES.items())]
         changed["candidates"] = ["a", "c"]
@@ -91,40 +80,6 @@ def test_a_prompt_of_twenty_sources_fits_a_gpu_minute() -> None:
     assert replace(cost, num_parameters=10**9).flops < 60 * 0.4 * 989e12
 
 
-def test_orders_move_sources_and_keep_their_names() -> None:
-    found = asked(orders=4)
-    assert len(found.losses) == 4
-    order = stream(0, "orders").permutation(3).tolist()
-    assert order != [0, 1, 2]
-    moved = asked(sources={"abc"[s]: SOURCES["abc"[s]] for s in order})
-    per_name = [moved.names.index(name) for name in "abc"]
-    np.testing.assert_allclose(
-        found.losses[1].alone_TS, moved.losses[0].alone_TS[:, per_name], atol=2e-5
-    )
-    assert found.statements.verdict.str.contains("of 4 orders").all()
-    np.testing.assert_allclose(
-        found.matrix.alone.to_numpy().reshape(3, 3),
-        np.mean([part.none_T[:, None] - part.alone_TS for part in found.losses], axis=0),
-        atol=1e-6,
-    )
-
-
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_the_parts_of_a_source_are_shown_and_left_out(far_states: str) -> None:
-    """As sources of their own would be, where nothing stands between them."""
-    parted = {"a": SOURCES["a"], "b1": "w5", "b2": "w6", "b3": "w7", "c": SOURCES["c"]}
-    apart = asked(sources=parted, far_states=far_states).matrix
-    found = asked(far_states=far_states).within("b", units="words")
-    assert found.index.names == ["statement", "words"]
-    assert found.index.get_level_values(1).tolist() == ["w5", "w6", "w7"] * 3
-    for name in ("alone", "left_out"):
-        expected = apart[name].unstack("source")[["b1", "b2", "b3"]].to_numpy().ravel()
-        np.testing.assert_allclose(found[name], expected, atol=2e-5)
-    assert len(asked().within("c")) == 3  # one sentence
-    with pytest.raises(ConfigError, match="no source is named z; the names are a, b, c"):
-        asked().within("z")
-
-
 def test_what_does_not_fit_is_refused() -> None:
     for changed, message in [
         ({"sources": {}}, "none has a name"),
@@ -133,13 +88,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"candidates": ["z"]}, "no source is named z"),
         ({"question": " "}, "question="),
         ({"draws": 1}, "draws=1 must be at least 2"),
-        ({"orders": 7}, "3 sources have fewer orders"),
         ({"rate": 1.5}, "rate=1.5 must be at most 0.999999"),
         ({"units": "pages"}, "units=pages is none of tokens, words, sentences, paragraphs"),
-        (
-            {"units": "words", "orders": 2},
-            "orders=2 reorders whole sources and cannot be combined with units=words",
-        ),
     ]:
         with pytest.raises(ConfigError, match=message):
             asked(**changed)
@@ -191,7 +141,7 @@ def test_json_has_the_schema_that_the_page_says() -> None:
         *(f"statements[].{key}" for key in told["statements"][0]),
         *(f"matrix[].{key}" for key in told["matrix"][0]),
     }
-    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 2)
+    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 3)
     for row in told["statements"]:
         assert told["answer"][row["first"] : row["end"]] == row["text"]
     assert [row["sources"] for row in told["statements"]] == [["a"], ["a", "c"], ["a", "b"]]

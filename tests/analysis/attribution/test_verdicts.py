@@ -47,10 +47,7 @@ def of_effects(own_TS: np.ndarray, decoys_TSD: np.ndarray) -> Losses:
     own_TS1, every_TSD = own_TS[..., None], decoys_TSD.sum(1, keepdims=True)
     all_TS1 = own_TS1.sum(1, keepdims=True)
     return Losses(
-        none_T=0 * own_TS.sum(-1),
         all_T=-own_TS.sum(-1),
-        alone_TS=-own_TS,
-        left_out_TS=own_TS - own_TS.sum(-1, keepdims=True),
         decoys_TD=-every_TSD[:, 0],
         among_TSD=-(every_TSD - decoys_TSD + own_TS1),
         without_TSD=-(all_TS1 - own_TS1 + decoys_TSD),
