@@ -246,7 +246,6 @@ def measure(
     split_at: SplitAt = "whole",
     max_documents: int | None = None,
     control_tokens: bool = False,
-    planted: bool = False,
     device: str = "auto",
     dtype: Dtype = "auto",
     device_map: str | None = None,
@@ -297,8 +296,8 @@ def measure(
         halves: Number of random halves of the units for LDS; 0: none. Default: 0 with long="all",
             else 16.
         seed: Seed of all random draws.
-        field, group_field, prompt_field, target_field, split_at, max_documents, control_tokens,
-            planted: How to read the text; see `open_documents`.
+        field, group_field, prompt_field, target_field, split_at, max_documents, control_tokens:
+            How to read the text; see `open_documents`.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
@@ -339,7 +338,6 @@ def measure(
         split_at=split_at,
         max_documents=max_documents,
         control_tokens=control_tokens,
-        planted=planted,
         device=device,
         dtype=dtype,
         device_map=device_map,

@@ -144,7 +144,6 @@ class TextOptions:
     control_tokens: bool = option(
         False, "names of control tokens in a text, such as <|im_end|>, are these tokens, not text"
     )
-    planted: bool = option(False, "ground truth: plant a far dependency into each document")
 
 
 @dataclass(frozen=True, kw_only=True)

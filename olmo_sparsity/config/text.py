@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from olmo_sparsity.analysis.inputs.planting import PlantedConfig
 from olmo_sparsity.analysis.inputs.records import CorpusConfig
 from olmo_sparsity.settings import option
 
@@ -36,6 +35,24 @@ class TokenizerConfig:
     train_vocab: int | None = option(None, least=257)
     """Instead of a name: train a byte-level BPE of this size on the training split. The smallest
     vocabulary is the bytes and an end-of-text token."""
+
+
+@dataclass
+class PlantedConfig:
+    """Dependencies at known places (data/planting.py), to measure how well selectors find them."""
+
+    share: float = option(0.0, least=0, most=1)
+    """Share of the training sequences."""
+
+    num_tokens: int = option(2, least=1, most=16)
+    """Far tokens that together determine an answer."""
+
+    num_values: int = option(8, least=2, most=4096)
+    """Alternatives for each of them."""
+
+    together: bool = False
+    """The tokens are pieces of one word: all of them determine the answer, fewer say nothing.
+    Otherwise each of N determines an Nth."""
 
 
 @dataclass

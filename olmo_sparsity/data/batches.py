@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.config.text import PositionsConfig, RepeatedConfig
+from olmo_sparsity.config.text import PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.mixture import Interleaving
+from olmo_sparsity.data.planting import Planting
 from olmo_sparsity.data.positions import draw_positions, restart
 from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards

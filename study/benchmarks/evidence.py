@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 from tokenizers import Tokenizer
 
-from olmo_sparsity import measure, read_results
+from olmo_sparsity import Windows, measure, read_results
 from olmo_sparsity.analysis.inputs.records import CorpusConfig, TextRecord, read_file
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
@@ -37,6 +37,7 @@ from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.streams import stream
+from study.planting import open_planted
 
 # --- texts ----------------------------------------------------------------------------------------
 
@@ -221,10 +222,10 @@ def losses_of(model: str, text: str, edges: list[int], num_documents: int) -> pd
 KEYS = ["document", "target", "selector"]
 
 
-def choosing_the_planted(found: Results) -> Results:
+def choosing_the_planted(found: Results, planted: pd.DataFrame) -> Results:
     """The same measurement as if each rule had ranked the planted tokens first. Each rule ranks as
     many tokens at least, as their number is a k."""
-    planted = found.planted.sort_values(["document", "place"])
+    planted = planted.sort_values(["document", "place"])
     planted["rank"] = planted.groupby("document").cumcount() + 1
     rows = found.influence.merge(planted, on=["document", "rank"], how="left")
     own = (rows.control == "own") & rows.place.notna()
@@ -239,7 +240,11 @@ def own_losses(results: Results, k: int) -> pd.DataFrame:
 
 
 def compare(
-    found: Results, model: str, max_documents: int, text: str | None = None
+    found: Results,
+    planted: pd.DataFrame,
+    model: str,
+    max_documents: int,
+    text: str | None = None,
 ) -> pd.DataFrame:
     """Compare the tokens that a rule finds with planted ones, by rule.
 
@@ -247,25 +252,22 @@ def compare(
     do. So the planted ones are evaluated too, as if a rule had chosen them: `as_good` is the share
     of targets where as many tokens of the rule lower the loss as much.
     """
-    (k,) = found.planted.groupby("document").size().unique()
+    (k,) = planted.groupby("document").size().unique()
     if found.meta.units != ["tokens"] or k not in found.meta.ks:
         raise SystemExit(f"measure tokens alone (--units tokens), with k = {k} among --ks")
-    evaluated = measure(
-        model,
-        text,
-        choices=choosing_the_planted(found),
-        planted=True,
-        ks=[int(k)],
-        max_documents=max_documents,
+    loaded, windows = load_model(model), found.meta.windows
+    documents, again = open_planted(
+        loaded, text, Windows(windows["long"], windows["short"]), max_documents, found.meta.seed
     )
-    assert evaluated is not None
+    pd.testing.assert_frame_equal(again, planted, check_dtype=False)
+    evaluated = measure(
+        loaded, documents, choices=choosing_the_planted(found, planted), ks=[int(k)]
+    )
     assert evaluated.meta.windows == found.meta.windows
     both = own_losses(found, k).join(own_losses(evaluated, k), rsuffix="_of_planted", how="inner")
-    both = both[both.index.get_level_values("document").isin(found.planted.document)]
+    both = both[both.index.get_level_values("document").isin(planted.document)]
     ranked = found.influence.query("control == 'own' and rank <= @k")
-    hits = ranked.merge(
-        found.planted, left_on=["document", "far_first"], right_on=["document", "place"]
-    )
+    hits = ranked.merge(planted, left_on=["document", "far_first"], right_on=["document", "place"])
     both["found"] = (hits.groupby(KEYS).size() / k).reindex(both.index, fill_value=0.0)
     # Of the planted tokens themselves, two evaluations differ in their last bits.
     both["as_good"] = (both.loss_set <= both.loss_set_of_planted) | (both.found == 1)
@@ -371,7 +373,8 @@ def main() -> None:
         pd.DataFrame(rows).round(4).to_csv(out, index=False)
     elif asked.step == "planted":
         found = read_results(asked.results)
-        compare(found, asked.model, asked.max_documents, asked.text).to_csv(out)
+        places = pd.read_parquet(Path(asked.results) / "planted.parquet")
+        compare(found, places, asked.model, asked.max_documents, asked.text).to_csv(out)
     elif asked.step == "collect":
         collect([Path(folder) for folder in asked.folders]).to_csv(out, index=False)
 

@@ -77,7 +77,7 @@ def test_a_function_takes_what_its_request_holds(function: Any) -> None:
 
 def test_what_is_typed_is_what_a_function_takes() -> None:
     words = ("--ks=1,4", "--units", "tokens,span:4", "--share=top5%", "--max-targets=2", "--seed=3")
-    words += ("--sets=gap", "--far-states=isolated", "--device-map=auto", "--planted")
+    words += ("--sets=gap", "--far-states=isolated", "--device-map=auto", "--control-tokens")
     given = parsed("measure", "M", "--out=o", *words)
     settings = build(Settings, given)
     expected = Settings(
@@ -90,7 +90,7 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
         far_states="isolated",
     )
     assert settings == expected
-    assert build(TextOptions, given) == TextOptions(planted=True)
+    assert build(TextOptions, given) == TextOptions(control_tokens=True)
     assert build(ModelOptions, given) == ModelOptions(device_map="auto")
     assert build(AskSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")) == (
         AskSettings(long=30, k=2)

@@ -16,10 +16,9 @@ import pytest
 import torch
 from olmo.data.iterable_dataset import IterableDataset
 
-from olmo_sparsity.analysis.inputs.planting import PlantedConfig
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.config.sections import PositionsConfig, StageConfig, TrainingConfig
-from olmo_sparsity.config.text import RepeatedConfig
+from olmo_sparsity.config.text import PlantedConfig, RepeatedConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import (
     Batch,

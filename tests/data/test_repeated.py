@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.inputs.planting import PlantedConfig
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.config.text import PositionsConfig, RepeatedConfig
+from olmo_sparsity.config.text import PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards

@@ -183,9 +183,7 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
         parts.write("recovery", int(document), rows)
     parts.flush()
     recovery = parts.read("recovery")
-    summary = summarize(losses, targets, recovery).assign(
-        hit_rate=np.nan, hit_low=np.nan, hit_high=np.nan, token_forwards_per_target=410.0
-    )
+    summary = summarize(losses, targets, recovery).assign(token_forwards_per_target=410.0)
     lds = mean_lds(targets, parts.read("lds"))
     summary = summary.merge(lds, how="left", on=GROUPS[:3])
     made = {"targets": targets, "summary": summary}

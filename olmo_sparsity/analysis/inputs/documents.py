@@ -39,9 +39,8 @@ class Document:
     text for each other. Empty: it shares text with its copies alone."""
 
     tokenizer: Tokenizer | None = field(default=None, repr=False)
-    truth: np.ndarray | None = None
-    """Places of the marks of a planted dependency; empty in the copy without marks; None: nothing
-    is planted."""
+    may_replace: bool = True
+    """Whether its text may replace the distant tokens of another document."""
 
     name: str = ""
     """Its file and record number, or its title."""
@@ -99,7 +98,7 @@ class Documents(Sequence[Document]):
     """Documents left out because the model was trained on them."""
 
     num_too_short: int = 0
-    """Documents left out because they are too short to plant in."""
+    """Documents left out because they are too short to have a target."""
 
     grouped_by: str = ""
     """The field that groups them: unrelated texts come from other groups. Empty: their source."""
@@ -120,17 +119,13 @@ class Documents(Sequence[Document]):
         for document in self.items:
             tokens = document.tokens.astype("<u4")
             digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes())
-            if document.truth is not None:
-                digest.update(document.truth.astype("<u4").tobytes())
+            if not document.may_replace:
+                digest.update(b"is not a control")
         return digest.hexdigest()
 
     @property
     def have_targets(self) -> bool:
         return self.items[0].target is not None
-
-    @property
-    def are_planted(self) -> bool:
-        return self.items[0].truth is not None
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -221,12 +216,11 @@ class Controls:
 
     @cached_property
     def _candidates(self) -> list[Document]:
-        """Documents with planted marks are not candidates."""
         return [
             document
             for document in self.documents
             if self.windows.long == "all" or len(document.tokens) > self.windows.long
-            if not (document.truth is not None and len(document.truth))
+            if document.may_replace
         ]
 
     @cached_property

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.inputs.planting import PlantedConfig
 from olmo_sparsity.analysis.inputs.records import CorpusConfig
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ class TrainingText:
     open_heldout: Callable[[], PreparedText]
     corpora: tuple[tuple[CorpusConfig, float], ...]
     """Each corpus, and the share of its documents that was held out."""
-
-    planted: PlantedConfig
 
 
 class RunLoader(Protocol):

@@ -27,7 +27,6 @@ from olmo_sparsity.analysis.inputs.corpus import (
     read_records,
 )
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
 from olmo_sparsity.analysis.inputs.records import CorpusConfig
 from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
@@ -35,7 +34,6 @@ from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.settings import SplitAt
 from olmo_sparsity.errors import ConfigError, DataError, naming_extras, one_line
 from olmo_sparsity.runtime import Progress, read_launch
-from olmo_sparsity.streams import stream
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.models.load import LoadedModel
@@ -360,57 +358,3 @@ def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
         )
     items = [replace(document, number=number) for number, document in enumerate(cut)]
     return replace(documents, items=items, num_too_short=len(documents) - len(cut))
-
-
-# --- ground truth ---------------------------------------------------------------------------------
-
-
-def plant_dependencies(
-    documents: Documents, model: LoadedModel, windows: Windows, seed: int = 0
-) -> Documents:
-    """Cut each document that is long enough to one target with its long window, in two versions:
-    with K marks at random far places that determine the target (planting.py), and, after all of
-    those, without the marks."""
-    if model.tokenizer is None:
-        raise DataError(
-            f"'{model.name}' has no tokenizer, which planting needs to choose its "
-            "tokens; put its tokenizer.json there"
-        )
-    run = _run_of(model)
-    config = run.planted if run is not None else PlantedConfig()  # as the model was trained
-    if windows.long == "all":
-        raise ConfigError(
-            "planted=True requires a long window of fixed length, not 'all'; pass long, such as 256"
-        )
-    long, num_far = windows.first_target, windows.num_far
-    if config.num_tokens > num_far:
-        raise DataError(
-            f"{config.num_tokens} planted tokens are more than the distant tokens, "
-            f"{num_far}; increase the "
-            "long window"
-        )
-    planting = Planting.of(config, model.tokenizer)
-    with_marks, without = [], []
-    for document in documents:
-        if len(document.tokens) <= long:
-            continue
-        text = document.tokens[: long + 1]
-        generator = stream(seed, "planted", document.number)
-        planted, places_K = planting.plant(text, generator, 0, num_far, long - 1)
-        bare = np.where(np.isin(np.arange(len(text)), places_K), planting.clear(text), planted)
-        group = document.group or f"document {document.number}"
-        same = replace(document, group=group, truth=places_K, tokens=planted)
-        with_marks.append(same)
-        without.append(replace(same, truth=places_K[:0], tokens=bare))
-    if len(with_marks) < 2:
-        raise DataError(
-            f"{documents.name}: {len(with_marks)} documents are longer than long={long}, "
-            "and planting needs two; pass more or longer documents, or lower long"
-        )
-    items = [replace(d, number=number) for number, d in enumerate([*with_marks, *without])]
-    return replace(
-        documents,
-        name=f"{documents.name}, {config.num_tokens} tokens planted",
-        items=items,
-        num_too_short=len(documents) - len(with_marks),
-    )

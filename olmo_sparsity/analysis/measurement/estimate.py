@@ -101,7 +101,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
     lines = [
-        describe_induction(trial.induction, plan.settings.far_states, documents.are_planted),
+        describe_induction(trial.induction, plan.settings.far_states),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
         f"targets         {cost.num_losses:,} with both losses, {chosen}",

@@ -34,7 +34,6 @@ from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_re
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
     half_of,
-    hit_rates,
     longppl,
     mean_lds,
     summarize,
@@ -118,8 +117,7 @@ class _Measuring:
             is_written = True
         induction = self.plan.induction() if is_first else {}
         if induction:
-            settings, planted = self.plan.settings, self.plan.documents.are_planted
-            shown = describe_induction(induction, settings.far_states, planted)
+            shown = describe_induction(induction, self.plan.settings.far_states)
             print(shown, file=sys.stderr)
         is_stopped = self.ends < math.inf
         if not self._evaluate() and not is_stopped:
@@ -287,7 +285,6 @@ def _sum_up(
 ) -> None:
     """Write summary and final tables to `out`. `left`: number of unfinished documents."""
     losses, recovery = parts.read("losses"), parts.read("recovery")
-    influence, planted = parts.read("influence"), parts.read("planted")
     check_all_evaluated(parts.folder, targets, recovery)
     summary = summarize(losses, targets, recovery)
     costs = (
@@ -295,8 +292,6 @@ def _sum_up(
     )
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
-    hits = hit_rates(influence, planted, plan.settings.ks)
-    summary = summary.merge(hits, how="left", on=GROUPS)
     summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
     made = {"targets": with_ends(targets), "summary": summary}
     parts.finish(made, _meta(plan, losses, left, about), out)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-from olmo_sparsity.analysis.inputs.texts import cut_to_targets, open_documents, plant_dependencies
+from olmo_sparsity.analysis.inputs.texts import cut_to_targets, open_documents
 from olmo_sparsity.analysis.inputs.windows import Block
 from olmo_sparsity.analysis.measurement.matching import is_other_tokenizer
 from olmo_sparsity.analysis.measurement.recovery import recover
@@ -33,7 +33,6 @@ from olmo_sparsity.analysis.measurement.targets import (
     fit_threshold,
     named_targets,
     of_document,
-    planted_targets,
     sampled_blocks,
     targets_by_text,
     targets_fingerprint,
@@ -73,13 +72,11 @@ def plan(request: MeasureRequest) -> Plan:
         documents = cut_to_targets(documents, settings.windows)
     elif settings.long != "all":
         say_how_much_is_seen(documents, settings)
-    if reading.planted:
-        documents = plant_dependencies(documents, model, settings.windows, settings.seed)
     given = next((one for one in (choices, targets, request.at) if one is not None), None)
-    if given is not None or documents.are_planted or documents.have_targets:
+    if given is not None or documents.have_targets:
         _refuse_for_given(of_chosen)
     ids = tuple(model.prefix_ids(loading.prefix, _beginning(documents, model)))
-    if request.quick and given is None and not (reading.planted or documents.have_targets):
+    if request.quick and given is None and not documents.have_targets:
         settings = _sampled(settings, model.max_positions, len(ids))
     if settings.long == "all":
         documents = within_limit(documents, model, len(ids))
@@ -110,7 +107,7 @@ def _load(model: Any, options: ModelOptions) -> LoadedModel:
 def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
     if isinstance(documents, Documents):
         return documents
-    given = {name: value for name, value in vars(options).items() if name != "planted"}
+    given = dict(vars(options))
     return open_documents(documents, model, given.pop("max_documents"), **given)
 
 
@@ -225,7 +222,7 @@ class Plan:
 
     @property
     def fits_threshold(self) -> bool:
-        return self.given is None and not self.documents.are_planted
+        return self.given is None
 
     def for_induction(self) -> tuple[list[Document], int]:
         """The documents of the induction check, and the length of its passages."""
@@ -265,8 +262,6 @@ class Plan:
 
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
         """Targets of the documents in `losses`, which must include the threshold half."""
-        if self.documents.are_planted:
-            return planted_targets(self.documents)
         if self.given is not None:
             return self.given
         chosen = choose_targets(losses, self.threshold(losses), self.settings)
@@ -301,8 +296,6 @@ class Plan:
             "token_id": document.tokens,
             "text": document.texts,
         }
-        if document.truth is not None:
-            tables["planted"] = {"place": document.truth}
         return tables
 
     def identity(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class MeasureRequest(Request):
         if not 0 <= index < of:
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
         is_read = not isinstance(self.documents, Documents)
-        if not is_read and replace(self.reading, planted=False) != TextOptions():
+        if not is_read and self.reading != TextOptions():
             raise ConfigError(
                 "field, group_field, prompt_field, target_field, split_at and max_documents are "
                 "for text that is read here; leave them out"
@@ -68,7 +68,7 @@ class MeasureRequest(Request):
     def _check_one_selects_targets(self) -> None:
         """Named options, or the text."""
         named = [n for n in ("at", "choices", "targets") if getattr(self, n) is not None]
-        of_text = ["planted"] if self.reading.planted else []
+        of_text = []
         if isinstance(self.documents, Documents) and self.documents.have_targets:
             of_text.append("records of prompt and target")
         elif self.reading.prompt_field or self.reading.target_field:

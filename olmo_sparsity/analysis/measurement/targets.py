@@ -111,17 +111,6 @@ def _sample(
     return pd.concat(parts).assign(target_set=target_set)
 
 
-def planted_targets(documents: Documents) -> pd.DataFrame:
-    """The last token of each document, which the planted marks determine."""
-    name = {True: "planted", False: "planted_removed"}
-    rows = [
-        (d.number, len(d.tokens) - 1, "document", name[len(d.truth) > 0])
-        for d in documents
-        if d.truth is not None
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
 def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
     """The tokens of the targets of records of prompt and target."""
     places = [

@@ -263,9 +263,8 @@ def _induction(results: Results) -> str:
     why = f"A passage costs it {first} nats per token, repeated once {repeated}: a drop of {drop}."
     if found["has_induction"]:
         return _note(True, "This model can copy from its context.", why)
-    if not len(results.planted):
-        why += " Most of what distant units give a model of text is copying: read nats, not only "
-        why += "shares."
+    why += " Most of what distant units give a model of text is copying: read nats, not only "
+    why += "shares."
     return _note(False, "This model copies little from its context.", why)
 
 

@@ -29,16 +29,13 @@ SETS = {
     "bigram": "the token and the one before it recur",
     "every": "drawn from all tokens",
     "named": "named",
-    "planted": "planted dependency",
-    "planted_removed": "planted dependency, taken out",
 }
 """Names of the target sets, in display order."""
 
 
 def main_set(target_sets: Iterable[str]) -> str | None:
     """The target set that a measurement reports first."""
-    first = ("gap", "planted", "named", "bigram")
-    order = [*first, *(name for name in SETS if name not in (*first, "planted_removed"))]
+    order = ("gap", "named", "bigram", "every")
     return next((name for name in order if name in set(target_sets)), None)
 
 
@@ -78,7 +75,6 @@ class Results:
 
     documents: pd.DataFrame
     tokens: pd.DataFrame
-    planted: pd.DataFrame
     losses: pd.DataFrame
     targets: pd.DataFrame
     influence: pd.DataFrame

@@ -69,10 +69,11 @@ def summarize(
     losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0
 ) -> pd.DataFrame:
     """Return one row for each target set, kind of units, selector and k."""
-    rows = pair(losses, targets, recovery)
-    # Texts without marks have no gap: recovery is in units of the gap with them.
-    without = rows.target_set == "planted_removed"
-    rows.loc[without, "gap"] = rows.gap[rows.target_set == "planted"].mean()
+    return summarize_pairs(pair(losses, targets, recovery), seed)
+
+
+def summarize_pairs(rows: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """`rows`: of `pair`."""
     summary = []
     for names, (own, placebo) in _own_and_placebo(rows).items():
         beyond = beyond_controls(own, placebo, seed).items()
@@ -331,27 +332,6 @@ def _t_quantile(freedom: Any) -> Any:
 
 
 # --- in addition to the summary --------------------------------------------------------------
-
-
-def hit_rates(
-    influence: pd.DataFrame, planted: pd.DataFrame, ks: tuple[int, ...], seed: int = 0
-) -> pd.DataFrame:
-    """The share of a target's planted tokens that are in the selector's first k units."""
-    num_planted = planted.groupby("document").size()
-    own = influence[(influence.control == "own") & influence.document.isin(num_planted.index)]
-    rows = []
-    for (units, selector), ranked in own.groupby(["units", "selector"]):
-        marked = ranked.merge(planted, on="document")
-        marked = marked[(marked.far_first <= marked.place) & (marked.place < marked.far_end)]
-        best = marked.groupby([*KEYS, "place"])["rank"].min()
-        documents = num_planted.reindex(ranked.document.unique())
-        for k in ks:
-            hits = best[best <= k].groupby("document").size().reindex(documents.index, fill_value=0)
-            shares_D = (hits / documents).to_numpy()
-            resampled_R = resample_weights(len(shares_D), seed) @ shares_D / len(shares_D)
-            rate = interval(resampled_R, shares_D.mean())
-            rows.append(("planted", units, selector, k, *rate))
-    return pd.DataFrame(rows, columns=[*GROUPS, "hit_rate", "hit_low", "hit_high"])
 
 
 def rank_correlations(

@@ -40,9 +40,6 @@ BEYOND = {"net": "net excess", "excess": "excess"}
 BY_OUTCOME = ("gap",)
 """Target sets that are selected by what the distant text does to the prediction."""
 
-LEARNED_NATS = 0.5
-"""Least mean gap from planted tokens at which a selector can find them."""
-
 
 def describe(results: Results) -> str:
     meta, summary = results.meta, with_t_intervals(results.summary)
@@ -53,9 +50,7 @@ def describe(results: Results) -> str:
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.induction:
-        lines.append(
-            describe_induction(meta.induction, meta.windows["far_states"], name == "planted")
-        )
+        lines.append(describe_induction(meta.induction, meta.windows["far_states"]))
     key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
     of = "losses of named targets' blocks" if meta.targets.get("only_named") else "losses"
@@ -65,21 +60,9 @@ def describe(results: Results) -> str:
     )
     if name is None:
         return "\n".join(lines)
-    if name == "planted":
-        planted = gap[results.losses.document.isin(results.planted.document)]
-        lines.append(f"planted tokens lower the loss by {planted.mean():.2f} nats")
-        if planted.mean() < LEARNED_NATS:
-            lines += [
-                "  below half a nat: this model does not use the planted tokens, and no selector",
-                "  can find them; train it longer on planted text (data.planted.share)",
-            ]
-            return "\n".join(lines)
-    else:
-        lines.append(describe_gap(results))
+    lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
-    if name == "planted":
-        lines.append(describe_enough(main))
     # Of the other sets, the first selector with the smallest k.
     beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
     has_placebo = has_net(main)
@@ -104,16 +87,6 @@ def has_net(rows: pd.DataFrame) -> bool:
     their outcome shows no effect of selection, and their net excess would be below 0 by
     construction."""
     return bool(rows.net.notna().any()) and set(rows.target_set) <= set(BY_OUTCOME)
-
-
-def describe_enough(rows: pd.DataFrame) -> str:
-    """The least k at which the recovery of each selector is enough. `rows`: of one target set."""
-    said = []
-    for names, curve in rows.groupby(["selector", "units"], sort=False):
-        enough = curve.k[curve.recovery >= ENOUGH]
-        at = f"k = {enough.min()}" if len(enough) else f"not up to k = {curve.k.max()}"
-        said.append(f"{curve_name(*names)} {at}")
-    return f"recovery of {ENOUGH}: {', '.join(said)}"
 
 
 def describe_every(row: Any) -> str:
@@ -165,7 +138,7 @@ def conclude(results: Results) -> str:
     doubts = []
     if row.num_documents < FEW_DOCUMENTS:
         doubts.append(f"{row.num_documents} documents are too few to trust the interval")
-    if meta.induction and not meta.induction["has_induction"] and not name.startswith("planted"):
+    if meta.induction and not meta.induction["has_induction"]:
         doubts.append("the model copies little from its context")
     but = f"; but {' and '.join(doubts)}" if doubts else ""
     nats = row[f"{headline}_nats"]
@@ -232,20 +205,19 @@ def describe_gap(results: Results) -> str:
     )
 
 
-def describe_induction(found: dict[str, Any], far_states: str, planted: bool) -> str:
-    """The result of the induction check, and its consequence for the measurement (with planted
-    text, `describe` states that)."""
+def describe_induction(found: dict[str, Any], far_states: str) -> str:
+    """The result of the induction check, and its consequence for the measurement."""
     lines = [
         f"induction: loss {found['loss_first']:.2f} on a passage, {found['loss_repeated']:.2f} "
         f"when it is repeated, a drop of {found['drop']:.2f} nats "
         f"({found['drop'] / max(found['loss_first'], 1e-9):.0%})"
     ]
-    if not planted and not found["has_induction"]:
+    if not found["has_induction"]:
         lines += [
             f"  below {INDUCTION_SHARE:.0%}: this model copies little from its context. Copying",
             "  is most of what far tokens give to models of text: read nats, not shares alone",
         ]
-    elif not planted and far_states == "isolated":
+    elif far_states == "isolated":
         lines += [
             "  this model copies; a single far token that is shown alone has no states of the",
             "  tokens before it: measure with spans (span:4), or contextual far states, as well",
@@ -292,8 +264,6 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     else:
         nats = ["–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats]
         columns |= {"removal": (19, column("removal", "removal_", "")), "nats": (6, nats)}
-    if not rows.hit_rate.isna().all():
-        columns["planted found"] = (20, column("hit_rate", "hit_", ""))
     if header:
         head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")

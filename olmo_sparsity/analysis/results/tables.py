@@ -44,7 +44,6 @@ PHASES = {
     },
     "recovery": {
         "tokens": _schema(document="int", place="int", token_id="int", text="text"),
-        "planted": _schema(document="int", place="int"),
         "influence": _schema(
             document="int", target="int", far_part="text", units="text", selector="text",
             control="text", rank="int", far_first="int", far_end="int", far_text="text",
@@ -83,7 +82,7 @@ SCHEMAS = MADE_OF_PARTS | {
         target_set="text", units="text", selector="text", k="int", num_tokens="wide",
         **{name.replace("recovery_", ""): kind for name, kind in _INTERVALS.items()},
         mean_ratio="wide?", share_enough="wide?",
-        hit_rate="wide?", hit_low="wide?", hit_high="wide?", lds="wide?", lds_low="wide?",
+        lds="wide?", lds_low="wide?",
         lds_high="wide?", gap="wide", num_targets="int", num_documents="int",
         num_placebo_targets="int", num_placebo_documents="int", token_forwards_per_target="wide?",
     ),

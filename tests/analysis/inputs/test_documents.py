@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,10 @@ from olmo_sparsity.analysis.inputs.documents import (
     FarText,
     token_texts,
 )
-from olmo_sparsity.analysis.inputs.planting import Planting
-from olmo_sparsity.analysis.inputs.texts import plant_dependencies
 from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
-from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
-from tests.conftest import data_section, named
 from tests.support.fake_results import fake_words
 
 
@@ -147,8 +142,8 @@ def test_documents_are_known_by_their_tokens() -> None:
     apart = [np.arange(4), np.array([4, 0, 1, 2])]
     others = [texts[::-1], [np.arange(5)], apart, [*texts, texts[0]]]
     assert len({fingerprint, *(Documents.of(other).fingerprint for other in others)}) == 5
-    planted = [replace(document, truth=np.array([1])) for document in Documents.of(texts)]
-    assert Documents("d", planted).fingerprint != fingerprint
+    kept = [replace(document, may_replace=False) for document in Documents.of(texts)]
+    assert Documents("d", kept).fingerprint != fingerprint
 
 
 # --- controls -------------------------------------------------------------------------------------
@@ -357,73 +352,6 @@ def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | No
         Controls(few, Windows("all", 4, 4)).unrelated(few[0], blocks[-1], 0)
     enough = [some[0], some[1], replace(some[2], tokens=np.arange(200, 236))]  # 20 + 36 tokens
     Controls(Documents("enough", enough), Windows("all", 4, 4)).unrelated(some[0], blocks[-1], 0)
-
-
-# --- ground truth ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def prepared(heldout: TokenShards) -> Documents:
-    def document(number: int) -> Document:
-        tokens = heldout.document(number)[: 10 if number == 3 else 60]
-        return Document(tokens, number, "a" if number < 2 else "", heldout.tokenizer)
-
-    return Documents("prepared", [document(number) for number in range(8)])
-
-
-def test_what_is_planted_has_a_twin_without_it(heldout: TokenShards, prepared: Documents) -> None:
-    model, windows = named("somebody/elses", heldout.tokenizer), Windows(30, 10)
-    planted = plant_dependencies(prepared, model, windows)
-    assert planted.are_planted
-    assert (len(planted), planted.num_too_short) == (14, 1)
-    assert [d.number for d in planted] == list(range(14))
-    config = config_from_dict({"data": data_section(Path("unused"))}).data.planted
-    planting = Planting.of(config, heldout.tokenizer)
-    for original, marked, bare in zip(
-        [d for d in prepared if d.number != 3], planted[:7], planted[7:], strict=True
-    ):
-        assert marked.truth is not None
-        assert bare.truth is not None
-        assert (len(marked.truth), len(bare.truth)) == (config.num_tokens, 0)
-        assert marked.truth.max() < windows.num_far
-        assert len(marked.tokens) == len(bare.tokens) == windows.long + 1
-        assert np.flatnonzero(marked.tokens != bare.tokens).tolist() == marked.truth.tolist()
-        assert not np.isin(bare.tokens, planting.marks_KM).any()
-        assert marked.tokens[-2] == bare.tokens[-2] == planting.cue
-        cleared = planting.clear(original.tokens[: windows.long + 1])
-        assert bare.tokens[:-2].tolist() == cleared[:-2].tolist()
-        assert marked.group == bare.group != ""
-        assert "".join(marked.texts) == heldout.tokenizer.decode(marked.tokens.tolist())
-    assert planted[0].group == planted[1].group != planted[2].group
-    again = plant_dependencies(prepared, model, windows)
-    assert again.fingerprint == planted.fingerprint
-    other = plant_dependencies(prepared, model, windows, seed=1)
-    assert other.fingerprint != planted.fingerprint
-
-
-@pytest.mark.parametrize("kind", ["unrelated", "matched"])
-def test_no_foreign_text_holds_what_is_planted(
-    heldout: TokenShards, prepared: Documents, kind: Any
-) -> None:
-    windows = Windows(30, 10)
-    planted = plant_dependencies(prepared, named("elses", heldout.tokenizer), windows)
-    controls = Controls(planted, windows, kind)
-    for document, block in blocks_of(planted, windows):
-        texts = [controls.placebo(document, block)]
-        texts += [far for draw in range(3) for far, _ in foreign(controls, document, block, draw)]
-        for far in texts:
-            assert far.document.number >= 7
-            assert far.document.group != document.group
-
-
-def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: Documents) -> None:
-    model = named("somebody/elses", heldout.tokenizer)
-    with pytest.raises(DataError, match="0 documents are longer than long=60"):
-        plant_dependencies(prepared, model, Windows(60, 10))
-    with pytest.raises(DataError, match="planted tokens are more than the distant"):
-        plant_dependencies(prepared, model, Windows(30, 29))
-    with pytest.raises(DataError, match="has no tokenizer, which planting"):
-        plant_dependencies(prepared, named("elses", None), Windows(30, 10))
 
 
 CORNERS = ["Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301", "a    b\n\n\t\tx", ""]

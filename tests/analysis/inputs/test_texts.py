@@ -416,7 +416,7 @@ def test_a_run_is_measured_on_its_own_held_out_text(
     ]
     assert [d.number for d in own] == list(range(len(heldout)))
     assert len(set(names(own))) == len(own)
-    assert (own.num_training, own.num_too_short, own.are_planted) == (0, 0, False)
+    assert (own.num_training, own.num_too_short) == (0, 0)
     assert "".join(own[0].texts) == heldout.tokenizer.decode(own[0].tokens.tolist())
     assert len(open_documents(None, run, limit=3)) == 3
     with pytest.raises(ConfigError, match="field=body means nothing to held-out documents"):

@@ -179,8 +179,6 @@ def test_what_does_not_go_with_records_of_prompt_and_target_is_said(
     for text, options in ((pairs, {"prompt_field": "prompt"}), (records, {})):
         with pytest.raises(ConfigError, match=r"at and .*prompt.* all select targets"):
             planned(letters, text, **OPTIONS | options, at="e")
-        with pytest.raises(ConfigError, match=r"planted and .*prompt.* all select targets"):
-            planned(letters, text, **OPTIONS | {"planted": True} | options)
         with pytest.raises(ConfigError, match="share: for chosen targets, and these are given"):
             planned(letters, text, **OPTIONS | options, share=1.0)
         usual = {"long": "all", "sets": ("gap",)}  # what is chosen by default, if given

@@ -181,12 +181,12 @@ def test_headline_never_shows_recovery_without_its_controls(page: Page, results:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("main", ["gap", "planted"])
+@pytest.mark.parametrize("main", ["gap", "named"])
 def test_headline_and_open_table_are_of_the_same_targets(
     results: Results, tmp_path: Path, main: str
 ) -> None:
-    summary = results.summary.replace({"gap": main, "bigram": "planted_removed"})
-    without = ["net", "net_low", "net_high", "placebo"] if main == "planted" else []
+    summary = results.summary.replace({"gap": main, "bigram": "every"})
+    without = ["net", "net_low", "net_high", "placebo"] if main == "named" else []
     page = page_of(replace(results, summary=summary.assign(**dict.fromkeys(without))), tmp_path)
     raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
     (table,) = re.findall(r"<details open>.*?</details>", raw)
@@ -195,7 +195,7 @@ def test_headline_and_open_table_are_of_the_same_targets(
     headline = re.search(rf"xcess of add one {asked}: (.*?\])\.", page.text)
     assert headline
     assert f"<td>{headline[1]}</td>" in table
-    assert ("there is no placebo" in page.text) == (main == "planted")
+    assert ("there is no placebo" in page.text) == (main == "named")
 
 
 def test_it_opens_on_the_document_of_the_largest_gain(results: Results, tmp_path: Path) -> None:

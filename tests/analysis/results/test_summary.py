@@ -11,7 +11,6 @@ import pytest
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import (
     conclude,
-    describe_enough,
     format_summary,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
@@ -43,7 +42,6 @@ ROW = {
     "excess_low": 0.8,
     "excess_high": 0.9,
     "excess_nats": 1.1,
-    "hit_rate": float("nan"),
 }
 
 
@@ -99,21 +97,6 @@ def test_few_targets_at_equal_gaps_are_not_a_number() -> None:
     assert "+0.19 [+0.03, +0.39]" in shown
     assert "mean of ratios 0.91, 52% of targets" in shown
     assert max(map(len, shown.splitlines())) <= 120
-
-
-def test_how_many_are_enough_is_the_first_k_of_each_rule() -> None:
-    rows = [
-        ROW | {"k": k, "recovery": r, "selector": s}
-        for s, k, r in (
-            ("drop_one", 1, 0.02),
-            ("drop_one", 8, 0.95),
-            ("drop_one", 4, 0.9),
-            ("add_one", 1, 0.1),
-            ("add_one", 8, 0.899),
-        )
-    ]
-    said = describe_enough(pd.DataFrame(rows))
-    assert said == "recovery of 0.9: drop one k = 4, add one not up to k = 8"
 
 
 def test_without_a_placebo_excess_and_removal_stand_in_its_place() -> None:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from olmo_sparsity import measure
-from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
-from olmo_sparsity.analysis.inputs.texts import open_documents, plant_dependencies
-from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.analysis.results.summary import describe
-from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.config.text import PositionsConfig
+from olmo_sparsity.config.text import PlantedConfig, PositionsConfig
 from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.planting import Planting
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.training.loop import train
 
 
 @pytest.fixture(scope="module")
@@ -123,58 +112,3 @@ def test_a_share_of_the_training_sequences_is_planted(
         assert np.isin(row[:place], planting.marks_KM).sum() <= 2
         assert row[place + 1] in planting.answers
     np.testing.assert_array_equal(rows(rank=1, world_size=2), tokens_BL[1::2])
-
-
-def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
-    make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    """The whole way: a model trained on planted text, measured on planted held-out documents."""
-    config = make_config(
-        data__planted={"share": 1.0, "num_tokens": 2, "num_values": 3},
-        positions__target_length=26,
-        model={
-            "d_model": 64,
-            "n_heads": 4,
-            "n_layers": 2,
-            "max_sequence_length": 48,
-            "layer_norm_type": "rms",
-            "attention_layer_norm": True,
-            "weight_tying": True,
-            "norm_after": True,
-        },
-        training={"length": 20, "batch_size": 16, "num_steps": 700, "precision": "fp32"},
-        optimizer={"learning_rate": 3e-2, "warmup_steps": 20},
-        checkpoint={},
-    )
-    train(config)
-    run = load_model(config.run_folder, device="cpu")
-    windows = Windows(18, 5)
-    documents = plant_dependencies(open_documents(None, run, limit=12), run, windows)
-    results = measure(run, documents, windows, selectors=["add_one", "random"], ks=(1, 2))
-    assert "planted found" in describe(results)
-    assert "planted dependency, taken out" in describe(results)
-    unknown = results.losses.assign(loss_long=results.losses.loss_short)
-    said = describe(replace(results, losses=unknown))
-    assert "does not use the planted tokens" in said
-    assert "planted found" not in said
-    for count, warned in ((9, True), (10, False)):
-        of_so_many = replace(results, summary=results.summary.assign(num_documents=count))
-        assert ("too few to trust" in describe(of_so_many)) == warned
-    rows = results.summary.set_index(["target_set", "selector", "k"])
-    best = rows.loc["planted", "add_one", 2]
-    assert best.hit_rate >= 0.9  # configs/planted.yaml is the one that must reach 0.95
-    assert best.excess >= 0.8
-    assert rows.loc["planted", "add_one", 1].hit_rate <= 0.5
-    chance = rows.loc["planted", "random", 2]
-    assert chance.hit_rate < 0.3
-    nothing = rows.loc["planted_removed", "add_one", 2]
-    assert nothing.excess_low <= 0 <= nothing.excess_high
-    assert np.isnan(nothing.hit_rate)
-    # Each document is its own control: the same text, window for window, but for the marks.
-    losses = results.losses.groupby("document").target.count()
-    assert (losses == 1).all()
-    half = len(documents) // 2
-    for number in range(half):
-        with_marks, without = documents[number], documents[number + half]
-        differing = np.flatnonzero(with_marks.tokens != without.tokens)
-        np.testing.assert_array_equal(differing, results.planted.query("document == @number").place)

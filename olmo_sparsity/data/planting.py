@@ -1,7 +1,6 @@
 """Plant far dependencies at known places into text, as ground truth for selectors.
 
-Place in the flow: token shards → **sequences with planted dependencies** → batches; and, in the
-analysis, held-out documents.
+Place in the flow: token shards → **sequences with planted dependencies** → batches.
 
 K marks, one of each of K alphabets of M tokens, replace tokens at random places. Later, a cue and
 the answer replace two tokens. No other token holds the answer: the true set is these K places.
@@ -26,26 +25,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.vocabulary import ordinary_tokens
+from olmo_sparsity.config.text import PlantedConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import option
-
-
-@dataclass
-class PlantedConfig:
-    """Dependencies at known places (planting.py), to measure how well selectors find them."""
-
-    share: float = option(0.0, least=0, most=1)
-    """Share of the training sequences. `measure --planted` plants held-out documents by itself."""
-
-    num_tokens: int = option(2, least=1, most=16)
-    """Far tokens that together determine an answer."""
-
-    num_values: int = option(8, least=2, most=4096)
-    """Alternatives for each of them."""
-
-    together: bool = False
-    """The tokens are pieces of one word: all of them determine the answer, fewer say nothing.
-    Otherwise each of N determines an Nth."""
 
 
 @dataclass(frozen=True)
