@@ -83,7 +83,7 @@ def grey_zone(num: int) -> str:
     """Nats of a source with which this share of the seeds name it: of a prompt, mean over some."""
 
     def nats(num_S: int, draws: int, spread: float, least: float) -> str:
-        firsts = []
+        firsts = list[float]()
         for prompt, nats in product(range(num), np.arange(0.0, 24.0) * spread):
             own = drawn("normal", (1, num_S, 1), prompt) * spread
             own[0, 0, 0] = nats

@@ -1,7 +1,5 @@
-"""Compare verdicts with what a questions file expects, and with an earlier run.
-
-Place in the flow: results of measure_questions → **checks that pass or fail** → JUnit XML and JSON.
-"""
+"""Compare verdicts with what a questions file expects, and with an earlier run: stored answers →
+**checks that pass or fail** → JUnit XML and JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import hypot
 from pathlib import Path
 from textwrap import shorten
@@ -32,7 +30,7 @@ from olmo_sparsity.io import write_atomically
 NOISE = 3.0
 """Standard errors of a difference of means over decoys that a changed verdict must exceed."""
 
-FILES = ("gate.xml", "gate.json")
+FORM = '{"sources": [name, …], "nats": least number}'
 
 MAY_DIFFER = re.compile(
     r"questions|num_questions|decoys|random_streams|settings\.(draws|seed)|versions(\..*)?"
@@ -44,36 +42,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Expectation:
-    sources: tuple[str, ...]
-    """Sources that the verdict must name; empty: it must name none."""
-
-    nats: float = 0.0
-    """Nats that each of them must give, or that must be lost without it."""
-
-    statement: int | None = None
-    """None: one of the statements must rely on the sources, or none of them on any."""
+    sources: tuple[str, ...]  # that the verdict must name; empty: it must name none
+    nats: float = 0.0  # that each of them must give, or that must be lost without it
+    statement: int | None = None  # None: one must rely on the sources, or none of them on any
 
     def __str__(self) -> str:
-        if not self.sources:
-            return "no source"
         least = f", {self.nats:g} nats or more" if self.nats else ""
-        return " and ".join(self.sources) + least
+        return " and ".join(self.sources) + least if self.sources else "no source"
 
 
 @dataclass(frozen=True)
 class Check:
-    question: int | None
-    """From 1, as all numbers here; None: of the whole baseline."""
-
-    statement: int | None
-    """None: all of them."""
-
+    question: int | None  # from 1, as all numbers here; None: of the whole baseline
+    statement: int | None  # None: all of them
     text: str
     expected: str
     found: str
     passed: bool
-    kind: str = "expect"
-    """`expect` or `baseline`."""
+    kind: str = "expect"  # or "baseline"
 
     @property
     def place(self) -> str:
@@ -84,7 +70,7 @@ class Check:
 @dataclass(frozen=True)
 class GateReport:
     checks: Sequence[Check]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
     """What was not compared with the baseline, or differs from it without being a failure."""
 
     @property
@@ -93,24 +79,22 @@ class GateReport:
 
     def describe(self) -> str:
         """Return failures and notes as text for a terminal."""
-        lines = [f"{len(self.failures)} of {len(self.checks)} checks failed"]
-        lines += map(printable, self.notes)
+        lines = [f"{len(self.failures)} of {len(self.checks)} checks failed", *self.notes]
         for check in self.failures:
             lines += [
-                f"{check.place}: {printable(check.text)}",
-                f"  expected ({check.kind}): {printable(check.expected)}",
-                f"  found: {printable(check.found)}",
+                f"{check.place}: {check.text}",
+                f"  expected ({check.kind}): {check.expected}",
             ]
-        return "\n".join(lines)
+            lines.append(f"  found: {check.found}")
+        return "\n".join(map(printable, lines))
 
     def write(self, folder: Path, suite: str) -> None:
         """Write gate.xml (JUnit) and gate.json."""
-        suite = printable(suite)
         counts = {"tests": str(len(self.checks)), "failures": str(len(self.failures))}
         root = ElementTree.Element("testsuites", counts)
-        inner = ElementTree.SubElement(root, "testsuite", {"name": suite} | counts)
+        inner = ElementTree.SubElement(root, "testsuite", {"name": printable(suite)} | counts)
         for check in self.checks:
-            named = {"classname": suite, "name": f"{check.place} ({check.kind})"}
+            named = {"classname": printable(suite), "name": f"{check.place} ({check.kind})"}
             element = ElementTree.SubElement(inner, "testcase", named)
             if not check.passed:
                 message = printable(f"expected {check.expected}; found: {check.found}")
@@ -118,10 +102,10 @@ class GateReport:
                 failed.text = printable(check.text)
         ElementTree.SubElement(inner, "system-out").text = "\n".join(map(printable, self.notes))
         xml = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
-        write_atomically(folder / FILES[0], xml)
+        write_atomically(folder / "gate.xml", xml)
         about = {"schema": "olmo-sparsity/gate", "version": 2, "passed": not self.failures}
         about |= {"notes": [*self.notes], "checks": [asdict(check) for check in self.checks]}
-        write_atomically(folder / FILES[1], json.dumps(about, indent=1))
+        write_atomically(folder / "gate.json", json.dumps(about, indent=1))
 
 
 # --- what is expected -----------------------------------------------------------------------------
@@ -140,16 +124,14 @@ def read_expectations(path: str | Path) -> list[list[Expectation]]:
 
 
 def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
-    nats = 0.0
-    names = given
+    nats, names = 0.0, given
     if isinstance(given, Mapping) and set(given) <= {"sources", "nats"} and "sources" in given:
         names, nats = given["sources"], given.get("nats", 0.0)
     names = [names] if isinstance(names, str) else names
     is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or not is_number:
         raise DataError(
-            f'{where}: expect={given!r:.60} must be "none", the name of a source, or '
-            '{"sources": [name, …], "nats": least number}; or a list of these, one a statement'
+            f"{where}: expect={given!r:.60} must be none, a source, or {FORM}, or a list"
         )
     names = [] if names == ["none"] else names
     return Expectation(tuple(names), float(nats), statement)
@@ -187,10 +169,7 @@ def check(
     margin: float = 0.0,
 ) -> GateReport:
     """Check the results in `out` against `expect` of the questions, and against an earlier run.
-
-    `margin`: an expectation fails only by more than so many nats: where a source gives more than
-    these below what it must to be named, or, named, more than these above it.
-    """
+    `margin`: nats by which a source may miss, or exceed, what it must give to be named."""
     answers = read_answers(out)
     expected = read_expectations(questions)
     if len(expected) != len(answers):
@@ -283,11 +262,12 @@ def _against_baseline(
         lambda one: (one.asked, one.texts),
         lambda one: one.asked,
     )
-    notes = [f"not in the baseline: question {one.question + 1}, {_quoted(one)}" for one in extra]
-    notes += [
-        f"only in the baseline: question {one.question + 1}, {_quoted(one)}" for one in missing
-    ]
     checks = list[Check]()
+    notes = [
+        f"{where} the baseline: question {one.question + 1}, '{shorten(one.asked, 60)}'"
+        for where, several in (("not in", extra), ("only in", missing))
+        for one in several
+    ]
     for now, before in sorted(pairs, key=lambda pair: pair[0].question):
         number = now.question + 1
         notes += _changed_sources(now, before)
@@ -333,7 +313,7 @@ def _changed_sources(now: StoredAnswer, before: StoredAnswer) -> list[str]:
             n for n, text in now.source_texts.items() if before.source_texts.get(n, text) != text
         },
     }
-    said = [f"{way}: {printable(', '.join(sorted(names)))}" for way, names in ways.items() if names]
+    said = [f"{way}: {', '.join(sorted(names))}" for way, names in ways.items() if names]
     return [f"question {now.question + 1}, sources {'; '.join(said)}"] if said else []
 
 
@@ -358,7 +338,3 @@ def _changed(now: StoredCell, before: StoredCell) -> bool:
         abs(nats - earlier) > NOISE * hypot(se, earlier_se)
         for (nats, se), (earlier, earlier_se) in pairs
     )
-
-
-def _quoted(one: StoredAnswer) -> str:
-    return f"'{shorten(printable(one.asked), 60, placeholder='…')}'"

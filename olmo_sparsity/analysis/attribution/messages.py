@@ -1,10 +1,6 @@
-"""Read the log of an agent: which blocks and tool outputs did a message rely on?
-
-Place in the flow: messages as OpenAI's or Anthropic's API takes them → **sources and an answer** →
-segments.py.
+"""Read the log of an agent, as OpenAI's or Anthropic's API takes it, as **sources and an answer**.
 
 Sources are the blocks of the system prompt, what tools returned, and earlier messages of the user.
-The user's last message, and earlier messages of the model itself, stay in view.
 """
 
 from __future__ import annotations
@@ -24,8 +20,8 @@ HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
 
 _NAME_LENGTH = 32
 
+# Keys that no template writes, and keys that are read by themselves.
 _OF_THE_API = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "refusal"}
-"""Keys that no template writes, and keys that are read by themselves."""
 
 Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
@@ -40,10 +36,8 @@ def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str,
     number = numbers[number]
     answer = "\n\n".join(text.strip() for text in turns[number]["texts"] if text.strip())
     if turns[number]["role"] != "assistant" or not answer:
-        raise ConfigError(
-            f"message={number} must be text of the assistant, and is of {turns[number]['role']}"
-            f"{'' if answer else ', without text'}; give the number of a message that is"
-        )
+        role = turns[number]["role"]
+        raise ConfigError(f"message={number} is of {role}; it must be text of the assistant")
     before = turns[:number]
     users = [i for i, turn in enumerate(before) if turn["role"] == "user"]
     names, found = Counter[str](), list[Any]()
@@ -81,8 +75,7 @@ def read_log(path: str | Path) -> Messages:
 
 
 def blocks(text: str) -> list[str]:
-    """Split a prompt at its headings (`# …` or a tag alone in its line), or at blank lines if it
-    has none. Tags and headings belong to what follows."""
+    """Split a prompt at its headings (`# …` or a tag alone in its line), or else at blank lines."""
     parts = HEADING.split(text) if HEADING.search(text) else re.split(r"\n\s*\n", text)
     return [part.strip() for part in parts if part.strip()]
 
@@ -95,9 +88,7 @@ def _turns(messages: Messages) -> list[dict[str, Any]]:
             found.append({"role": "system", "texts": _texts(system, "system")[0]})
         messages = messages.get("messages") or ()
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise ConfigError(
-            'messages must be a list of {"role": …, "content": …}, or a request with `messages`'
-        )
+        raise ConfigError("messages must be a list of messages, or a request with `messages`")
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str):

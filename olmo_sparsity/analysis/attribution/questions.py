@@ -1,6 +1,4 @@
-"""Report which source each statement relies on, for the answers to many questions.
-
-Place in the flow: a .jsonl file of sources, questions and answers → **tables of all statements**.
+"""Attribute the answers to many questions: a .jsonl file → **tables of all statements**.
 
 Each finished question is one file, so that a killed run resumes, and processes share a folder.
 """
@@ -11,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,11 @@ from olmo_sparsity.io import read_json, sha256_of, writing
 from olmo_sparsity.runtime import Progress, versions_of_numbers
 from olmo_sparsity.streams import VERSION as STREAMS
 
-MOST_DECOYS = 200
-"""Sources of so many other texts are decoys of a question, by default."""
-
-VERSION = 2
-"""Of stored answers. It grows when a verdict may become another one, or a key changes."""
+MOST_DECOYS = 200  # sources of other questions, by default
+VERSION = 2  # of stored answers; grows when a verdict may become another one, or a key changes
 
 IDENTITY = "identity.json"
+FORM = '{"text": …, "spans": [[first, end], …]}'
 
 
 def measure_questions(
@@ -48,12 +45,9 @@ def measure_questions(
     *,
     shard: tuple[int, int] = (0, 1),
 ) -> pd.DataFrame | None:
-    """Explain each question of a .jsonl file, a line for each: `sources`, {name: text, …} or a list
-    of texts, or as in `attribute`, a Segment being {"name": …, "text": …}; `question`; `answer`, a
-    text or a list of statements, or none; `reasoning`, or none. Writes statements.parquet and
+    """Explain each question of a .jsonl file (docs/sources.md). Writes statements.parquet and
     matrix.parquet into `out`, and returns the first; None: other processes have questions left.
-    `common`: a loaded model, options, and `decoys`; default: the sources of other questions.
-    """
+    `common`: a loaded model, options, and `decoys`; default: the sources of other questions."""
     requests, model = read_questions(common, questions), common.model
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
@@ -105,15 +99,11 @@ def identity_of_questions(common: AttributeRequest, questions: str | Path) -> di
 
 def describe(statements: pd.DataFrame) -> str:
     """Return the shares of verdicts as text for a terminal."""
-    spelt = {
-        "one": "one source",
-        "either": "either of several",
-        "both": "several together",
-        "none": "no source",
-    }
+    spelt = {"one": "one source", "either": "either of several", "both": "several together"}
     lines = [f"{len(statements):,} statements of {statements.question.nunique():,} questions"]
     shares = statements.kind.value_counts(normalize=True)
-    lines += [f"  {shares.get(kind, 0.0):6.1%} rest on {words}" for kind, words in spelt.items()]
+    for kind, words in (spelt | {"none": "no source"}).items():
+        lines.append(f"  {shares.get(kind, 0.0):6.1%} rest on {words}")
     return "\n".join(lines)
 
 
@@ -130,13 +120,11 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
             raise DataError(f"{where}: {error}") from None
     if common.decoys is not None:
         return found
-    turns = [read_turns(one.sources) for one in found]
-    named = [[p.text for turn in of_one for p in turn.parts if p.name] for of_one in turns]
-    with_decoys = []
-    for number, one in enumerate(found):
-        others = [text for of_one in (*named[number + 1 :], *named[:number]) for text in of_one]
-        with_decoys.append(replace(one, decoys=others[:MOST_DECOYS]))
-    return with_decoys
+    named = [[p.text for t in read_turns(one.sources) for p in t.parts if p.name] for one in found]
+    return [
+        replace(one, decoys=[*chain(*named[i + 1 :], *named[:i])][:MOST_DECOYS])
+        for i, one in enumerate(found)
+    ]
 
 
 def _own_fields(record: dict[str, Any], line: bytes) -> dict[str, Any]:
@@ -160,8 +148,7 @@ def _as_answer(answer: Any, line: bytes) -> str | list[str] | Answer | None:
     if found is None or all(isinstance(text, str) for text in texts):
         return found
     raise DataError(
-        f"answer={json.dumps(answer)[:80]} must be a text, a number, a list of these (its "
-        'statements), {"text": …, "spans": [[first, end], …]}, or null for the model\'s own'
+        f"answer={json.dumps(answer)[:60]} must be null, a text, a number, a list, or {FORM}"
     )
 
 

@@ -1,8 +1,4 @@
-"""Split what a model wrote before its answer into sentences.
-
-Place in the flow: tokens of reasoning and answer → **spans of the reasoning's sentences** → each is
-a source of the answer, and a statement over what precedes it (segments.py, statements.py).
-"""
+"""Split what a model wrote before its answer into sentences, each a source of the answer."""
 
 from __future__ import annotations
 
@@ -17,15 +13,11 @@ from olmo_sparsity.analysis.inputs.windows import Spans
 
 CLOSING = "</think>"
 TAGGED = re.compile(r"(\s*<[\w-]+>)?(.*?)(</[\w-]+>\s*)?", re.DOTALL)
-"""Opening tag, text, closing tag."""
-
-LEAST = 5
-"""Tokens of a sentence; a shorter one is joined to the next, or the last one to that before."""
+LEAST = 5  # tokens of a sentence; a shorter one is joined to the next, or to that before
 
 
 def num_reasoning(ids: Sequence[int], tokenizer: Tokenizer | None) -> int:
-    """Return how many of the tokens precede the answer: those up to `</think>` and the white space
-    behind it, or none."""
+    """Return how many tokens precede the answer, up to `</think>` and white space, or 0."""
     texts = Document(np.array(ids), tokenizer=tokenizer).texts
     before, closing, _ = "".join(texts).partition(CLOSING)
     if not closing:

@@ -17,19 +17,11 @@ class AttributeRequest(Request):
     model: Any
     tokenizer: Any = None
     sources: Sources | None = None
-    question: str | None = None
-    """None: the sources are messages, the last of which is the question."""
-
-    messages: Messages | None = None
-    """The log of an agent, which `checked` turns into sources and an answer."""
-
+    question: str | None = None  # None: sources are messages, the last of which is the question
+    messages: Messages | None = None  # `checked` turns them into sources and an answer
     message: int = -1
-    answer: str | Sequence[str] | Answer | None = None
-    """None: generated."""
-
-    reasoning: str | None = None
-    """Text between question and answer. None: the answer up to `</think>`, if it has that."""
-
+    answer: str | Sequence[str] | Answer | None = None  # None: generated
+    reasoning: str | None = None  # None: the answer up to `</think>`, if it has that
     candidates: Sequence[str] | None = None
     decoys: Any = None
     settings: SourceSettings = field(default_factory=SourceSettings)

@@ -29,9 +29,7 @@ from olmo_sparsity.runtime import Progress, say
 from olmo_sparsity.streams import stream
 
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
-
-TRIES = 20
-"""Attempts for each decoy, before an error reports that no more differ."""
+TRIES = 20  # attempts for each decoy, before an error reports that no more differ
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,8 @@ class AnswerIds:
     """Tokens of the pieces of an answer."""
 
     pieces: list[list[int]]
-    are_statements: list[bool] | None = None
-    """None: there is one piece, which is split into sentences."""
-
-    reasoning: list[int] = field(default_factory=list)
-    """Tokens between the question and the answer."""
+    are_statements: list[bool] | None = None  # None: one piece, which is split into sentences
+    reasoning: list[int] = field(default_factory=list)  # between the question and the answer
 
 
 @dataclass(frozen=True)
@@ -52,27 +47,19 @@ class Piece:
 
     text_ids: list[int]
     after_ids: list[int]
-    source: int | None = None
-    """None: it stays in view."""
-
-    whole: int | None = None
-    """The source that it is a part of; itself, where sources are judged."""
+    source: int | None = None  # None: it stays in view
+    whole: int | None = None  # the source that it is a part of, or that it is
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A prompt with its answer, the sources in one order."""
+    """A prompt with its answer."""
 
     document: Document
     windows: Windows
-    statements: Spans
-    """Within the answer."""
-
-    units: Units
-    """The places of each source, with what separates it from the next."""
-
-    text_ends: np.ndarray
-    """One past the last place of each source's own text, which decoys replace."""
+    statements: Spans  # within the answer
+    units: Units  # places of each source, with what separates it from the next
+    text_ends: np.ndarray  # one past each source's own text, which decoys replace
 
     @cached_property
     def block(self) -> Block:
@@ -102,12 +89,9 @@ class SourcePrompt:
     model: LoadedModel
     names: list[str]
     pieces: list[Piece]
-    near_ids: list[int]
-    """The question, and what a chat template puts behind it."""
-
+    near_ids: list[int]  # the question, and what a chat template puts behind it
     prefix_ids: list[int]
-    num_reasoning: int = 0
-    """Number of sources at the end that are sentences of the model's reasoning."""
+    num_reasoning: int = 0  # sources at the end that are sentences of the model's reasoning
 
     @staticmethod
     def of(model: LoadedModel, request: AttributeRequest) -> SourcePrompt:
@@ -184,21 +168,13 @@ class SourcePrompt:
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=self.model.tokenizer)
         windows = Windows("all", start - num_far, len(tokens) - start, tuple(self.prefix_ids))
         windows.check()
-        self.model.check_positions(
-            windows.num_positions(len(tokens)), "give fewer or shorter sources, or a shorter answer"
-        )
+        self.model.check_positions(windows.num_positions(len(tokens)), "give fewer sources")
         statements = _statements(document, start, answer)
         return Layout(document, windows, statements, Units(first, end), text_ends)
 
     def answer_ids(
-        self,
-        answer: Any,
-        max_new_tokens: int,
-        quiet: bool = False,
-        reasoning: str | None = None,
+        self, answer: Any, max_new_tokens: int, quiet: bool = False, reasoning: str | None = None
     ) -> AnswerIds:
-        """`answer`: a text, a list of statements, or an `Answer`; None: generated. `reasoning`:
-        what precedes it; None: what a text has up to `</think>`."""
         before = self.model.encode([reasoning or ""])[0]
         if answer is None or isinstance(answer, str):
             own = self.model.encode([answer or ""])[0]
@@ -238,9 +214,8 @@ class SourcePrompt:
 def _through_template(
     model: LoadedModel, turns: Sequence[Turn], question: str | None
 ) -> tuple[list[tuple[Segment, str]], str]:
-    """Parts with what separates each from the next, and the question with what follows it.
-    A question ends the last message of the user. What the template writes stays in view, calls of
-    tools too; a line reports what it leaves out of a message."""
+    """Parts with what separates each from the next, and the question, which ends the last message
+    of the user, with what follows it. A line reports what the template leaves out of a message."""
     turns = [
         Turn(one.role or "user", [replace(p, text=p.text.strip()) for p in one.parts], one.others)
         for one in turns
@@ -327,8 +302,7 @@ def _statements(document: Document, start: int, answer: AnswerIds) -> Spans:
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
-    """Return different texts that share no passage with a source. `decoys`: in any form that
-    open_documents reads, or {name: text, …}."""
+    """Return different texts that share no passage with a source."""
     longest, passages_of = prompt.longest, _passages(prompt)
     given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
     if isinstance(given, list) and all(isinstance(text, str) for text in given):
@@ -370,10 +344,9 @@ def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
 def draw_decoys(
     prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
 ) -> list[np.ndarray]:
-    """Return decoys_DL of each source, all different: texts joined in random order. Their middle is
-    left out to make them as long as the source. So a decoy begins and ends as texts do; an end
-    within a sentence would change how the question behind it is read. A part of a source has the
-    same part of its source's decoy."""
+    """Return decoys_DL of each judged part: texts joined in random order, without their middle, so
+    that a decoy is as long as its source and begins and ends as texts do: an end within a sentence
+    would change how the question is read."""
     num_tokens, needed = sum(map(len, texts)), draws * prompt.longest
     if len(texts) < draws or num_tokens < needed:
         of_texts = f"{len(texts)} texts of {num_tokens:,} tokens"

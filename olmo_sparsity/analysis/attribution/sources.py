@@ -1,7 +1,4 @@
-"""What is asked about: sources, messages and an answer, as a user gives them.
-
-Place in the flow: Python objects → **parts with names** → messages.py, request.py.
-"""
+"""Sources, messages and answers as a user gives them: Python objects → **parts with names**."""
 
 from __future__ import annotations
 
@@ -29,14 +26,12 @@ class Turn:
 
     role: str
     parts: list[Segment]
-    others: dict[str, Any] = field(default_factory=dict)
-    """What else it has, such as `tool_calls`."""
+    others: dict[str, Any] = field(default_factory=dict)  # such as `tool_calls`
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer with the spans of characters, (first, end), of its statements. The rest of
-    it stays in view."""
+    """An answer with the spans of characters, (first, end), of its statements."""
 
     text: str
     spans: Sequence[tuple[int, int]]

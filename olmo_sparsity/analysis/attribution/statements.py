@@ -1,6 +1,4 @@
-"""Report which source each statement of an answer relies on, or that it relies on none.
-
-Place in the flow: tokens of sources, question and answer (segments.py) → losses → **verdicts**.
+"""Report which source each statement of an answer relies on: tokens → losses → **verdicts**.
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, L tokens.
 """
@@ -57,12 +55,8 @@ Trial = tuple[str, int] | tuple[str, int, int]
 or of the source alone (`without`)."""
 
 NEW_TOKENS = 256
-
-SHOWN = 3
-"""Statements that a failed assertion shows."""
-
-JSON_VERSION = 3
-"""Of `to_json`. It grows when a key is removed or changes its meaning, not when one is added."""
+SHOWN = 3  # statements that a failed assertion shows
+JSON_VERSION = 3  # grows when a key is removed or changes its meaning, not when one is added
 
 
 class Trials:
@@ -175,8 +169,7 @@ def count(prompt: SourcePrompt, layout: Layout, draws: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Reliance:
-    """True or false; a failed `assert` shows what was expected and what was found, in the 240
-    characters that pytest prints of an object."""
+    """True or false, with words for a failed `assert`, in the 240 characters that pytest prints."""
 
     holds: bool
     words: str
@@ -198,12 +191,9 @@ class Attribution:
     settings: SourceSettings
     losses: Losses
     token_forwards: int
-    own_decoys: bool
-    """Decoys were given; without, they are prose."""
-
+    own_decoys: bool  # decoys were given; without, they are prose
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
-    """By name, the attribution of each sentence of the reasoning that the answer relies on, itself
-    or through other sentences."""
+    """Attributions of the sentences of the reasoning that the answer relies on, also indirectly."""
 
     def __getstate__(self) -> dict[str, Any]:
         prompt = replace(self.prompt, model=self.prompt.model.without_weights())
@@ -221,8 +211,7 @@ class Attribution:
         return [i for i, name in enumerate(self.names[num_sources:]) if name in names]
 
     def origins(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Return the sources among these names, and the sources that the sentences of the reasoning
-        among them rely on, itself or through others."""
+        """Replace sentences of the reasoning among these names by the sources they rely on."""
         found = {name for name in named if name not in self.steps}
         for name in set(named) & set(self.steps):
             found.update(self.steps[name].statements.origins[0])
@@ -230,8 +219,7 @@ class Attribution:
 
     @cached_property
     def pieces(self) -> list[tuple[str, int | None]]:
-        """Texts that together are the answer, and the number of the statement that each is; None:
-        it is part of no statement."""
+        """Texts that together are the answer, each with its statement's number; None: of none."""
         texts = self.layout.document.texts[self.layout.block.start :]
         found, at = list[tuple[str, int | None]](), 0
         for number, (first, end) in enumerate(self.layout.statements):
@@ -266,11 +254,8 @@ class Attribution:
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
-        """A row for each statement and source. `gives`: nats when it is among decoys of all others;
-        `lost`: when a decoy replaces it (means; no loss counts above the usual one with decoys;
-        NaN: not needed, and not evaluated). `se_…`: standard errors of these means, from the spread
-        of the statement; `beyond_…`: for how many decoys of `tried_…` they are above 0; `p_…`: how
-        likely one more decoy would do as well; `above`: see docs/formats.md."""
+        """A row for each statement and source: `gives`, nats among decoys of all others; `lost`,
+        when a decoy replaces it; and what docs/formats.md explains."""
         evidence, columns = self._judged[0], dict[str, np.ndarray]()
         for p_TS, name in zip(evidence.p_2TS, ("gives", "lost"), strict=True):
             nats_TSD = getattr(self.losses, f"{name}_TSD")
@@ -286,10 +271,7 @@ class Attribution:
 
     @cached_property
     def statements(self) -> pd.DataFrame:
-        """text; nats that all sources give, against decoys in place of all; spread: by how much its
-        loss varies with the text in one place; p: how likely chance would make one of its sources
-        have as large an effect; kind (one, either, both, none); sources; verdict; origins:
-        `sources`, with what a sentence of the reasoning relies on in its place."""
+        """A row for each statement; docs/formats.md explains the columns."""
         evidence, verdicts = self._judged
         p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
         rows = []
@@ -303,15 +285,12 @@ class Attribution:
         return pd.DataFrame(rows, columns=columns)
 
     def relies_on(self, source: str | None, statement: int | None = None) -> Reliance:
-        """Return whether the statement of this number (default: any of them) relies on a source,
-        itself or through reasoning; with None, whether it (default: each of them) relies on
-        none."""
+        """Return whether a statement (default: any) relies on a source, also through reasoning;
+        with None, whether it (default: each) relies on none."""
         if source is not None:
             self._number(source)
         if statement is not None and not 0 <= statement < len(self.texts):
-            raise ConfigError(
-                f"statement={statement}: the answer has statements 0 to {len(self.texts) - 1}"
-            )
+            raise ConfigError(f"statement={statement} must be 0 to {len(self.texts) - 1}")
         rows = self.statements if statement is None else self.statements.iloc[[statement]]
         named = [
             bool(row.origins) if source is None else source in {*row.sources, *row.origins}
@@ -330,8 +309,8 @@ class Attribution:
 
     @property
     def sources(self) -> pd.DataFrame:
-        """A row for each source: statements that rely on it, by number from 0; nats, the most that
-        it gives or that is lost without it; verdict."""
+        """A row for each source: statements that rely on it, by number from 0; nats, the most of
+        any statement; verdict."""
         rows_of = [{*row.sources, *row.origins} for row in self.statements.itertuples()]
         nats = self.matrix[["gives", "lost"]].max(axis=1).groupby("source").max()
         rows = []
@@ -351,15 +330,12 @@ class Attribution:
         return self.names.index(source)
 
     def text(self, citations: str = "[1]", references: bool = True) -> str:
-        """Return the answer with a citation behind each statement that relies on a source.
-
-        `citations` is how the first source is cited: `[1]`, `(1)`, `[^1]`, or with its name:
-        `[name]`. Sources that each suffice share a citation (`[1/2]`); of sources that are needed
-        together each has one. `references`: add a line for each source that is cited.
-        """
+        """Return the answer with a citation behind each statement that relies on a source: as
+        `[1]`, `(1)`, `[^1]`, or `[name]`. Sources that each suffice share one (`[1/2]`).
+        `references`: add a line for each source that is cited."""
         if (citations.count("1"), citations.count("name")) not in ((1, 0), (0, 1)):
             raise ConfigError(
-                f"citations={citations} must hold 1 or name once, such as [1], (1), [^1] or [name]"
+                f"citations={citations} must hold 1 or name once, as in [1] or [name]"
             )
         by_name, cited, found = "name" in citations, list[str](), ""
 
@@ -415,7 +391,6 @@ class Attribution:
         }
 
     def _step(self, name: str) -> dict[str, Any]:
-        """Describe what a sentence of the reasoning relies on, if the answer relies on it."""
         if name not in self.steps:
             return {}
         step = self.steps[name]
@@ -427,7 +402,6 @@ class Attribution:
         return "".join(texts[units.first[number] : self.layout.text_ends[number]])
 
     def to_json(self) -> str:
-        """Return the answer, its statements and verdicts as JSON, in a versioned schema."""
         return json.dumps(plain(self.to_dict()), ensure_ascii=False, indent=1)
 
     def to_html(self, path: str | Path) -> None:
@@ -447,8 +421,7 @@ class Attribution:
         return "\n".join([*lines, "", self.error_rate])
 
     def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[tuple[int, str, Any]]:
-        """Yield sentences of the reasoning among these names, each followed by the sentences that
-        it relies on: depth, name, row of `statements`."""
+        """Yield depth, name and row of sentences of the reasoning, before those they rely on."""
         for name in named:
             if name in self.steps:
                 (row,) = self.steps[name].statements.itertuples()
@@ -485,7 +458,6 @@ class Attributing:
     model: LoadedModel
     request: AttributeRequest
     quiet: bool = False
-    """Show no progress."""
 
     @property
     def settings(self) -> SourceSettings:
