@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,14 @@ def made_up(gives: Any, lost: Any, gap: float = 8.0) -> Losses:
     noise = np.random.default_rng(0).normal(scale=0.05, size=(*gives_TS1.shape[:2], 8))
     with_decoys = np.full((len(noise), 8), gap), gap - gives_TS1 + noise, lost_TS1 + noise
     return Losses(np.zeros(len(noise)), *with_decoys)
+
+
+def saved(folder: Path, tokenizer: Any = None) -> tuple[str, str]:
+    """Write the model and decoys, for the command."""
+    model_of().save_pretrained(folder / "model")
+    (tokenizer or make_tokenizer()).save_pretrained(folder / "model")
+    (folder / "decoys.txt").write_text("\n".join(GIVEN["decoys"]))
+    return str(folder / "model"), str(folder / "decoys.txt")
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:

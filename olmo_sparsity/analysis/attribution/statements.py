@@ -264,7 +264,7 @@ class Attribution:
             columns |= {name: mean_TS, f"se_{name}": se_TS}
             columns |= {f"beyond_{name}": (nats_TSD > 0).sum(-1), f"tried_{name}": tried_TS}
             columns[f"p_{name}"] = p_TS
-        columns["above"] = evidence.above_TS
+        columns["above"] = np.where(np.isfinite(evidence.above_TS), evidence.above_TS, np.nan)
         keys = [range(len(self.texts)), self.names]
         index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
         return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)

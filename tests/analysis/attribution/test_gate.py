@@ -25,7 +25,7 @@ from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.io import sha256_of
 from tests.support.explanations import make_tokenizer
-from tests.support.sources import GIVEN, SOURCES, asked, model_of, places, with_verdicts
+from tests.support.sources import SOURCES, asked, places, saved, with_verdicts
 
 FIRST, SECOND = {"a": 4.0, "b": 0.0}, {"a": 0.2, "b": 0.1}
 MODEL = {"model": "m", "dtype": "d", "tokenizer": "t", "chat_template": "c", "prefix": "auto"}
@@ -264,16 +264,13 @@ def test_an_assertion_shows_what_was_found() -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., int]:
     """The command, with one decoy for each source of a model that knows nothing."""
-    folder = tmp_path / "model"
-    model_of().save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    (tmp_path / "decoys.txt").write_text("\n".join(GIVEN["decoys"]))
+    folder, decoys = saved(tmp_path)
 
     def run(out: str, records: list[dict[str, Any]], *more: str) -> int:
         path = tmp_path / "q.jsonl"
         path.write_text("\n".join(map(json.dumps, records)))
-        words = ["attribute", str(folder), "--questions", str(path), "--out", str(tmp_path / out)]
-        return main([*words, "--draws", "4", "--decoys", str(tmp_path / "decoys.txt"), *more])
+        words = ["attribute", folder, "--questions", str(path), "--out", str(tmp_path / out)]
+        return main([*words, "--draws", "4", "--decoys", decoys, *more])
 
     return run
 
@@ -317,20 +314,16 @@ def test_the_command_compares_with_a_baseline(run: Any, tmp_path: Path) -> None:
 
 
 def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, path = tmp_path / "model", tmp_path / "log.json"
-    read = make_tokenizer(bos=False)
+    path, read = tmp_path / "log.json", make_tokenizer(bos=False)
     read.chat_template = "{% for m in messages %} {{ m.content }}{% endfor %} A:"
-    model_of().save_pretrained(folder)
-    read.save_pretrained(folder)
+    folder, decoys = saved(tmp_path, read)
     log = [
         {"role": "system", "content": "w1 w2 w3\n\nw5 w6 w7"},
         {"role": "user", "content": "w20 w21"},
         {"role": "assistant", "content": "w1 w2 w3"},
     ]
     path.write_text(json.dumps(log))
-    (tmp_path / "decoys.txt").write_text("\n".join(GIVEN["decoys"]))
-    words = ["attribute", str(folder), "--messages", str(path)]
-    words += ["--decoys", str(tmp_path / "decoys.txt"), "--draws", "4"]
+    words = ["attribute", folder, "--messages", str(path), "--decoys", decoys, "--draws", "4"]
     assert main([*words, "--dry-run"]) == 0
     assert main(words) == 0
     assert "system: w5 w6 w7: " in capsys.readouterr().out

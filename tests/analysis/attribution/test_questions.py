@@ -26,12 +26,17 @@ from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
-from tests.support.sources import GIVEN, SOURCES, model_of, places
+from tests.support.sources import GIVEN, SOURCES, model_of, places, saved
 
 RECORDS: list[dict[str, Any]] = [
     {"sources": SOURCES, "question": "w20 w21", "answer": ["w1 w2 w3", "w8 w9"]},
     {"sources": ["w13 w14 w15 w16 w17", "w18 w19 w22"], "question": "w23", "answer": "w18 w19"},
-    {"sources": {"d": "w24 w25 w26", "e": "w27 w28"}, "question": "w29 w30", "answer": "w1"},
+    {
+        "sources": {"d": "w24 w25 w26", "e": "w27 w28"},
+        "question": "w29 w30",
+        "answer": "w1",
+        "reasoning": "w5 w6 w7 w8 w9",
+    },
 ]
 
 
@@ -226,9 +231,7 @@ def test_an_answer_is_read_as_it_is_written(answer: str, read: Any, path: Path) 
 
 
 def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(tmp_path / "model")
-    model_of().save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    folder, _ = saved(tmp_path)
     words = ["attribute", folder, "--questions", str(path), "--out", str(tmp_path / "out")]
     assert main([*words, "--dry-run"]) == 0
     assert "\ntoken-forwards  " in "\n" + capsys.readouterr().out
@@ -238,6 +241,3 @@ def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"tables: {tmp_path / 'out'}/statements.parquet" in told
     with pytest.raises(DataError, match="holds answers to questions"):
         read_results(tmp_path / "out")
-    by_words = [*words[:-1], str(tmp_path / "words"), "--draws", "4", "--units", "words"]
-    assert main(by_words) == 0
-    assert "4 statements of 3 questions\n" in capsys.readouterr().out

@@ -16,9 +16,8 @@ from olmo_sparsity import Segment, attribute, estimate_cost
 from olmo_sparsity.analysis.attribution.messages import read_messages
 from olmo_sparsity.analysis.attribution.reasoning import num_reasoning, sentences
 from olmo_sparsity.analysis.attribution.statements import Attribution
-from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError
-from tests.support.explanations import WORDS, make_tokenizer
+from tests.support.explanations import WORDS
 from tests.support.sources import GIVEN, SOURCES, made_up, model_of
 
 NAMES = {**{f"w{i}": f"W{i}." for i in range(10, 20)}, "w38": "<think>", "w39": "</think>"}
@@ -162,29 +161,3 @@ def test_a_log_may_hold_reasoning() -> None:
     answer = {"role": "assistant", "content": [thinking, {"type": "text", "text": "Yes."}]}
     _, text, reasoning = read_messages([{"role": "user", "content": "Is it?"}, answer])
     assert (text, reasoning) == ("Yes.", "<think>\nSo it is.\n</think>\n\n")
-
-
-def test_the_command_and_a_questions_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, path = tmp_path / "model", tmp_path / "q.jsonl"
-    model_of().save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    (tmp_path / "a.txt").write_text("w1 w2 w3 w4")
-    (tmp_path / "decoys.txt").write_text("\n".join(GIVEN["decoys"]))
-    common = ["--decoys", str(tmp_path / "decoys.txt"), "--draws", "4"]
-    words = ["attribute", str(folder), "--source", str(tmp_path / "a.txt"), "--question", "w20"]
-    words += ["--answer", "w1", "--reasoning", "w5 w6 w7 w8 w9", "--json", *common]
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    (sentence,) = json.loads(out[out.index("{") :])["reasoning"]
-    assert sentence["text"] == "w5 w6 w7 w8"  # the last token stays in view
-    record = {"sources": SOURCES, "question": "w20", "answer": ["w1"]}
-    path.write_text(json.dumps(record | {"reasoning": "w5 w6 w7 w8 w9"}))
-    words = ["attribute", str(folder), "--questions", str(path), "--out", str(tmp_path / "out")]
-    assert main([*words, *common]) == 0
-    (file,) = (tmp_path / "out" / "questions").iterdir()
-    assert json.loads(file.read_text())["sources"] == ["a", "b", "c", "reasoning 1"]
-    path.write_text(json.dumps(record | {"reasoning": 3}))
-    assert main([*words[:-1], str(tmp_path / "other"), *common]) == 2
-    assert "reasoning=3 must be a text" in capsys.readouterr().err
