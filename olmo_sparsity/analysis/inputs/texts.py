@@ -68,19 +68,13 @@ def open_documents(
     target_field: str | None = None,
     control_tokens: bool = False,
 ) -> Documents:
-    """`text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
+    """Read text as documents.
+
+    `text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
     documents of the run that the model comes from. Of a corpus that this run was trained on, only
-    held-out documents are read.
-
-    `field` names the text of a record, `group_field` what groups records: an author, a title, a
-    site. No document serves as unrelated text for another of its group. A file of plain text is one
-    document; `split_at` "blank-lines" splits it there. Reading stops after `limit` documents.
-
-    `prompt_field` and `target_field` name the two texts of records of a prompt and a target: the
-    tokens of the target are the targets (`prompt` and `target`, where one is given).
-
-    The name of a control token in a text, such as `<|im_end|>`, is ordinary text, unless
-    `control_tokens` is set.
+    held-out documents are read. `limit`: the most documents. The other options are those of
+    `measure`: `group_field` names what groups records (no document serves as unrelated text for
+    another of its group), `prompt_field` and `target_field` the texts of records of two.
     """
     if prompt_field is not None or target_field is not None:
         prompt_field, target_field = prompt_field or "prompt", target_field or "target"
@@ -208,9 +202,7 @@ def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
 
 def _run_of(model: LoadedModel) -> TrainingText | None:
     if not hasattr(model, "tokenizer"):
-        raise ConfigError(
-            f"model must be what load_model or wrap_model returns, not {type(model).__name__}"
-        )
+        raise ConfigError(f"model must be of load_model or wrap_model, not {type(model).__name__}")
     return model.text
 
 

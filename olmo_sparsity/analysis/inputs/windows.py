@@ -1,12 +1,9 @@
 """Which tokens a target may see: the long window, the short one, and the far units between.
 
-Place in the flow: documents → **blocks of targets** → losses. Pure arithmetic; no torch.
-
 A block is W consecutive targets that share their windows. With the block starting at b, target b +
-i sees the N + i tokens before it (long) or the last S + i of them (short); W = 1 is an exact window
-for each target. With `long="all"`, N is b: a target sees everything before it. Both windows begin
-with the same P prefix tokens (a beginning-of-text token, say). The position ID of a token is its
-place in the long window, prefix included, whichever other tokens are left out.
+i sees the N + i tokens before it (long) or the last S + i of them (short). With `long="all"`, N is
+b. Both windows begin with the same P prefix tokens. The position ID of a token is its place in the
+long window, prefix included, whichever other tokens are left out.
 
 Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S far places, U far
 units, T targets.
@@ -66,10 +63,7 @@ class Windows:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
         longest = self.most if self.long == "all" else self.long
         if longest is not None and self.short >= longest:
-            raise ConfigError(
-                f"short={self.short} must be below long={longest}: far tokens are tokens in "
-                "the long window and not in the short one"
-            )
+            raise ConfigError(f"short={self.short} must be below long={longest}")
 
     def num_positions(self, longest: int = 0) -> int:
         """One more than the largest position ID of a forward. `longest`: tokens of the longest
@@ -237,8 +231,7 @@ def span_width(units: str) -> int | None:
         if find_added(units, "olmo_sparsity.units", "units") is not None:
             return None
         raise ConfigError(
-            f"units={units} is none of tokens, words, sentences, paragraphs and span:W with W of 2 "
-            "or more; units of your own: your_file.py:your_function, from a text to the numbers of "
-            "the characters where units begin"
+            f"units={units} is none of tokens, words, sentences, paragraphs, span:W with W of 2 or "
+            "more, and your_file.py:your_function"
         )
     return int(width)
