@@ -56,12 +56,6 @@ def test_order_is_that_of_olmos_iterable_dataset(epoch: int) -> None:
     assert (epoch_order(101, 9, epoch) == theirs.get_global_indices()).all()
 
 
-def test_labels_are_the_next_tokens(shards: TokenShards) -> None:
-    batch = next(batches(shards).from_step(0))
-    assert torch.equal(batch.labels_BL[:, :-1], batch.tokens_BL[:, 1:])
-    assert (batch.labels_BL[:, -1] == IGNORED).all()
-
-
 def test_from_step_continues_exactly_across_epochs(shards: TokenShards) -> None:
     source = batches(shards, length=128, batch_size=64)
     per_epoch = source.steps_per_epoch
@@ -121,32 +115,12 @@ def test_shorter_sequences_are_cut_from_the_same_text(shards: TokenShards, world
         assert rows == sorted(longest[step].tokens_BL.view(-1, length).tolist())
         for part in parts:
             assert torch.equal(part.labels_BL[:, :-1], part.tokens_BL[:, 1:])
+            assert (part.labels_BL[:, -1] == IGNORED).all()
             assert len(part.positions_BL.unique(dim=0)) > 1, "each piece has IDs of its own"
             assert part.positions_BL.max() < 256
     whole = list(islice(staged(shards).from_step(0), 7))
     for start in range(7):
         assert same(next(staged(shards).from_step(start)), whole[start])
-
-
-def test_documents_are_numbered_where_they_are_to_be_masked(shards: TokenShards) -> None:
-    batch = next(batches(shards, length=200, mask_documents=True).from_step(0))
-    ends = batch.tokens_BL == shards.eos_id
-    assert ends.any()
-    for row, numbers in enumerate(batch.documents_BL):
-        number = 0
-        for place, token in enumerate(batch.tokens_BL[row].tolist()):
-            assert numbers[place] == number
-            number += token == shards.eos_id
-    assert next(batches(shards, length=200).from_step(0)).documents_BL is None
-    (part, *_) = batch.split(3)
-    assert torch.equal(part.to(torch.device("cpu")).documents_BL, batch.documents_BL[:3])
-    (heldout, *_) = heldout_batches(
-        shards, length=300, num_sequences=3, batch_size=3, mask_documents=True
-    )
-    assert (
-        heldout.documents_BL[:, -1].max()
-        == (heldout.tokens_BL[:, :-1] == shards.eos_id).sum(1).max()
-    )
 
 
 @pytest.mark.parametrize("scheme", ["contiguous", "pose", "randomized"])
@@ -158,6 +132,11 @@ def test_each_document_may_have_position_ids_of_its_own(shards: TokenShards, sch
     )
     batch = next(source.from_step(0))
     assert same(batch, next(source.from_step(0)))
+    assert next(batches(shards).from_step(0)).documents_BL is None
+    ends_BL = (batch.tokens_BL == shards.eos_id).int()
+    assert torch.equal(batch.documents_BL, ends_BL.cumsum(1) - ends_BL)
+    (part, *_) = batch.split(3)
+    assert torch.equal(part.to(torch.device("cpu")).documents_BL, batch.documents_BL[:3])
     firsts, num_runs = set(), 0
     for row, numbers in enumerate(batch.documents_BL):
         for number in range(int(numbers[-1]) + 1):
@@ -185,14 +164,6 @@ def test_each_document_may_have_position_ids_of_its_own(shards: TokenShards, sch
     assert torch.equal(
         heldout.positions_BL[:, 1:] - heldout.positions_BL[:, :-1] == 1, ~begins[:, 1:]
     )
-
-
-def test_what_is_planted_or_repeated_is_seen_from_everywhere(shards: TokenShards) -> None:
-    for name, settings in (("planted", PlantedConfig(1.0)), ("repeated", RepeatedConfig(1.0))):
-        source = TrainingBatches(
-            shards, POSE, length=200, batch_size=8, seed=5, mask_documents=True, **{name: settings}
-        )
-        assert not next(source.from_step(0)).documents_BL.any()
 
 
 def test_rows_of_several_kinds_do_not_change_each_other(shards: TokenShards) -> None:
@@ -237,6 +208,8 @@ def test_heldout_text_is_read_from_its_start(shards: TokenShards, mask_documents
             shards, length=20, num_sequences=7, batch_size=3, mask_documents=mask_documents
         )
     )
+    assert [len(batch.tokens_BL) for batch in found] == [3, 3, 1]
+    assert torch.equal(found[0].positions_BL[1], torch.arange(20))
     assert (torch.cat([batch.tokens_BL for batch in found]).numpy() == text).all()
     labels = torch.cat([batch.labels_BL for batch in found]).numpy()
     assert (labels[:, :-1] == text[:, 1:]).all()
@@ -256,12 +229,6 @@ def test_several_corpora_need_one_sequence_each_and_one_corpus_a_batch(shards: T
     # Numbers, which seed the draws, differ between corpora.
     drawn = [both._draw(corpus, number) for corpus in (0, 1) for number in range(size)]
     assert sorted(one.index for one in drawn) == list(range(2 * size))
-
-
-def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: TokenShards) -> None:
-    found = list(heldout_batches(shards, length=20, num_sequences=7, batch_size=3))
-    assert [len(batch.tokens_BL) for batch in found] == [3, 3, 1]
-    assert torch.equal(found[0].positions_BL[1], torch.arange(20))
 
 
 def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenShards) -> None:

@@ -80,13 +80,6 @@ def test_another_tokenizer_in_the_folder_is_noticed(
             use()
 
 
-def test_a_finished_folder_is_not_locked(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be read-only."""
-    prepare(data)
-    monkeypatch.setattr("olmo_sparsity.folders.locked", None)
-    assert prepare(data).complete
-
-
 @pytest.mark.parametrize("split", ["train", "heldout"])
 @pytest.mark.parametrize("damage", ["falls", "repeats", "beyond", "short", "zero"])
 def test_ends_that_do_not_rise_to_the_last_token_are_refused(
@@ -113,8 +106,12 @@ def test_ends_that_do_not_rise_to_the_last_token_are_refused(
 
 
 @pytest.mark.parametrize("name", ["../other/train.tokens", "/etc/passwd"])
-def test_a_manifest_names_files_of_its_own_folder_only(data: DataConfig, name: object) -> None:
+def test_a_manifest_names_files_of_its_own_folder_only(
+    data: DataConfig, name: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(data)
+    monkeypatch.setattr("olmo_sparsity.folders.locked", None)
+    assert prepare(data).complete, "a finished folder may be read-only"
     path = Path(data.folder) / "manifest.json"
     content = json.loads(path.read_text())
     content.pop("crc32")  # as an older version wrote it
@@ -122,10 +119,6 @@ def test_a_manifest_names_files_of_its_own_folder_only(data: DataConfig, name: o
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=f"manifest.json: .* '{name}', which is outside"):
         open_shards(data, "train")
-
-
-def test_a_broken_manifest_is_named(data: DataConfig) -> None:
-    prepare(data)
-    (Path(data.folder) / "manifest.json").write_text('{"settings": {}}')
+    path.write_text('{"settings": {}}')
     with pytest.raises(DataError, match=r"manifest\.json is not of a prepared folder"):
         open_shards(data, "train")

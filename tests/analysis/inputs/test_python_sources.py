@@ -86,13 +86,7 @@ def test_python_files_are_grouped_by_package_and_all_of_them_counted(library: Pa
     # What was left out is no reason to fail.
     assert len(list(corpus.good_documents(records, tally, config))) == 5
     assert tally.bad == {"wrong encoding": 1}
-    assert tally.left_out == {
-        short: 1,
-        "empty document": 1,
-        long: 1,
-        "near repeat": 1,
-        "exact repeat": 1,
-    }
+    assert tally.left_out == dict.fromkeys(left_out.values(), 1)
 
 
 @pytest.mark.usefixtures("library")
