@@ -62,7 +62,7 @@ RESOLVED_KEYS: tuple[str, ...] = (
 )
 
 # A branch may change everything except the model and the order of the text.
-FIXED_KEYS = ("seed", "training.length", "training.batch_size", "model.")
+FIXED_KEYS: tuple[str, ...] = ("seed", "training.length", "training.batch_size", "model.")
 FIXED_KEYS += tuple(f"positions.{name}" for name in SCALING_FIELDS)
 
 
