@@ -20,23 +20,25 @@ distinct (token, position ID) pairs.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from olmo.model import LayerNormBase, SwiGLU
-from torch import Tensor
+from olmo.model import LayerNormBase, OLMo, SwiGLU
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.analysis.kernels.attention import attend_to_far, can_share_far, causal_bias
+from olmo_sparsity.analysis.kernels.attention import (
+    attend_to_far,
+    can_share_far,
+    causal_bias,
+    keeps_much,
+)
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.block import PositionedBlock
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias, query_scales, rms_norm
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
-
-if TYPE_CHECKING:
-    from olmo_sparsity.model.olmo import PositionedOLMo
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """q_BLHK, k_BLHK and v_BLHK of one layer, rotated."""
@@ -45,42 +47,124 @@ FarLayer = tuple[Tensor, Tensor, Tensor | None, bool]
 """Keys, values and bias_BF of far places in one layer, and whether rows share them uncopied."""
 
 
-def last_hidden(
-    model: PositionedOLMo,
-    tokens_BL: Tensor,
-    positions_BL: Tensor,
-    bias: Tensor | None,
-    last: int,
-    far: FarStates | None = None,
-) -> Tensor:
-    """hidden_BWD of the last W places, after the last norm. All of them attend to all of `far`."""
-    config, length = model.config, tokens_BL.shape[1]
-    positions_BL = positions_BL.expand_as(tokens_BL)
-    earlier: list[FarLayer | None] = [None] * config.n_layers
-    if far is not None:
-        assert bias is None
-        shares = model.shares_far(far.num_places, length)
-        bias = None if shares else far.window_bias(length)
-        earlier = [(k, v, far.bias_BF, shares) for k, v in far.layers]
-    if config.alibi:
-        keys_at = positions_BL if far is None else torch.cat((far.positions_BF, positions_BL), 1)
-        alibi = alibi_bias(keys_at, config, num_queries=length)
-        bias = alibi if bias is None else alibi + bias
-    num_keys = length + (0 if far is None else far.num_places)
-    recomputes = torch.is_grad_enabled() and model.recomputes(tokens_BL.numel(), num_keys)
-    layers = list(zip(model.blocks, earlier, strict=True))
-    if tokens_BL.device.type == "cpu" and not recomputes:
-        given = (tokens_BL, positions_BL, bias, length if layers[1:] else last, earlier[0])
-        x_BLD, turns = _first_layer(model, *given)
-        del layers[0]
-    else:  # to count different pairs, the host would wait for the GPU
-        x_BLD, turns = _embed(model, tokens_BL), None
-        if config.rope:
-            turns = _turns(positions_BL, config, x_BLD.dtype)
-    for block, past in layers:
-        inputs = (block, x_BLD, turns, bias, last if block is model.blocks[-1] else length, past)
-        x_BLD = checkpoint(_layer, *inputs, use_reentrant=False) if recomputes else _layer(*inputs)
-    return model.transformer.ln_f(x_BLD)
+class InferringOLMo(OLMo):
+    """What fast inference needs of a model, and its ways to compute hidden states."""
+
+    config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
+    transformer: Any  # a ModuleDict; its entries depend on the config
+
+    @property
+    def blocks(self) -> list[PositionedBlock]:
+        return list(self.transformer.blocks)
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.transformer.wte
+
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        config, itemsize = self.config, self.embedding.weight.element_size()
+        shape = (config.d_model, config.n_heads, config.n_layers)
+        checkpointing = self.activation_checkpointing_strategy is not None
+        return checkpointing or (
+            not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
+        )
+
+    def shares_far(self, num_far: int, length: int) -> bool:
+        """Whether attention to far places is computed apart from that to the row's own. ALiBi and
+        scaled queries depend on both."""
+        config, weight = self.config, self.embedding.weight
+        head_width = config.effective_head_width
+        return (
+            not config.alibi
+            and config.query_scale_length is None
+            and self.blocks[0].seen is None
+            and can_share_far(weight.device, weight.dtype, head_width, num_far, length)
+        )
+
+    def last_hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        bias: Tensor | None,
+        last: int,
+        far: FarStates | None = None,
+    ) -> Tensor:
+        """hidden_BWD of the last W places, after the last norm. All attend to all of `far`."""
+        config, length = self.config, tokens_BL.shape[1]
+        positions_BL = positions_BL.expand_as(tokens_BL)
+        earlier: list[FarLayer | None] = [None] * config.n_layers
+        if far is not None:
+            assert bias is None
+            shares = self.shares_far(far.num_places, length)
+            bias = None if shares else far.window_bias(length)
+            earlier = [(k, v, far.bias_BF, shares) for k, v in far.layers]
+        if config.alibi:
+            keys_at = (
+                positions_BL if far is None else torch.cat((far.positions_BF, positions_BL), 1)
+            )
+            alibi = alibi_bias(keys_at, config, num_queries=length)
+            bias = alibi if bias is None else alibi + bias
+        num_keys = length + (0 if far is None else far.num_places)
+        recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys)
+        layers = list(zip(self.blocks, earlier, strict=True))
+        if tokens_BL.device.type == "cpu" and not recomputes:
+            given = (tokens_BL, positions_BL, bias, length if layers[1:] else last, earlier[0])
+            x_BLD, turns = _first_layer(self, *given)
+            del layers[0]
+        else:  # to count different pairs, the host would wait for the GPU
+            x_BLD, turns = _embed(self, tokens_BL), None
+            if config.rope:
+                turns = _turns(positions_BL, config, x_BLD.dtype)
+        for block, past in layers:
+            inputs = (block, x_BLD, turns, bias, last if block is self.blocks[-1] else length, past)
+            x_BLD = (
+                checkpoint(_layer, *inputs, use_reentrant=False) if recomputes else _layer(*inputs)
+            )
+        return self.transformer.ln_f(x_BLD)
+
+    @torch.no_grad()
+    def far_states(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        at_once: int | None = None,
+        before: FarStates | None = None,
+    ) -> FarStates:
+        """Keys, values and last states of all places, each seeing those before it."""
+        config, (num_rows, length) = self.config, tokens_BL.shape
+        positions_BL, first = positions_BL.expand_as(tokens_BL), 0
+        if before is not None:
+            first = before.num_places
+            positions_BL = torch.cat([before.positions_BF, positions_BL], 1)
+        layers: list[tuple[Tensor, Tensor]] = []
+        hidden: list[Tensor] = []
+        for start in range(first, first + length, at_once or length):
+            end = min(start + (at_once or length), first + length)
+            x_BLD = _embed(self, tokens_BL[:, start - first : end - first])
+            turns = _turns(positions_BL[:, start:end], config, x_BLD.dtype) if config.rope else None
+            bias = None
+            if config.alibi:
+                bias = alibi_bias(positions_BL[:, :end], config, num_queries=end - start)
+            shares = start > 0 and self.shares_far(start, end - start)
+            for index, block in enumerate(self.blocks):
+                q, k, v = _project(block, x_BLD, turns)
+                if start == first:
+                    every = [
+                        own.new_empty(num_rows, first + length, *own.shape[2:]) for own in (k, v)
+                    ]
+                    for own, earlier in zip(
+                        every, before.layers[index] if before else (), strict=False
+                    ):
+                        own[:, :first] = earlier
+                    layers.append((every[0], every[1]))
+                past_k, past_v = layers[index]
+                past = (past_k[:, :start], past_v[:, :start], None, shares) if start else None
+                x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, end - start, past))
+                past_k[:, start:end], past_v[:, start:end] = k, v
+            hidden.append(self.transformer.ln_f(x_BLD))
+        if before is not None:
+            return FarStates(positions_BL, layers)
+        return FarStates(positions_BL, layers, hidden_BFD=torch.cat(hidden, 1))
 
 
 def _layer(
@@ -95,7 +179,7 @@ def _layer(
 
 
 def _first_layer(
-    model: PositionedOLMo,
+    model: InferringOLMo,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     bias: Tensor | None,
@@ -112,63 +196,7 @@ def _first_layer(
     return _finish(first, _gather(x_PD, pair_BL), mixed), turns
 
 
-def shares_far(model: PositionedOLMo, num_far: int, length: int) -> bool:
-    """Whether attention to far places is computed apart from that to the row's own. ALiBi and
-    scaled queries depend on both."""
-    config, weight = model.config, model.embedding.weight
-    head_width = config.effective_head_width
-    return (
-        not config.alibi
-        and config.query_scale_length is None
-        and model.blocks[0].seen is None
-        and can_share_far(weight.device, weight.dtype, head_width, num_far, length)
-    )
-
-
-@torch.no_grad()
-def far_states(
-    model: PositionedOLMo,
-    tokens_BL: Tensor,
-    positions_BL: Tensor,
-    at_once: int | None = None,
-    before: FarStates | None = None,
-) -> FarStates:
-    """Keys, values and last states of all places, each seeing those before it."""
-    config, (num_rows, length) = model.config, tokens_BL.shape
-    positions_BL, first = positions_BL.expand_as(tokens_BL), 0
-    if before is not None:
-        first = before.num_places
-        positions_BL = torch.cat([before.positions_BF, positions_BL], 1)
-    layers: list[tuple[Tensor, Tensor]] = []
-    hidden: list[Tensor] = []
-    for start in range(first, first + length, at_once or length):
-        end = min(start + (at_once or length), first + length)
-        x_BLD = _embed(model, tokens_BL[:, start - first : end - first])
-        turns = _turns(positions_BL[:, start:end], config, x_BLD.dtype) if config.rope else None
-        bias = None
-        if config.alibi:
-            bias = alibi_bias(positions_BL[:, :end], config, num_queries=end - start)
-        shares = start > 0 and model.shares_far(start, end - start)
-        for index, block in enumerate(model.blocks):
-            q, k, v = _project(block, x_BLD, turns)
-            if start == first:
-                every = [own.new_empty(num_rows, first + length, *own.shape[2:]) for own in (k, v)]
-                for own, earlier in zip(
-                    every, before.layers[index] if before else (), strict=False
-                ):
-                    own[:, :first] = earlier
-                layers.append((every[0], every[1]))
-            past_k, past_v = layers[index]
-            past = (past_k[:, :start], past_v[:, :start], None, shares) if start else None
-            x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, end - start, past))
-            past_k[:, start:end], past_v[:, start:end] = k, v
-        hidden.append(model.transformer.ln_f(x_BLD))
-    if before is not None:
-        return FarStates(positions_BL, layers)
-    return FarStates(positions_BL, layers, hidden_BFD=torch.cat(hidden, 1))
-
-
-def _embed(model: PositionedOLMo, tokens: Tensor) -> Tensor:
+def _embed(model: InferringOLMo, tokens: Tensor) -> Tensor:
     x = model.transformer.wte(tokens)
     return model.transformer.emb_norm(x) if model.config.embedding_layer_norm else x
 

@@ -22,16 +22,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.model import OLMo, RMSLayerNorm
+from olmo.model import RMSLayerNorm
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.analysis.kernels.attention import Documents, keeps_much
+from olmo_sparsity.analysis.kernels.attention import Documents
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.block import KeysAndValues, PositionedBlock
-from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
+from olmo_sparsity.model.inference import InferringOLMo
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
 
@@ -66,11 +66,8 @@ def _same_kernels() -> Iterator[None]:
         cuda.enable_mem_efficient_sdp(efficient)
 
 
-class PositionedOLMo(OLMo):
+class PositionedOLMo(InferringOLMo):
     """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
-
-    config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
-    transformer: Any  # a ModuleDict; its entries depend on the config
 
     def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
         refuse_unsupported(config)
@@ -91,16 +88,8 @@ class PositionedOLMo(OLMo):
             self.reset_parameters()
 
     @property
-    def blocks(self) -> list[PositionedBlock]:
-        return list(self.transformer.blocks)
-
-    @property
     def vocab_size(self) -> int:
         return self.config.embedding_size or self.config.vocab_size
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        return self.transformer.wte
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
@@ -135,10 +124,10 @@ class PositionedOLMo(OLMo):
             assert added_BLD is None
             assert cache is None
             last = last or tokens_BL.shape[1]
-            return last_hidden(self, tokens_BL, positions_BL, attention_bias, last, far)
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last, far)
         plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
         if last is not None and plain and cache is None and documents is None:
-            return last_hidden(self, tokens_BL, positions_BL, attention_bias, last)
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last)
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
             x = x + added_BLD
@@ -160,26 +149,6 @@ class PositionedOLMo(OLMo):
             else:
                 x = block.output(x, tables, attention_bias, documents)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
-
-    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        config, itemsize = self.config, self.embedding.weight.element_size()
-        shape = (config.d_model, config.n_heads, config.n_layers)
-        checkpointing = self.activation_checkpointing_strategy is not None
-        return checkpointing or (
-            not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
-        )
-
-    def shares_far(self, num_far: int, length: int) -> bool:
-        return shares_far(self, num_far, length)
-
-    def far_states(
-        self,
-        tokens_BL: Tensor,
-        positions_BL: Tensor,
-        at_once: int | None = None,
-        before: FarStates | None = None,
-    ) -> FarStates:
-        return far_states(self, tokens_BL, positions_BL, at_once, before)
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache([None] * self.config.n_layers)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText
+from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainedModel, TrainingText
 from olmo_sparsity.analysis.models.fingerprint import fingerprint
-from olmo_sparsity.analysis.models.load import DTYPES, LoadedModel, describe_model
+from olmo_sparsity.analysis.models.load import DTYPES
 from olmo_sparsity.analysis.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.errors import DataError
@@ -40,7 +40,7 @@ class Runs:
             return path
         return _latest_or_fail(path) if (path / "checkpoints").is_dir() else None
 
-    def load(self, folder: Path, name: str, dtype: str, device: str) -> LoadedModel:
+    def load(self, folder: Path, name: str, dtype: str, device: str) -> TrainedModel:
         if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
             at = torch.device(device)
             on_gpu = at.type == "cuda"
@@ -84,7 +84,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
     raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
 
 
-def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
+def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedModel:
 
     from olmo_sparsity.config.run import load_saved_config  # needs what [train] installs
     from olmo_sparsity.model.build import build_model
@@ -93,8 +93,8 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedMod
     number = re.fullmatch(r"step(\d+)", folder.name)
     model = build_model(config.model)
     load_weights(model, folder / WEIGHTS)
-    return describe_model(
-        model.to(device=device, dtype=dtype).eval(),
+    return TrainedModel(
+        model=model.to(device=device, dtype=dtype).eval(),
         tokenizer=read_tokenizer(folder / "tokenizer.json"),
         name=str(folder),
         weights_sha256=fingerprint([folder / WEIGHTS]),

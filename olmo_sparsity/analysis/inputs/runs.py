@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.records import CorpusConfig
-
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.models.load import LoadedModel
 
 
 class PreparedText(Protocol):
@@ -46,11 +43,36 @@ class TrainingText:
     """Each corpus, and the share of its documents that was held out."""
 
 
+@dataclass(frozen=True)
+class TrainedModel:
+    """A checkpoint as a training package reads it."""
+
+    model: Any
+    """On its device, in its dtype, in evaluation mode."""
+
+    tokenizer: Tokenizer
+    name: str
+    weights_sha256: str
+    text: TrainingText
+    trained: dict[str, Any]
+
+
+class Reader(Protocol):
+    """What reading text needs of a `LoadedModel`."""
+
+    name: str
+    model: Any
+    tokenizer: Tokenizer | None
+    text: TrainingText | None
+
+    def encode(self, texts: list[str], control_tokens: bool = True) -> list[list[int]]: ...
+
+
 class RunLoader(Protocol):
     def find(self, path: Path) -> Path | None:
         """Return the folder of the weights, or None if `path` is not a run of this package."""
 
-    def load(self, folder: Path, name: str, dtype: str, device: str) -> LoadedModel:
+    def load(self, folder: Path, name: str, dtype: str, device: str) -> TrainedModel:
         """Load a folder that `find` returned. `name` is what the user typed."""
 
     def open_prepared(self, folder: Path) -> PreparedText | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -28,15 +28,12 @@ from olmo_sparsity.analysis.inputs.corpus import (
 )
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.records import CorpusConfig
-from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText, run_loaders
+from olmo_sparsity.analysis.inputs.runs import PreparedText, Reader, TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.settings import SplitAt
 from olmo_sparsity.errors import ConfigError, DataError, naming_extras, one_line
 from olmo_sparsity.runtime import Progress, read_launch
-
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.models.load import LoadedModel
 
 Rows = Iterable[str | Mapping[str, Any]]
 
@@ -58,7 +55,7 @@ TRAINED_ON = "text the model was trained on"
 
 def open_documents(
     text: str | os.PathLike[str] | Rows | None,
-    model: LoadedModel,
+    model: Reader,
     limit: int | None = None,
     *,
     field: str = "text",
@@ -200,7 +197,7 @@ def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
 # --- text that a run was trained on ---------------------------------------------------------------
 
 
-def _run_of(model: LoadedModel) -> TrainingText | None:
+def _run_of(model: Reader) -> TrainingText | None:
     if not hasattr(model, "tokenizer"):
         raise ConfigError(f"model must be of load_model or wrap_model, not {type(model).__name__}")
     return model.text
@@ -240,7 +237,7 @@ def _heldout(
 def _read(
     texts: Iterator[records.TextRecord],
     tally: Tally,
-    model: LoadedModel,
+    model: Reader,
     limit: int | None,
     name: str,
     control_tokens: bool,
@@ -290,7 +287,7 @@ def _open_prepared(text: Any) -> PreparedText | None:
 
 
 def _read_prepared(
-    prepared: PreparedText, model: LoadedModel, limit: int | None, name: str
+    prepared: PreparedText, model: Reader, limit: int | None, name: str
 ) -> list[Document]:
     if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
         raise DataError(f"{name} were made with another tokenizer than the model's; pass text")

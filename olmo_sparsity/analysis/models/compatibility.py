@@ -12,16 +12,32 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION, causal_bias
+from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_of_memory, one_line
 
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+
+class Wrapped(Protocol):
+    """What is tried of a wrapped model; see `HuggingFaceLM`."""
+
+    model: Any
+
+    def hidden(self, *given: Any, **named: Any) -> Tensor: ...
+    def hidden_sharing(self, *given: Any, **named: Any) -> Tensor: ...
+    def far_states(self, *given: Any, **named: Any) -> FarStates: ...
+    def raw_logits(self, hidden: Tensor) -> Tensor: ...
+    @property
+    def body(self) -> nn.Module: ...
+    @property
+    def embedding(self) -> nn.Embedding: ...
+    @property
+    def device(self) -> torch.device: ...
+
 
 # --- how long a text may be -----------------------------------------------------------------------
 
@@ -116,7 +132,7 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @torch.no_grad()
-def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, bool, float]:
+def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool, float]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits match the given
     model (`original`, with its adapters). Returns how they follow from the last linear map,
@@ -140,7 +156,7 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
     return logit_map, shares_far, _batch_noise(wrapped, logit_map)
 
 
-def _cause(family: str, wrapped: HuggingFaceLM, original: nn.Module, error: Exception) -> str:
+def _cause(family: str, wrapped: Wrapped, original: nn.Module, error: Exception) -> str:
     """Return whether it is this model that cannot be used, or a setting of this moment."""
     moment = _moment(wrapped.device)
     try:
@@ -171,7 +187,7 @@ def reason_of(error: Exception) -> str:
 Require = Callable[[bool, str], None]
 
 
-def _check_kind(wrapped: HuggingFaceLM, original: nn.Module, require: Require) -> None:
+def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None:
     """Find what config and signature show."""
     model, text = wrapped.model, wrapped.model.config.get_text_config()
     require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
@@ -203,7 +219,7 @@ def _check_kind(wrapped: HuggingFaceLM, original: nn.Module, require: Require) -
 
 
 def _check_logits(
-    wrapped: HuggingFaceLM, original: nn.Module, family: str, require: Require
+    wrapped: Wrapped, original: nn.Module, family: str, require: Require
 ) -> tuple[LogitMap, float]:
     """Return how the logits of eight tokens follow from the last linear map, and by which share
     numbers may differ by rounding."""
@@ -230,7 +246,7 @@ def _check_logits(
     return logit_map, rounding
 
 
-def _check_positions(wrapped: HuggingFaceLM, rounding: float, require: Require) -> bool:
+def _check_positions(wrapped: Wrapped, rounding: float, require: Require) -> bool:
     """Compare hidden states of eight tokens with and without a gap in the middle of their position
     IDs. Return whether `hidden_sharing` gives the same as copies of kept states."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
@@ -288,7 +304,7 @@ def _check_positions(wrapped: HuggingFaceLM, rounding: float, require: Require) 
     return alike(shared, looked_back) and small(error, effect)
 
 
-def _eight_tokens(wrapped: HuggingFaceLM) -> tuple[Tensor, Tensor]:
+def _eight_tokens(wrapped: Wrapped) -> tuple[Tensor, Tensor]:
     """Return tokens_BL, and their position IDs without a gap."""
     counted_BL = torch.arange(8, device=wrapped.device)[None]
     return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
@@ -301,7 +317,7 @@ def _not_finite(model: nn.Module) -> str:
     return "; its weights are finite, so try dtype=fp32"
 
 
-def _batch_noise(wrapped: HuggingFaceLM, logit_map: LogitMap) -> float:
+def _batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
     """The largest change of seven losses. Some quantized models round all rows of a batch by their
     largest number."""
     tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7

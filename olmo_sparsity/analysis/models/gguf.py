@@ -182,7 +182,8 @@ def _read_weights(folder: Path) -> PreTrainedModel:
     if hasattr(transformers, "GgufConfig"):  # else with `kernels` some weights may stay packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model: PreTrainedModel
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    info: dict[str, Any]
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(  # type: ignore[misc] # a pair
         folder,
         gguf_file="model.gguf",
         dtype=torch.float32,

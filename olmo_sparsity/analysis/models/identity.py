@@ -124,7 +124,7 @@ def _is_plain(value: Any) -> bool:
 def _config(model: nn.Module) -> Any:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):  # of ours
-        return asdict(config) if is_dataclass(config) else None
+        return asdict(config) if is_dataclass(config) and not isinstance(config, type) else None
     kernel: Any = getattr(config, "_attn_implementation", None)
     kernel = "sdpa" if kernel == OWN_ATTENTION else kernel
     attend = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS.get(kernel)

@@ -23,6 +23,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from olmo_sparsity.analysis.engines.llama import LlamaCpp
+from olmo_sparsity.analysis.engines.server import Servers, parse_url
+from olmo_sparsity.analysis.engines.whole import WholePrompts
 from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
 from olmo_sparsity.analysis.kernels.engine import Engine
@@ -33,7 +36,12 @@ from olmo_sparsity.analysis.models.compatibility import (
     reason_of,
 )
 from olmo_sparsity.analysis.models.fingerprint import fingerprint
-from olmo_sparsity.analysis.models.gguf import convert_gguf, find_gguf, find_origin
+from olmo_sparsity.analysis.models.gguf import (
+    convert_gguf,
+    find_gguf,
+    find_origin,
+    read_gguf_tokenizer,
+)
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
@@ -47,9 +55,10 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     tokens_before,
     without_control_tokens,
 )
-from olmo_sparsity.analysis.models.smollm2 import find_smollm2
+from olmo_sparsity.analysis.models.smollm2 import find_smollm2, find_smollm2_gguf
 from olmo_sparsity.analysis.models.transformers_folder import (
     ADAPTER,
+    NO_CODE,
     add_adapter,
     base_of_adapter,
     check_adapter_file,
@@ -65,11 +74,15 @@ from olmo_sparsity.errors import (
     UserError,
     naming_extras,
     naming_panics,
+    one_line,
 )
+from olmo_sparsity.io import sha256_of
 from olmo_sparsity.runtime import choose_device
 
 DEMO = Path(__file__).parents[2] / "demo"
 """A small model that is installed with the package; its name is `demo`."""
+
+LLAMA = "llama:"
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -240,7 +253,7 @@ def identity_of(model: LoadedModel) -> dict[str, str | None]:
     and config), `config` (of a checkpoint of ours), `dtype`, `tokenizer`, `chat_template` (with
     special tokens), each as a hash or name. Stored parts may be resumed only by a call of equal
     identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
-    config = getattr(model.model, "config", None)
+    config: Any = getattr(model.model, "config", None)
     theirs = model.transformers_tokenizer
     template = getattr(theirs, "chat_template", None)
     return {
@@ -292,9 +305,7 @@ def load_model(
         raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
     path_or_hub_name = str(path_or_hub_name)
     if re.match(r"llama:|\w+://", path_or_hub_name):
-        from olmo_sparsity.analysis.engines.load import load_engine
-
-        return load_engine(path_or_hub_name, tokenizer, device, dtype, device_map)
+        return _load_engine(path_or_hub_name, tokenizer, device, dtype, device_map)
     if tokenizer is not None:
         raise ConfigError(
             f"'{path_or_hub_name}' has its own tokenizer; omit the tokenizer argument"
@@ -311,8 +322,88 @@ def load_model(
         )
     else:
         loader = next(loader for loader in run_loaders() if loader.find(folder))
-        loaded = loader.load(folder, path_or_hub_name, dtype, device)
+        trained = loader.load(folder, path_or_hub_name, dtype, device)
+        loaded = describe_model(**vars(trained))
     return _with_room_for_tokens(loaded)
+
+
+def _load_engine(
+    name: str,
+    tokenizer: Any = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+) -> LoadedModel:
+    """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
+    server's URL, or several with commas between them."""
+    if not name.startswith(LLAMA):
+        urls = [url.strip() for url in name.split(",")]
+        name = ",".join(parse_url(url)[0] for url in urls)  # no message repeats a password
+    for option, value, default in (("dtype", dtype, "auto"), ("device_map", device_map, None)):
+        if value != default:
+            raise ConfigError(f"{option}={value}: '{name}' is loaded elsewhere; leave {option} out")
+    if name.startswith(LLAMA):
+        if tokenizer is not None:
+            raise ConfigError(f"'{name}' has its own tokenizer; omit the tokenizer argument")
+        return _load_llama(name.removeprefix(LLAMA), name, device)
+    if tokenizer is None:
+        raise ConfigError(
+            f"'{name}' needs the tokenizer of its model (tokenizer): a folder, a GGUF file, a hub "
+            "name, or an object"
+        )
+    theirs = _find_tokenizer(tokenizer)
+    ours = as_tokenizer(theirs)
+    model = Servers(urls, ours)
+    first = model.servers[0]
+    identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
+    return LoadedModel(
+        model=model,
+        tokenizer=ours,
+        name=f"{first.model} ({first.url})",
+        num_parameters=0,
+        limit=None,
+        batch_noise=first.noise,
+        # Of names only: numbers vary by rounding, so folders of results keep those of the probe.
+        weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        find_transformers_tokenizer=lambda: theirs,
+    )
+
+
+def _load_llama(path: str, name: str, device: str) -> LoadedModel:
+    file = find_smollm2_gguf() if path == "smollm2" else Path(path)
+    if not file.is_file():
+        raise DataError(f"'{file}' does not exist; give a GGUF file")
+    tokenizer = read_gguf_tokenizer(file)
+    model = LlamaCpp(file, device)
+    return LoadedModel(
+        model=model,
+        tokenizer=as_tokenizer(tokenizer),
+        name=name,
+        num_parameters=model.num_parameters,
+        limit=PositionLimit(model.max_positions, "context_length of the GGUF file"),
+        weights_sha256=hashlib.sha256(f"llama.cpp {sha256_of(file)}".encode()).hexdigest(),
+        find_transformers_tokenizer=lambda: tokenizer,
+    )
+
+
+def _find_tokenizer(given: Any) -> Any:
+    if not isinstance(given, str | Path):
+        return given
+    if str(given).endswith(".gguf"):
+        return read_gguf_tokenizer(Path(given))
+    if given == "smollm2" or Path(given).is_dir():
+        found = read_transformers_tokenizer(find_folder(str(given)))
+        if found is not None:
+            return found
+        raise DataError(f"tokenizer: '{given}' holds no tokenizer")
+    from transformers import AutoTokenizer
+
+    try:  # of the hub, without the weights
+        return AutoTokenizer.from_pretrained(str(given), **NO_CODE | {"local_files_only": False})
+    except Exception as error:
+        raise DataError(
+            f"tokenizer: '{given}' is not a folder here, and not on the hub ({one_line(error)})"
+        ) from None
 
 
 def wrap_model(
@@ -375,8 +466,6 @@ def _fitted(model: Any, whole_prompts: bool) -> Any:
     except ConfigError:
         if not whole_prompts or model.config.is_encoder_decoder:
             raise
-        from olmo_sparsity.analysis.engines.whole import WholePrompts
-
         return WholePrompts(model)
 
 
