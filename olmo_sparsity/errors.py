@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -16,6 +17,10 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """An input file is wrong: names the file (and line) and what to do."""
+
+
+def unreadable(path: str | Path, error: Exception) -> DataError:
+    return DataError(f"'{path}' cannot be read ({one_line(error)}); write or download it again")
 
 
 class ReportedElsewhere(UserError):

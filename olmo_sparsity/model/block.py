@@ -1,10 +1,5 @@
-"""One layer of OLMo with rotary tables as an argument: a subclass of upstream's block.
-
-Place in the flow: the layers of `PositionedOLMo`; inference.py calls their parts.
-
-Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, R pairs of
-rotated coordinates of a head.
-"""
+"""One layer of OLMo with rotary tables as an argument; inference.py calls its parts. B batch,
+L length (K keys: longer with a cache), D width, H heads, R pairs of rotated coordinates."""
 
 from __future__ import annotations
 

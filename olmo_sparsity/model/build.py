@@ -1,7 +1,4 @@
-"""Build a new model from a config: OLMo, or GPT-NeoX of transformers.
-
-Place in the flow: config → **model** → training, or the weights of a checkpoint (runs.py).
-"""
+"""Build a new model from a config: OLMo, or GPT-NeoX of transformers."""
 
 from __future__ import annotations
 
@@ -22,10 +19,7 @@ if TYPE_CHECKING:
 
 def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
     if config.vocab_size < 1:
-        raise ConfigError(
-            f"model.vocab_size={config.vocab_size} must be at least 1; set it to the size of the "
-            "tokenizer's vocabulary"
-        )
+        raise ConfigError(f"model.vocab_size={config.vocab_size} must be at least 1")
     if config.architecture == "olmo":
         from olmo_sparsity.model.olmo import PositionedOLMo
 
@@ -62,20 +56,13 @@ def gpt_neox_config(config: ModelConfig) -> GPTNeoXConfig:
         assert item.default is not MISSING
         allowed = _GPT_NEOX_IS.get(item.name, (item.default,))
         if value not in allowed:
-            raise ConfigError(
-                f"model.{item.name}={value} means nothing to model.architecture=gpt_neox; "
-                "remove it or set model.architecture=olmo"
-            )
+            raise ConfigError(f"model.{item.name}={value}: model.architecture=gpt_neox has none")
     if config.n_kv_heads not in (None, config.n_heads):
-        raise ConfigError(
-            f"model.n_kv_heads={config.n_kv_heads}: GPT-NeoX has as many key heads as query heads "
-            f"({config.n_heads}); remove it or set model.architecture=olmo"
-        )
+        raise ConfigError(f"model.n_kv_heads={config.n_kv_heads}: gpt_neox has {config.n_heads}")
     if config.embedding_dropout != config.residual_dropout:
         raise ConfigError(
-            f"model.embedding_dropout={config.embedding_dropout} and "
-            f"model.residual_dropout={config.residual_dropout} are one rate in GPT-NeoX; set "
-            "both alike"
+            f"model.embedding_dropout={config.embedding_dropout} must be "
+            f"model.residual_dropout={config.residual_dropout}: gpt_neox has one rate"
         )
     return GPTNeoXConfig(
         vocab_size=config.embedding_size or config.vocab_size,

@@ -1,11 +1,5 @@
-"""Read, write and verify weights and checkpoint folders on disk.
-
-Place in the flow: below training's checkpoints and `load_model`; independent of the architecture.
-
-A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tokenizer.json`,
-`trainer.json` and `manifest.json`, which lists the others' SHA-256. PyTorch is imported where a
-weight is touched: lists of runs need only the folders.
-"""
+"""Read, write and verify weights and checkpoint folders (`step000300/`, with `manifest.json`, which
+lists the SHA-256 of the other files). PyTorch is imported where a weight is touched."""
 
 from __future__ import annotations
 
@@ -16,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from olmo_sparsity.analysis.models.fingerprint import unreadable
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.errors import DataError, unreadable
 from olmo_sparsity.folders import differences
 from olmo_sparsity.io import verify_manifest, write_tensors
 
@@ -87,10 +80,8 @@ def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin
             raise DataError(f"'{origin}' {problem}: {names[0]}{more}; {remedy}")
     for name, tensor in weights.items():
         if tensor.shape != state[name].shape:
-            raise DataError(
-                f"'{origin}': {name} has shape {list(tensor.shape)}, in the model it has "
-                f"{list(state[name].shape)}; {remedy}"
-            )
+            shapes = f"{list(tensor.shape)}, in the model it has {list(state[name].shape)}"
+            raise DataError(f"'{origin}': {name} has shape {shapes}; {remedy}")
 
 
 # --- checkpoint folders -------------------------------------------------------------------------
@@ -124,6 +115,5 @@ def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:
     fixed = [key for key in {*ours, *theirs} if key == "seed" or key.startswith("model.")]
     if changed := differences(*({key: of.get(key) for key in fixed} for of in (theirs, ours))):
         raise DataError(
-            f"'{checkpoint}' is of another run than '{run_folder}' ({', '.join(changed)}); move it "
-            "away, or name it itself"
+            f"'{checkpoint}' is of another run than '{run_folder}' ({', '.join(changed)}); move it"
         )

@@ -1,11 +1,5 @@
-"""Export weights to Hugging Face format, and import them from it.
-
-Place in the flow: next to `load_model`. `export` writes a folder that transformers loads without
-this project; `import_weights` starts a run from other weights (`init_from`).
-
-The fields of a config determine the family of transformers (families.py). A field that it cannot
-express is rejected by name.
-"""
+"""Export weights to a folder of transformers, and import them (`init_from`). The fields of a config
+determine the family (families.py); a field that it cannot express is rejected by name."""
 
 from __future__ import annotations
 
@@ -17,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import DTYPES, find_folder, load_model
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
 from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.errors import ConfigError, UserError, unreadable
 from olmo_sparsity.io import follow_umask, remove_partial, writing
 from olmo_sparsity.model.build import gpt_neox_config
 from olmo_sparsity.model.checkpoint_files import check_fit, fill
@@ -134,7 +127,7 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
         if theirs.get(name) != value:
             raise ConfigError(
                 f"init_from='{source}' has model.{name}={theirs.get(name)}, this run "
-                f"model.{name}={value}; set the model's fields as they are there"
+                f"model.{name}={value}"
             )
     model = load_model(source, dtype="fp32").model
     weights = dict(model.state_dict())
@@ -154,10 +147,7 @@ def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
             f"model.rope_theta={ours.rope_theta}; set it as it is there, or higher"
         )
     if theirs.rope_scaling and not ours.rope_scaling:
-        raise ConfigError(
-            f"init_from='{source}' scales RoPE ({_in_words(theirs)}), this run has "
-            "positions.scaling=none; set positions.scaling as it is there, or to another"
-        )
+        raise ConfigError(f"init_from='{source}' scales RoPE ({_in_words(theirs)}), not this run")
 
 
 def change_of_angles(source: str, config: ModelConfig) -> str:
@@ -209,8 +199,7 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
     for name, wanted in required.items():
         if found[name] != wanted:
             raise ConfigError(
-                f"init_from='{source}': {name}={found[name]} in its config.json has no counterpart "
-                f"here, only {wanted}"
+                f"init_from='{source}': config.json has {name}={found[name]}, supported: {wanted}"
             )
     values = {ours: get(name) for ours, name in family.settings.items()}
     return values | {

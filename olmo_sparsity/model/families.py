@@ -1,9 +1,5 @@
-"""Families of transformers that a model of this project can be, side by side.
-
-Place in the flow: below exchange.py. A family is a row: the values it fixes of our config, which
-of its settings hold our fields, which of its settings must have one value, and what it calls our
-weights. A new family is a new row.
-"""
+"""Families of transformers that a model of this project can be, a row each: values it fixes of our
+config, its settings that hold our fields or must have one value, its names of our weights."""
 
 from __future__ import annotations
 

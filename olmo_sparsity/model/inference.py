@@ -1,7 +1,5 @@
-"""Fast inference with OLMo for many short rows, computing hidden states at the last places only.
-
-Place in the flow: model → **the states that predict a target** → losses. Called by
-`PositionedOLMo.hidden(last=…)`, with the same result as the plain forward pass.
+"""Fast inference with OLMo for many short rows, computing hidden states at the last places only,
+with the same result as the plain forward pass.
 
 - The first layer's queries, keys and values depend only on token and position ID: on CPU, pairs
   that occur more than once in a batch are projected once. If rows differ only in their first token

@@ -1,10 +1,5 @@
 """The arithmetic of an OLMo layer: rotation by given angles, RMSNorm, ALiBi, scaled queries.
-
-Place in the flow: below olmo.py and inference.py.
-
-Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R pairs
-of rotated coordinates of a head.
-"""
+B batch, L length (K keys: longer with a cache), D width, H heads, R pairs of coordinates."""
 
 from __future__ import annotations
 

@@ -1,16 +1,6 @@
-"""OLMo with position IDs as an argument: a subclass of `olmo.model.OLMo`.
-
-Place in the flow: batches → **model** → per-token losses.
-
-Upstream, positions enter in two places: `RotaryEmbedding.forward` counts them from 0, and
-`OLMo.forward` builds the ALiBi bias (or learned embeddings) from 0. Both are replaced here; layers,
-initialisation and parameter names are upstream's, so weights can be exchanged.
-
-`hidden` and `unembed` are separate, so that a loss can unembed in chunks and only wanted places.
-
-Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, V
-vocabulary.
-"""
+"""OLMo with position IDs as an argument, where upstream counts from 0 (RoPE, ALiBi). Layers,
+initialisation and parameter names are upstream's. `hidden` and `unembed` are separate, so that a
+loss can unembed in chunks. B batch, L length (K keys), D width, H heads, V vocabulary."""
 
 from __future__ import annotations
 
@@ -187,13 +177,9 @@ def refuse_unsupported(config: ModelConfig) -> None:
         raise ConfigError(f"model.block_type={config.block_type} is not supported; use sequential")
     if config.init_fn not in ("normal", "mitchell", "full_megatron"):
         raise ConfigError(
-            f"model.init_fn={config.init_fn} is not implemented by ai2-olmo; use normal, mitchell "
-            "or full_megatron"
+            f"model.init_fn={config.init_fn} is none of normal, mitchell, full_megatron"
         )
     if config.rope and rotated_width(config) < 2:
-        raise ConfigError(
-            f"model.rotary_fraction={config.rotary_fraction} rotates none of a head's "
-            f"{config.effective_head_width} coordinates; raise it"
-        )
+        raise ConfigError(f"model.rotary_fraction={config.rotary_fraction} rotates nothing")
     if config.rope and rotated_width(config) < 4 and (config.rope_scaling or {}).get("rope_type"):
         raise ConfigError("positions.scaling needs at least two frequencies; widen the heads")

@@ -1,15 +1,6 @@
-"""Angles of position IDs: RoPE, and what is done to it so that a model reaches beyond its length.
-
-Place in the flow: position IDs → **cosines and sines** → rotated queries and keys (layers.py).
-
-A model turns pair i of a head's coordinates by position · frequency_i. Scaling lowers frequencies:
-all alike (linear: position interpolation, Chen et al. 2023), by a raised base (ntk), or only those
-of few turns within the length of pretraining (yarn, Peng et al. 2023; llama3). YaRN's temperature
-multiplies queries and keys as well. `ModelConfig.rope_scaling` holds a scaling in the words of
-transformers' `rope_parameters`.
-
-Dimension key: B batch, L length, R pairs of rotated coordinates of a head.
-"""
+"""Angles of position IDs. RoPE turns pair i of R pairs of a head's coordinates by position ·
+frequency_i; scaling lowers frequencies: all alike (linear: Chen et al. 2023), by a raised base
+(ntk), or those of few turns within the trained length (yarn, Peng et al. 2023; llama3)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainedModel, TrainingText
-from olmo_sparsity.analysis.models.fingerprint import fingerprint
+from olmo_sparsity.analysis.models.identity import fingerprint
 from olmo_sparsity.analysis.models.load import DTYPES
 from olmo_sparsity.analysis.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.config.text import DataConfig

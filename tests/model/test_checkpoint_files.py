@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from olmo_sparsity.analysis.models.fingerprint import fingerprint
+from olmo_sparsity.analysis.models.identity import fingerprint
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import DataError
@@ -67,7 +67,7 @@ def test_other_weights_have_another_fingerprint(
         path.write_bytes(b"x" * 200_000 + byte)
         paths.append(path)
     for whole_bytes in (2**30, 1000):  # read whole, then by samples
-        monkeypatch.setattr("olmo_sparsity.analysis.models.fingerprint._WHOLE_BYTES", whole_bytes)
+        monkeypatch.setattr("olmo_sparsity.analysis.models.identity._WHOLE_BYTES", whole_bytes)
         first, same, other = (fingerprint([path]) for path in paths)
         assert first == same != other
     assert fingerprint(paths[:2]) != fingerprint(paths[1:])

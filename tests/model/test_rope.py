@@ -12,7 +12,6 @@ import transformers
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.inference import last_hidden
 from olmo_sparsity.model.rope import (
     attention_factor,
     from_rope_parameters,
@@ -153,5 +152,5 @@ def test_the_temperature_multiplies_scores_by_its_square() -> None:
     )
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
-        found = last_hidden(scaled, tokens_BL, GAPPED, None, 3)
+        found = scaled.last_hidden(tokens_BL, GAPPED, None, 3)
         torch.testing.assert_close(found, scaled.hidden(tokens_BL, GAPPED)[:, -3:])

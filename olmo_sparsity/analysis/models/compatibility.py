@@ -1,10 +1,5 @@
-"""Check that a transformers model gives correct numbers here, and up to which length.
-
-Place in the flow: below `HuggingFaceLM`, once per model. Some properties are read from the
-config; the others are measured on eight tokens. Models that do not fit are rejected.
-
-Dimension key: B batch, L length, V vocabulary.
-"""
+"""Check that a transformers model gives correct numbers here, and up to which length: some
+properties are read from the config, the others are measured on eight tokens."""
 
 from __future__ import annotations
 
@@ -152,28 +147,11 @@ def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool,
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
-        raise ConfigError(_cause(family, wrapped, original, error)) from None
+        raise ConfigError(
+            f"{family} is not supported: eight tokens with position IDs do not pass through it "
+            f"({reason_of(error)}); torch's default dtype is {torch.get_default_dtype()}"
+        ) from None
     return logit_map, shares_far, _batch_noise(wrapped, logit_map)
-
-
-def _cause(family: str, wrapped: Wrapped, original: nn.Module, error: Exception) -> str:
-    """Return whether it is this model that cannot be used, or a setting of this moment."""
-    moment = _moment(wrapped.device)
-    try:
-        original(input_ids=torch.arange(8, device=wrapped.device)[None])
-    except Exception as own:
-        return f"{family} does not run: its own forward pass raises {reason_of(own)}{moment}"
-    failed = f"eight tokens with position IDs do not pass through it ({reason_of(error)})"
-    return f"{family} is not supported: {failed}{moment}"
-
-
-def _moment(device: torch.device) -> str:
-    said = ""
-    if torch.get_default_dtype() != torch.float32:
-        said += f"; torch's default dtype is {torch.get_default_dtype()}: try it with float32"
-    if torch.is_autocast_enabled(device.type):
-        said += "; autocast is on: try it without"
-    return said
 
 
 def reason_of(error: Exception) -> str:

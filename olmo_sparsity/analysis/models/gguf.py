@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from olmo_sparsity.analysis.models.fingerprint import joined_sha256
+from olmo_sparsity.analysis.models.identity import joined_sha256
 from olmo_sparsity.analysis.models.transformers_folder import (
     NO_CODE,
     count_parameters,

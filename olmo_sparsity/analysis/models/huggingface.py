@@ -1,9 +1,5 @@
-"""Wrap causal LMs of transformers in this project's model protocol.
-
-Place in the flow: batches → **model** → per-token losses, for every model that is not OLMo's code.
-
-Dimension key: B batch, L length, D width, H heads, V vocabulary.
-"""
+"""Wrap causal LMs of transformers in this project's model protocol. B batch, L length, D width,
+H heads, V vocabulary."""
 
 from __future__ import annotations
 

@@ -1,12 +1,5 @@
-"""Load or build a model, of this project or of Hugging Face, with position IDs as an argument.
-
-Place in the flow: a folder, hub name or object → **model** (+ tokenizer) → per-token losses.
-
-`build_model` makes a new model from a config, `load_model` reads a trained one, `wrap_model` takes
-one in memory. Nothing is unpickled: weights must be safetensors.
-
-Dimension key: B batch, L length, D width, H heads, V vocabulary.
-"""
+"""Open a trained model: `load_model` by its folder, hub name, URL or GGUF file, `wrap_model` in
+memory. Nothing is unpickled: weights must be safetensors."""
 
 from __future__ import annotations
 
@@ -15,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +28,6 @@ from olmo_sparsity.analysis.models.compatibility import (
     position_limit,
     reason_of,
 )
-from olmo_sparsity.analysis.models.fingerprint import fingerprint
 from olmo_sparsity.analysis.models.gguf import (
     convert_gguf,
     find_gguf,
@@ -43,6 +35,7 @@ from olmo_sparsity.analysis.models.gguf import (
     read_gguf_tokenizer,
 )
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.identity import fingerprint
 from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
     find_tokenizer,
@@ -114,12 +107,9 @@ class LoadedModel:
     """The text of the run that the model comes from."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
-    given_tokenizer: Any = field(default=None)
-    """That of `wrap_model`, which its owner may change."""
 
     def __post_init__(self) -> None:
         self._state = state_of(self.model)
-        self._tokenizer_mark = mark_of(self.given_tokenizer)
 
     def __repr__(self) -> str:
         family = type(getattr(self.model, "model", self.model)).__name__
@@ -206,18 +196,12 @@ class LoadedModel:
         """Return what a file or another process keeps: name, tokenizer and limits."""
         no: Any = {
             "model": None,
-            "given_tokenizer": None,
             "find_transformers_tokenizer": type(None),
         }
         return replace(self, **no)
 
     def notice_changes(self) -> None:
         """Called with the model in use."""
-        if mark_of(self.given_tokenizer) != self._tokenizer_mark:
-            raise ConfigError(
-                f"'{self.name}': its tokenizer was changed after the model was wrapped; wrap it "
-                "again: wrap_model(model, tokenizer)"
-            )
         if self._state is not None and state_of(self.model) is not self._state:
             vars(self).update(_measured(self.model))
 
@@ -258,7 +242,7 @@ def identity_of(model: LoadedModel) -> dict[str, str | None]:
     template = getattr(theirs, "chat_template", None)
     return {
         "model": model.fingerprint,
-        "config": _sha256(asdict(config)) if is_dataclass(config) else None,
+        "config": _sha256(vars(config)) if is_dataclass(config) else None,
         "dtype": model.dtype,
         "tokenizer": None if model.tokenizer is None else tokenizer_fingerprint(model.tokenizer),
         "chat_template": None if theirs is None else _sha256([template, mark_of(theirs)]),
@@ -430,7 +414,6 @@ def wrap_model(
         describe_model(
             model,
             tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
-            given_tokenizer=tokenizer,
             name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
             weights_sha256=None,
             find_transformers_tokenizer=lambda: theirs,

@@ -1,7 +1,4 @@
-"""Read the tokenizer of a trained model, of any library, as a `tokenizers.Tokenizer`.
-
-Place in the flow: below `load_model`.
-"""
+"""Read the tokenizer of a trained model, of any library, as a `tokenizers.Tokenizer`."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
-from olmo_sparsity.errors import ConfigError, DataError, one_line
+from olmo_sparsity.errors import ConfigError, DataError, one_line, unreadable
 from olmo_sparsity.io import read_bounded
 
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -142,58 +138,18 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
 
 
 def tokens_before(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens that a tokenizer, of either library, puts before this text.
-
-    The post-processor says which; the text itself, encoded with and without them, must agree.
-    """
-
-    before = _said_before(tokenizer)
+    """Return the tokens that a tokenizer, of either library, puts before this text."""
     try:
         plain, complete = _ids(tokenizer, text, False), _ids(tokenizer, text, True)
     except Exception as error:  # tokenizers raises bare Exception, for a word that it does not know
-        if before is None:
-            raise DataError(
-                f"prefix=auto: the tokenizer cannot read '{text[:40]}': {error}"
-            ) from None
-        return before
-    if before is not None and complete[: len(before) + len(plain)] == before + plain:
-        return before
+        raise DataError(f"prefix=auto: the tokenizer cannot read '{text[:40]}': {error}") from None
     starts = (i for i in range(len(complete)) if complete[i : i + len(plain)] == plain)
     if not plain or (start := next(starts, None)) is None:
         raise DataError(
             f"prefix=auto: the tokenizer turns '{text[:40]}' into {complete[:8]} with special "
-            f"tokens and {plain[:8]} without, so no prefix can be determined; pass "
-            "prefix=bos, none or a text"
+            f"tokens and {plain[:8]} without; pass prefix=bos, none or a text"
         )
     return complete[:start]
-
-
-def _said_before(tokenizer: Any) -> list[int] | None:
-    """None: the tokenizer does not say."""
-    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if isinstance(fast, Tokenizer):
-        processor: Any = fast.post_processor
-        return [] if processor is None else _put_before(json.loads(processor.__getstate__()))
-    build = getattr(
-        getattr(tokenizer, "_tokenizer", tokenizer), "build_inputs_with_special_tokens", None
-    )
-    if build is None:
-        return None
-    marked = list(build([-1]))
-    return marked[: marked.index(-1)] if -1 in marked else None
-
-
-def _put_before(processor: dict[str, Any]) -> list[int]:
-    if processor["type"] == "Sequence":  # the later ones are further out
-        return [id for one in processor["processors"][::-1] for id in _put_before(one)]
-    if "cls" in processor:  # of BERT and RoBERTa
-        return [processor["cls"][1]]
-    found, special = list[int](), processor.get("special_tokens", {})
-    for piece in processor.get("single", ()):
-        if "Sequence" in piece:
-            break
-        found += special[piece["SpecialToken"]["id"]]["ids"]
-    return found
 
 
 def inserted_tokens(tokenizer: Any, text: str) -> list[int]:

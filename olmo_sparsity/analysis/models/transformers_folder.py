@@ -1,8 +1,5 @@
-"""Load a Hugging Face folder as a transformers model, without trusting its files.
-
-Place in the flow: an untrusted folder → **transformers model** → `load_model`. Nothing is
-unpickled, no code of the folder runs, and no model larger than its files is built.
-"""
+"""Load a Hugging Face folder as a transformers model, without trusting its files: nothing is
+unpickled, no code of the folder runs, and no model larger than its files is built."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from olmo_sparsity.analysis.models.fingerprint import unreadable
-from olmo_sparsity.errors import DataError, naming_extras
+from olmo_sparsity.errors import DataError, naming_extras, unreadable
 from olmo_sparsity.io import check_bounded, read_json, stays_inside
 from olmo_sparsity.runtime import multiplies, say
 

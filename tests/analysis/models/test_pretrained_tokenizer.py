@@ -195,19 +195,6 @@ def test_the_tokenizer_of_a_folder_is_opened_by_transformers_only_when_asked(
     assert opened == [False]
 
 
-def test_a_folder_with_a_slow_tokenizer_has_one(tmp_path: Path) -> None:
-    from transformers import CTRLTokenizer
-
-    llama(vocab_size=400).save_pretrained(tmp_path)
-    (tmp_path / "vocab.json").write_text('{"a@@": 0, "b": 1, "<unk>": 2, "ab": 3}')
-    (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
-    CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(
-        tmp_path
-    )
-    tokenizer = load_model(str(tmp_path)).tokenizer
-    assert tokenizer.encode("ab ab", add_special_tokens=False).ids == [3, 3]
-
-
 def test_a_tokenizer_that_transformers_cannot_read_is_one_line(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     word_tokenizer().save(str(tmp_path / "tokenizer.json"))
@@ -224,15 +211,6 @@ def test_a_regular_expression_without_end_is_one_line() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(b+)+$|(?<!b)c"), "isolated")
     with pytest.raises(DataError, match=r"its tokenizer cannot read the text .*retry-limit"):
         wrap_model(llama(), tokenizer).encode(["b" * 60 + "!"])
-
-
-def test_a_config_of_a_tokenizer_is_tried(tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path)
-    fast_tokenizer().save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
-    with pytest.raises(DataError, match="cannot read its tokenizer"):
-        _ = load_model(str(tmp_path), device="cpu").transformers_tokenizer
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -283,13 +261,6 @@ def test_the_identity_of_a_model_in_memory_is_that_of_now() -> None:
     assert changed == [["chat_template"], ["model"]]
 
 
-def test_the_identity_of_a_run_is_of_its_angles_too() -> None:
-    one, other = (
-        wrap_model(build_model(ModelConfig(**FIELDS, rope_theta=base))) for base in (1e4, 2e4)
-    )
-    assert identity_of(one)["config"] != identity_of(other)["config"]
-
-
 def test_a_measurement_is_not_resumed_with_another_template(tmp_path: Path) -> None:
     texts = [f"{word} bc cd " * 9 for word in ("ab", "bd", "ca")]
     made: dict[str, Any] = {"out": tmp_path, "long": 24, "short": 8, "draws": 1, "halves": 0}
@@ -297,3 +268,10 @@ def test_a_measurement_is_not_resumed_with_another_template(tmp_path: Path) -> N
     measure(wrap_model(llama(), fast_tokenizer()), texts, **made)
     with pytest.raises(ConfigError, match="holds work with chat_template"):
         measure(wrap_model(llama(), fast_tokenizer(chat_template=TEMPLATE)), texts, **made)
+
+
+def test_the_identity_of_a_run_is_of_its_angles_too() -> None:
+    one, other = (
+        wrap_model(build_model(ModelConfig(**FIELDS, rope_theta=base))) for base in (1e4, 2e4)
+    )
+    assert identity_of(one)["config"] != identity_of(other)["config"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import pickle
 import random
@@ -202,31 +201,6 @@ def test_a_model_in_memory_is_read_once_a_call_and_tried_once(
     assert sorted(done) == ["read", "tried"]
 
 
-OTHERS: list[Callable[[], Any]] = [
-    lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
-    lambda: llama(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
-    lambda: llama(rms_norm_eps=0.1),
-    lambda: llama(hidden_act="relu"),
-]
-
-
-def llama(**changes: Any) -> Any:
-    sizes = {"vocab_size": 45, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2}
-    return build(SUPPORTED[find("Llama 1, 2, 3")], initializer_range=0.3, **sizes | changes)
-
-
-def test_models_that_differ_in_settings_are_not_one(documents: Path, tmp_path: Path) -> None:
-    models = [wrap_model(make(), make_tokenizer()) for make in (llama, *OTHERS)]
-    assert len({one.fingerprint for one in models}) == len(models)
-    assert wrap_model(llama()).fingerprint == models[0].fingerprint
-    first = measure(models[0], documents, out=tmp_path / "out", **MEASURED)
-    for other in models[1:]:
-        with pytest.raises(DataError, match="are of another model"):
-            measure(other, documents, losses=first, **MEASURED)
-    with pytest.raises(ConfigError, match="holds work with model"):
-        measure(models[-1], documents, out=tmp_path / "out", **MEASURED)
-
-
 @pytest.mark.parametrize("of", ["model.layers.1.mlp", "lm_head", "all modules"])
 def test_hooks_of_others_are_refused_until_they_are_removed(model: Any, of: str) -> None:
     kept, plain = wrap_model(model, make_tokenizer()), loss_of(model)
@@ -299,38 +273,11 @@ def test_threads_take_turns_and_do_not_disturb_generation(model: Any) -> None:
         np.testing.assert_allclose(ours.nats, theirs.nats, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_event_loop_and_another_default_dtype_change_nothing(
-    model: Any, dtype: torch.dtype
-) -> None:
-    plain = long_loss(model)
-    torch.set_default_dtype(dtype)
-    try:
-
-        async def ask() -> list[float]:
-            here = long_loss(model, selector="gradient")
-            there = await asyncio.gather(*(asyncio.to_thread(long_loss, model) for _ in range(2)))
-            return [here, *there]
-
-        found = asyncio.run(ask())
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert found == pytest.approx([plain] * 3, abs=1e-6)
-
-
-def test_the_cause_of_a_failed_trial_is_the_model_or_the_moment(model: Any) -> None:
+def test_a_model_that_does_not_run_is_refused_in_one_line(model: Any) -> None:
     model.model.layers[0].mlp = nn.Linear(3, 3)
-    with pytest.raises(
-        ConfigError, match=r"does not run: its own forward pass raises RuntimeErr"
-    ) as e:
+    with pytest.raises(ConfigError, match="LlamaForCausalLM") as caught:
         wrap_model(model)
-    assert "\n" not in str(e.value)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with pytest.raises(ConfigError, match=r"default dtype is torch\.bfloat16: try it with fl"):
-            wrap_model(model)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("wrapper", [partial(torch.compile, backend="eager"), nn.DataParallel])
@@ -468,26 +415,6 @@ def test_scores_keep_no_activations(model: Any, monkeypatch: pytest.MonkeyPatch)
     assert not any(kept)
 
 
-def test_an_interrupt_while_gradients_are_restored_leaves_none_out(model: Any) -> None:
-    class AtTheFirst(TorchFunctionMode):
-        is_due = True
-
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            is_restored = func is torch.Tensor.requires_grad_ and len(args) == 1
-            if self.is_due and is_restored and any(args[0] is w for w in model.parameters()):
-                self.is_due = False
-                raise KeyboardInterrupt
-            return func(*args, **kwargs or {})
-
-    model.lm_head.weight.requires_grad_(False)
-    before = [weight.requires_grad for weight in model.parameters()]
-    with pytest.raises(KeyboardInterrupt), AtTheFirst():
-        asked(model, selector="add_one_screened")
-    assert [weight.requires_grad for weight in model.parameters()] == before
-
-
 @pytest.mark.parametrize("name", ["GPT-NeoX, Pythia", "Falcon (RoPE)", "GPT-J"])
 def test_no_hook_stays_where_transformers_itself_reads_attention(name: str) -> None:
     model = build(SUPPORTED[find(name)], vocab_size=45, bos_token_id=1, eos_token_id=2)
@@ -518,19 +445,3 @@ def test_no_answer_holds_weights(model: Any) -> None:
         assert str(pickle.loads(pickle.dumps(answer))) == str(answer)
     with pytest.raises(ConfigError, match="has no model: attribute again"):
         pickle.loads(pickle.dumps(attributed)).within("a")
-
-
-# --- what else changes in a notebook --------------------------------------------------------------
-
-
-def test_a_tokenizer_that_was_changed_after_wrapping_is_noticed(model: Any) -> None:
-    tokenizer = make_tokenizer()
-    kept = wrap_model(model, tokenizer)
-    explain(kept, text=TEXT, at=WHERE, short=SHORT, k=1)
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"  # is read when it is used
-    explain(kept, text=TEXT, at=WHERE, short=SHORT, k=1)
-    tokenizer.backend_tokenizer.post_processor = make_tokenizer(
-        bos=False
-    ).backend_tokenizer.post_processor
-    with pytest.raises(ConfigError, match="its tokenizer was changed after the model was wrapped"):
-        explain(kept, text=TEXT, at=WHERE, short=SHORT, k=1)
