@@ -320,21 +320,17 @@ def _load_engine(
 ) -> LoadedModel:
     """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
     server's URL, or several with commas between them."""
-    if not name.startswith(LLAMA):
-        urls = [url.strip() for url in name.split(",")]
-        name = ",".join(parse_url(url)[0] for url in urls)  # no message repeats a password
+    urls = [] if name.startswith(LLAMA) else [url.strip() for url in name.split(",")]
+    for url in urls:
+        parse_url(url)  # from here on messages may repeat it: it has no password
     for option, value, default in (("dtype", dtype, "auto"), ("device_map", device_map, None)):
         if value != default:
             raise ConfigError(f"{option}={value}: '{name}' is loaded elsewhere; leave {option} out")
-    if name.startswith(LLAMA):
-        if tokenizer is not None:
-            raise ConfigError(f"'{name}' has its own tokenizer; omit the tokenizer argument")
+    if (tokenizer is None) == bool(urls):
+        rule = "needs the tokenizer of its model" if urls else "has its own tokenizer"
+        raise ConfigError(f"tokenizer={tokenizer}: '{name}' {rule}")
+    if not urls:
         return _load_llama(name.removeprefix(LLAMA), name, device)
-    if tokenizer is None:
-        raise ConfigError(
-            f"'{name}' needs the tokenizer of its model (tokenizer): a folder, a GGUF file, a hub "
-            "name, or an object"
-        )
     theirs = _find_tokenizer(tokenizer)
     ours = as_tokenizer(theirs)
     model = Servers(urls, ours)
