@@ -261,6 +261,16 @@ def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Docum
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
 
 
+@pytest.mark.parametrize("kind", ["unrelated", "matched"])
+def test_what_may_not_replace_others_is_never_drawn(documents: Documents, kind: Any) -> None:
+    some = Documents("some", [replace(d, may_replace=d.number % 2 == 0) for d in documents])
+    controls = Controls(some, WINDOWS, kind)
+    for document, block in blocks_of(some):
+        texts = [controls.placebo(document, block)]
+        texts += [far for draw in range(3) for far, _ in foreign(controls, document, block, draw)]
+        assert {far.document.number % 2 for far in texts} == {0}
+
+
 def test_a_copy_is_not_foreign_to_its_document(documents: Documents) -> None:
     copied = [replace(documents[n], number=i) for i, n in enumerate([0, 1, 0, 0, 2])]
     controls = Controls(Documents("copied", copied), WINDOWS)
