@@ -78,8 +78,8 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
     parts = []
     for document, places_T in zip(documents, measured, strict=True):
         draws, size = stream(settings.seed, "every", document.number), len(places_T)
-        num_drawn = int(rate * size + draws.random()) if rate else 0
-        drawn = draws.permutation(size)[:num_drawn]
+        order = draws.permutation(size)
+        drawn = order[: int(rate * size + draws.random())] if rate else order[:0]
         parts += [(document.number, int(place), "document", "every") for place in places_T[drawn]]
     chosen = pd.DataFrame(parts, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
     return chosen.sort_values(COLUMNS, ignore_index=True)
