@@ -34,13 +34,22 @@ Nats = dict[str, float]
 
 
 def stored(
-    folder: Path, *statements: Nats, question: str = "q", se: float | None = 0.1, **other: Any
+    folder: Path,
+    *statements: Nats,
+    question: str = "q",
+    se: float | None = 0.1,
+    early: bool = False,
+    **other: Any,
 ) -> Path:
-    """Results of one question: of each statement, what sources give; above 1 it relies on them."""
+    """Results of one question: of each statement, what sources give; above 1 it relies on them.
+    `early`: what is lost without them decides, so that what they give is null in all rows."""
     rows = []
     for number, gives in enumerate(statements):
         named = [name for name, nats in gives.items() if nats > 1]
-        cells = {n: StoredCell(nats, 0.0, se, se, nats - 1) for n, nats in gives.items()}
+        cells = {
+            name: StoredCell(*((None, nats, None) if early else (nats, 0.0, se)), se, nats - 1)
+            for name, nats in gives.items()
+        }
         verdict = f"rests on {', '.join(named) or 'no source'}"
         rows.append(StoredStatement(number, f"text {number}", named, named, verdict, cells))
     names = {name for row in rows for name in row.cells}
@@ -121,6 +130,7 @@ def test_an_expectation_of_another_form_is_refused(
 BEFORE = {"a": 4.0, "b": 0.0}, {"a": 0.9, "b": 0.0}
 
 
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(
     ("now", "fails"),
     [
@@ -134,11 +144,10 @@ BEFORE = {"a": 4.0, "b": 0.0}, {"a": 0.9, "b": 0.0}
     ],
 )
 def test_a_baseline_fails_changed_verdicts_beyond_noise(
-    questions: Any, tmp_path: Path, now: Any, fails: list[int]
+    questions: Any, tmp_path: Path, now: Any, fails: list[int], early: bool
 ) -> None:
-    found = check(
-        questions(None), stored(tmp_path / "now", *now), stored(tmp_path / "before", *BEFORE)
-    )
+    before = stored(tmp_path / "before", *BEFORE, early=early)
+    found = check(questions(None), stored(tmp_path / "now", *now, early=early), before)
     assert [case.statement for case in found.failures] == fails
     assert bool(found.notes) == (len(now) != 2 or "a" not in now[0])
 
