@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
@@ -16,6 +17,8 @@ from olmo_sparsity.analysis.measurement.plan import Plan, plan
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.build import build_model
 
 VOCAB = 40
 SETTINGS = Settings(
@@ -38,6 +41,11 @@ SHAPE: dict[str, Any] = {
     "init_std": 0.3,
     "max_sequence_length": 64,
 }
+
+
+def untrained(seed: int = 0, **changed: Any) -> Any:
+    torch.manual_seed(seed)
+    return build_model(ModelConfig(**{"n_layers": 1} | SHAPE | changed)).eval()
 
 
 def loaded(model: Any) -> LoadedModel:

@@ -1,11 +1,6 @@
 """Explain a prediction in one text or prompt: which distant tokens or words it depends on.
 
-from olmo_sparsity import explain
-e = explain("model", text=document, at="Katharina")
-e.check()
-
-Place in the flow: model + text → **targets evaluated** → explanation. It evaluates targets as a
-measurement does (recovery.py), with targets that are named instead of chosen.
+It evaluates targets as a measurement does (recovery.py), with targets that are named.
 """
 
 from __future__ import annotations
@@ -20,15 +15,11 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.explain.prompt import (
-    Prepared,
-    Prompt,
-    read_text,
-)
+from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
 from olmo_sparsity.analysis.explain.request import ExplainRequest
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
-from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
+from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
 from olmo_sparsity.analysis.models.use import in_use
@@ -62,13 +53,12 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
     if isinstance(text, Path):
         text = read_text(str(text))
     loaded = load(request.model, request.tokenizer, loading)
-    prompt = str(request.prompt)
     with using(loaded):
-        read = (
-            Prompt.of_text(loaded, text, loading.prefix)
-            if text is not None
-            else Prompt.with_answer(loaded, prompt, request.target, loading.prefix, settings)
-        )
+        if text is not None:
+            read = Prompt.of_text(loaded, text, loading.prefix)
+        else:
+            given = str(request.prompt), request.target
+            read = Prompt.with_answer(loaded, *given, loading.prefix, settings)
         prepared = Prepared.of(loaded, read, request.at, settings, loading.batch_tokens)
         yield prepared, _targets_with_far_part(prepared)
 
@@ -84,10 +74,7 @@ def load(
         options.refuse_for_loaded()
         loaded = wrap_model(model, tokenizer, whole_prompts=whole_prompts)
     if loaded.tokenizer is None:
-        raise DataError(
-            f"'{loaded.name}' has no tokenizer; pass it as the second argument: "
-            "explain(model, tokenizer, …)"
-        )
+        raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
     return loaded
 
 
@@ -96,27 +83,18 @@ def load(
 
 def _targets_with_far_part(prepared: Prepared) -> Spans:
     document, windows, units = prepared.document, prepared.windows, prepared.settings.units
-    if prepared.spans is None:
-        losses = context_losses(
-            prepared.scorer, document, windows, blocks=prepared.blocks_to_select()
-        )
+    first, spans = first_place(windows, units), prepared.spans
+    if spans is None:
+        blocks = prepared.blocks_to_select()
+        losses = context_losses(prepared.scorer, document, windows, blocks=blocks)
         refuse_no_numbers(losses[BOTH].to_numpy(), "targets")
-        spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
-    else:
-        spans = prepared.spans
-    longest = dict(sorted(spans))  # keeps the longest of the spans with one first token
-    return _with_far_part(document, windows, list(longest.items()), units)
-
-
-def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
-    first = first_place(windows, units)
+        spans = largest_gaps(losses[losses.target >= first])
+    spans = list(dict(sorted(spans)).items())  # the longest of the spans with one first token
     kept = [span for span in spans if span[0] >= first]
     if not kept:
         raise DataError(
-            f"no target has distant {units}: the text has "
-            f"{len(document.tokens):,} tokens, and targets "
-            f"with distant tokens begin at {first:,}; name a later target, lower "
-            f"short={windows.short}" + ", or pass a longer text"
+            f"no target has distant {units}, which begin at token {first:,} of "
+            f"{len(document.tokens):,}; name a later target, or lower short={windows.short}"
         )
     if len(kept) < len(spans):
         left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
@@ -136,7 +114,6 @@ def count(prepared: Prepared, spans: Spans) -> Cost:
 
 
 def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
-    """Evaluate the targets, each from its first token to one past its last."""
     settings, windows = prepared.settings, prepared.windows
     num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
@@ -153,26 +130,16 @@ def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
         targets, far, tables = _evaluate(prepared, spans)
     scorer.after_batch = lambda: None
     refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
-    return Explanation(
-        prepared, targets, far, tables, foreign, token_forwards=scorer.token_forwards
-    )
+    spent = scorer.token_forwards
+    return Explanation(prepared, targets, far, tables, foreign, token_forwards=spent)
 
 
 def _evaluate(
     prepared: Prepared, spans: Spans
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, pd.DataFrame]]:
     """The targets, their distant units, and the tables of `recover`."""
-    settings, windows, document = prepared.settings, prepared.windows, prepared.document
-    tables = recover(
-        prepared.scorer,
-        document,
-        windows,
-        {DOCUMENT: np.array(spans)},
-        units=settings.units,
-        selectors=settings.selector,
-        ks=range(settings.k + 1),
-        seed=settings.seed,
-    )
+    windows, document = prepared.windows, prepared.document
+    tables = prepared.recover({DOCUMENT: np.array(spans)})
     rows = tables["recovery"]
     rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
     targets = pd.DataFrame(spans, columns=["target", "end"])
@@ -180,9 +147,8 @@ def _evaluate(
     no_units = rows.xs(0, level="k").loc[targets.target]
     targets["loss_short"] = no_units.loss_set.to_numpy()
     targets["loss_long"] = no_units.loss_without.to_numpy(float)
-    far = tables["influence"].rename(
-        columns={"far_first": "first", "far_end": "end", "far_text": "text"}
-    )[["target", "rank", "first", "end", "text"]]
+    far = tables["influence"].rename(columns=lambda name: name.removeprefix("far_"))
+    far = far[["target", "rank", "first", "end", "text"]]
     far["nats"] = _falls_alone(prepared.scorer, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])

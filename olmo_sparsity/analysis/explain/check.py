@@ -1,12 +1,9 @@
-"""Check an explanation by evaluating unrelated texts in place of the distant context.
-
-Place in the flow: explanation → **check**.
-"""
+"""Check an explanation by evaluating unrelated texts in place of the distant context."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,13 +12,13 @@ import pandas as pd
 from olmo_sparsity.analysis.explain.prompt import Prepared
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO, recover
+from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE, interval, resample_weights
+from olmo_sparsity.analysis.results.statistics import interval, resample_weights
 from olmo_sparsity.analysis.results.view import places, quoted
-from olmo_sparsity.analysis.scoring.induction import LEAST, repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
+from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.settings import MIN_GAP
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import Progress
@@ -63,7 +60,7 @@ class Check:
     """The tables of `recover`, with own distant tokens and with unrelated texts."""
 
     def to_dict(self) -> dict[str, Any]:
-        given = asdict(replace(self, tables={})) | {"table": self.table.to_dict("records")}
+        given = vars(self) | {"table": self.table.to_dict("records")}
         return {name: value for name, value in given.items() if name != "tables"}
 
     @property
@@ -98,22 +95,20 @@ class Check:
         reasons = []
         if self.apart < self.draws:
             reasons.append(
-                f"the {self.draws} unrelated texts overlap: there is text for {self.apart}; give "
-                "more (--foreign), or fewer draws"
+                f"the {self.draws} unrelated texts overlap: there is text for {self.apart}"
             )
         if not self.induction["has_induction"]:
             less = self.induction["drop"] / max(self.induction["loss_first"], 1e-9)
             reasons.append(
-                "this model copies little from its context (a passage that is repeated costs it "
-                f"only {less:.0%} less); such models mostly gain little from distant text"
+                f"this model copies little from its context (a repeated passage costs {less:.0%} "
+                "less); such models mostly gain little from distant text"
             )
         return "; ".join(reasons)
 
     def __repr__(self) -> str:
         lines = [
-            f"check: {self.draws} unrelated texts in place of the distant context, "
-            f"{self.k} units chosen "
-            "in each by the same rule"
+            f"check: {self.draws} unrelated texts in place of the distant context, {self.k} units "
+            "chosen in each by the same rule"
         ]
         for row in self.table.itertuples():
             lines.append(
@@ -139,20 +134,11 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         losses = context_losses(scorer, document, windows, controls, prepared.blocks_to_select())
         losses = losses[losses.target >= first_place(windows, settings.units)]
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
-    k = settings.k
-    with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
-        tables = recover(
-            scorer,
-            document,
-            windows,
-            parts,
-            units=settings.units,
-            selectors=settings.selector,
-            ks=range(k + 1),
-            controls=controls,
-            seed=settings.seed,
-            done=progress.update,
-        )
+    k, before = settings.k, scorer.token_forwards
+    with Progress("checking", None, "token-forwards") as progress:
+        scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
+        tables = prepared.recover(parts, controls)
+    scorer.after_batch = lambda: None
     rows = tables["recovery"]
     refuse_no_numbers(rows[rows.control == "foreign"].loss_set.to_numpy(), "unrelated texts")
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
@@ -175,18 +161,10 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
         share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
-        induction=_induction(prepared.scorer, _passages(others)),
+        induction=repetition_drop(scorer, _passages(others), PASSAGE),
         apart=apart,
         tables=tables,
     )
-
-
-def _induction(scorer: Scorer, passages: list[Document]) -> dict[str, Any]:
-    """The induction check on the least passages; on all if their drop is not twice what it asks."""
-    found = repetition_drop(scorer, passages[:LEAST], PASSAGE)
-    if found["drop"] >= 2 * INDUCTION_SHARE * found["loss_first"] > 0 or len(passages) <= LEAST:
-        return found
-    return repetition_drop(scorer, passages, PASSAGE)
 
 
 def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
@@ -210,8 +188,8 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
             break
     if num_tokens < length:
         raise DataError(
-            f"the check needs {length:,} tokens of unrelated text, but the given text has "
-            f"{num_tokens:,} that share no passage with this one; pass more text (foreign=…)"
+            f"foreign: {num_tokens:,} of its tokens share no passage with this text, and a check "
+            f"needs {length:,}; pass more text"
         )
     joined = Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)
     return Documents("unrelated text", [joined])

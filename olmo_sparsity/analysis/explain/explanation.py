@@ -1,7 +1,4 @@
-"""The result of `explain`: targets with their far units, shown, checked, kept in a file.
-
-Place in the flow: evaluated targets (ask.py) → **explanation** → page. It keeps no model in a file.
-"""
+"""The result of `explain`: targets with their far units, shown, checked, kept in a file."""
 
 from __future__ import annotations
 
@@ -152,8 +149,7 @@ class Explanation:
         write_explanation(self, Path(path))
 
     def save(self, path: str | Path) -> None:
-        """Write a .json file, or a .parquet file: a row for each
-        far unit, with the columns of its target."""
+        """Write .json, or .parquet: a row for each far unit, with the columns of its target."""
         refuse_suffix("path", path, ".json", ".parquet")
         if Path(path).suffix == ".json":
             return write_atomically(Path(path), to_json(self))

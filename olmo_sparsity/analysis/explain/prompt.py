@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity.analysis.inputs.documents import Controls, Document
 from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Windows
+from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
 from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel
@@ -132,11 +134,25 @@ class Prepared:
         step = math.ceil(sum(len(block.tokens) for block in later) / MOST_TOKENS)
         if step > 1:
             later = later[::step]
-            say(
-                "the text is longer than a long window: targets are selected from one in "
-                f"{step} of its later tokens; name them (--at) to look elsewhere"
-            )
+            say(f"targets are selected from one in {step} of its later tokens; name others (--at)")
         return [block for block in blocks if block.first == 0] + later
+
+    def recover(
+        self, targets: Mapping[str, np.ndarray], controls: Controls | None = None
+    ) -> dict[str, pd.DataFrame]:
+        """Evaluate targets, with 0 to k units."""
+        settings = self.settings
+        return recover(
+            self.scorer,
+            self.document,
+            self.windows,
+            targets,
+            units=settings.units,
+            selectors=settings.selector,
+            ks=range(settings.k + 1),
+            controls=controls,
+            seed=settings.seed,
+        )
 
     def refuse_changed_model(self) -> None:
         refuse_changed(self.scorer.model, self.state, "explain")
@@ -155,19 +171,16 @@ def read_text(path: str, inline: bool = False) -> str:
         with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
             raw = file.read(LARGEST_DOCUMENT + 1)
         if len(raw) > LARGEST_DOCUMENT:
-            raise DataError(
-                f"{path} has more than {LARGEST_DOCUMENT:,} bytes; pass a part of the file"
-            )
+            raise DataError(f"{path} has more than {LARGEST_DOCUMENT:,} bytes; pass a part of it")
         text = raw.decode("utf-8-sig")
     except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"{path} cannot be read: {reason}; pass one text file") from None
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8") from None
-    if not text.strip():
-        raise DataError(f"{path} is empty")
+        text = "\0"
     if "\0" in text[:200]:
         raise DataError(f"{path} is not text in UTF-8")
+    if not text.strip():
+        raise DataError(f"{path} is empty")
     return text
 
 
@@ -176,7 +189,6 @@ def read_text(path: str, inline: bool = False) -> str:
 
 def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
     """Token IDs before the prompt in the chat template, of the prompt, and after it."""
-
     prompt = prompt.strip()
     before, after = split_template(
         model, lambda texts: [{"role": "user", "content": text} for text in texts], [prompt]
@@ -194,12 +206,11 @@ def split_template(
     marks = [f"⟦{number}⟧" for number in range(len(texts))]
     around = re.split(r"⟦\d+⟧", through_template(model, messages(marks)))
     inserted = chain(*zip_longest(around, texts, fillvalue=""))
-    if len(around) != len(texts) + 1 or "".join(inserted) != through_template(
-        model, messages(texts)
-    ):
+    whole = through_template(model, messages(texts))
+    if len(around) != len(texts) + 1 or "".join(inserted) != whole:
         raise DataError(
             f"the chat template of '{model.name}' drops, repeats, moves or changes messages; write "
-            "the text that it makes, without chat"
+            "the text that it makes"
         )
     return around
 
@@ -216,8 +227,7 @@ def through_template(model: LoadedModel, messages: Sequence[Mapping[str, Any]]) 
     except Exception as error:  # the template's own errors, and any of a broken one
         reason = one_line(f"{type(error).__name__}: {error}")
         raise DataError(
-            f"the chat template of '{model.name}' does not take a prompt ({reason}); write the "
-            "whole text into --prompt"
+            f"the chat template of '{model.name}' does not take a prompt ({reason})"
         ) from None
 
 
@@ -232,11 +242,8 @@ def generate(
     if model.engine is not None:
         answer: list[int] = model.engine.generate(tokens, max_new_tokens)
         return answer
-    lm: Any = model.model
-    ends = _end_ids(model)
-    cache, generated = lm.new_cache(), list[int]()
-    device = model.device
-    inputs = torch.tensor([tokens], device=device)
+    lm, ends, device, generated = model.model, _end_ids(model), model.device, list[int]()
+    cache, inputs = lm.new_cache(), torch.tensor([tokens], device=device)
     positions = torch.arange(len(tokens), device=device)[None]
     for _ in range(max_new_tokens):
         hidden = lm.hidden(inputs, positions, cache=cache)
@@ -253,17 +260,14 @@ def generate(
 
 
 def _end_ids(model: LoadedModel) -> set[int]:
-    lm: Any = model.model
-    inner = getattr(lm, "model", None)
-    configs = [getattr(owner, "config", None) for owner in (lm, inner)]
-    # Some chat models name the end of a turn there only.
-    configs.append(getattr(inner, "generation_config", None))
-    sources = (model.transformers_tokenizer, *configs)
+    inner = getattr(model.model, "model", None)
+    configs = [getattr(owner, "config", None) for owner in (model.model, inner)]
+    # Some chat models name the end of a turn in their generation_config only.
+    sources = (model.transformers_tokenizer, *configs, getattr(inner, "generation_config", None))
     ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
     found = [token for of_one in ids for token in np.atleast_1d(of_one) if token is not None]
     if wrong := [token for token in found if not isinstance(token, int | np.integer)]:
         raise ConfigError(
-            f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, "
-            "not a token ID of the model; correct it"
+            f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, not a token ID of the model"
         )
     return set(map(int, found))

@@ -35,9 +35,7 @@ class ExplainRequest(Request):
         if (text is None and self.at is not None) or (prompt is None and of_prompt):
             raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
         if settings.max_new_tokens is not None and (prompt is None or target is not None):
-            raise ConfigError(
-                "max_new_tokens limits a generated answer; omit it where the target is known"
-            )
+            raise ConfigError("max_new_tokens limits a generated answer, and none is generated")
         for name, given in (("prompt", prompt), ("target", target)):
             if given is not None and not isinstance(given, str):
                 raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
@@ -46,7 +44,5 @@ class ExplainRequest(Request):
         if isinstance(text, str) and os.path.isfile(text):
             raise ConfigError(f"text={text} is a file name; pass Path('{text}') or its text")
         if settings.chat and self.loading.prefix != "auto":
-            raise ConfigError(
-                f"prefix={self.loading.prefix}: cannot be combined with chat=True; omit prefix"
-            )
+            raise ConfigError(f"prefix={self.loading.prefix} cannot be combined with chat=True")
         return self

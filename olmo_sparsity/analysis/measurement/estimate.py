@@ -1,19 +1,16 @@
 """Estimate the cost of a measurement: count its token-forwards, and time a few of them.
 
-Place in the flow: before the measurement. `olmo-sparsity measure … --dry-run` and `--budget`.
-
-Losses cost what their windows hold, which is counted. The targets of a few documents run through
-the measurement with a model that computes nothing, so that any selector, control and unit is
-counted as it runs. The real model computes a few losses, for its speed and for how many targets an
-unrelated text seems to help.
+The windows give the cost of losses. The targets of a few documents run through the measurement with
+a model that computes nothing, so that any selector, control and unit is counted as it runs. The
+real model computes a few losses, for its speed and for how many targets are chosen.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +23,12 @@ from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.targets import places_of
 from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.models.use import in_use
-from olmo_sparsity.analysis.results.statistics import PARTS, half_of
+from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
-from olmo_sparsity.analysis.settings import Settings, parse_budget
+from olmo_sparsity.analysis.settings import parse_budget
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
 from olmo_sparsity.runtime import format_duration, peak_memory_gib, read_launch, say
@@ -47,9 +44,6 @@ document get losses at most."""
 
 PASSAGES, PASSAGE = 2, 64
 """Number of passages of the induction check in a dry run."""
-
-LONG = 2048
-"""Tokens of a context beyond which the gates' gradient takes memory that a trial does not show."""
 
 FEW_TARGETS = 10
 """Below so many chosen targets in the trial a warning is given."""
@@ -86,17 +80,10 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     with using(plan.model):
         trial = _Trial.of(plan)
         cost = trial.cost(plan, shard)
-        cheaper = [
-            f"{option} {trial.cost(other, shard).forwards / cost.forwards:.0%}"
-            for option, other in _cheaper(plan)
-        ]
     model, documents = plan.model, plan.documents
     ours = share_of(plan.measured, *shard)
     skipped = documents.num_too_short + len(documents) - len(plan.measured)
     device, per_target = plan.scorer.device, cost.recovery / max(cost.num_evaluated, 1e-9)
-    is_long = max(len(document.tokens) for document in documents) > LONG and (
-        plan.settings.long == "all" or plan.settings.long > LONG
-    )
     chosen = f"about {cost.num_evaluated:,.0f} evaluated"
     if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
@@ -107,13 +94,10 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
         f"targets         {cost.num_losses:,} with both losses, {chosen}",
         f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
-        f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial"
-        + ("; a ranking behind thousands of tokens keeps up to 2 more" if is_long else ""),
+        f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
         f"time            about {format_duration(cost.seconds)} in one process "
         f"({cost.forwards / cost.seconds:,.0f} token-forwards a second)",
     ]
-    if cheaper:
-        lines.append(f"cheaper         {', '.join(cheaper)} of the token-forwards")
     return Cost(round(cost.forwards), model.num_parameters, "\n".join(lines))
 
 
@@ -132,8 +116,7 @@ def within_budget(plan: Plan, out: Path, shard: tuple[int, int] = (0, 1)) -> Pla
     with locked(out, waits=True):
         if work.identity.exists():
             stored = read_json(work.identity, dict, "name a new folder")
-            sample = float(stored.get("settings", {}).get("sample", 1.0))
-            return _sampled(plan, sample)
+            return _sampled(plan, stored["settings"]["sample"])
         fitted = _fitted(plan, began + parse_budget(budget), shard[1] * launch.world_size)
         Parts(out, fitted.identity())
         return fitted
@@ -160,21 +143,6 @@ def _fitted(plan: Plan, ends: float, num_processes: int) -> Plan:
 
 def _sampled(plan: Plan, sample: float) -> Plan:
     return replace(plan, settings=replace(plan.settings, sample=sample, budget=None))
-
-
-def _cheaper(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Options that lower the cost, each with its plan."""
-    settings = plan.settings
-    if plan.fits_threshold and settings.sets != ("gap",) and "gap" in settings.sets:
-        yield "--sets gap", replace(plan, settings=replace(settings, sets=("gap",)))
-    if plan.fits_threshold and settings.most_targets > 2:
-        yield "--max-targets 2", replace(plan, settings=replace(settings, max_targets=2))
-    if settings.draws > 1 or settings.halves:
-        fewer = replace(settings, draws=1, halves=0)
-        controls = replace(plan.controls, num_draws=1)
-        yield "--draws 1 --halves 0", replace(plan, settings=fewer, controls=controls)
-    if plan.fits_threshold and settings.sample > 0.1:
-        yield "--sample 10%", _sampled(plan, 0.1)
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -212,7 +180,8 @@ class _Trial:
     speed_of_targets: float | None = None
     """Token-forwards of targets a second, which rank many units; None: not tried yet."""
 
-    prices: dict[Settings, _Prices] = field(default_factory=dict)
+    prices: _Prices | None = None
+    """The sample does not change them."""
 
     @staticmethod
     def of(plan: Plan) -> _Trial:
@@ -267,12 +236,14 @@ class _Trial:
             expected = self._expected(plan, reported)
             places = {n: places_of(blocks[n]) for n in expected}
         else:
-            chosen = _distinct(plan.targets(pd.DataFrame()))
+            chosen = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "far_part"])
             targets = chosen[chosen.document.isin(ours)].groupby("document").target
             places = {int(n): of.to_numpy() for n, of in targets}
             expected = {n: {"document": float(len(of))} for n, of in places.items()}
         num_evaluated = sum(sum(of.values()) for of in expected.values())
-        recovery = self._prices(plan, places).total(plan, expected) if expected else 0.0
+        if expected and self.prices is None:
+            self.prices = _Prices.of(plan, places)
+        recovery = self.prices.total(plan, expected) if self.prices and expected else 0.0
         if self.speed_of_targets is None:
             self.speed_of_targets = self._try_target(plan, places)
         seconds = losses / self.speed + recovery / self.speed_of_targets
@@ -289,23 +260,10 @@ class _Trial:
         number = numbers[len(numbers) // 2]
         target = {"document": number, "target": places[number][-1:], "far_part": "document"}
 
-        def evaluate(plan: Plan) -> tuple[int, float]:
-            before, began = plan.scorer.token_forwards, time.perf_counter()
-            with in_use(plan.scorer.model):
-                plan.recovery(number, pd.DataFrame(target))
-            return plan.scorer.token_forwards - before, time.perf_counter() - began
-
-        if evaluate(_counting(plan))[0] > TRIED_S * self.speed:
+        if _spent(_counting(plan), number, target) > TRIED_S * self.speed:
             return self.speed
-        spent, seconds = evaluate(plan)
-        return spent / seconds
-
-    def _prices(self, plan: Plan, places: dict[int, np.ndarray]) -> _Prices:
-        """The sample and the sets of targets do not change them."""
-        one = replace(plan.settings, sample=1.0, sets=("gap",), max_targets="all")
-        if one not in self.prices:
-            self.prices[one] = _Prices.of(plan, places)
-        return self.prices[one]
+        began = time.perf_counter()
+        return _spent(plan, number, target) / (time.perf_counter() - began)
 
     def _expected(self, plan: Plan, sizes: dict[int, int]) -> dict[int, dict[str, float]]:
         """document → kind of distant context → the number of its targets that are evaluated. Each
@@ -313,15 +271,9 @@ class _Trial:
         settings = plan.settings
         most = settings.most_targets
         if self.losses is None:
-            rates = {"document": 1.0, "placebo": PLACEBO_RATE}
-            num_sets = len(settings.sets)
+            own = {n: len(settings.sets) * min(settings.share * sizes[n], most) for n in sizes}
             return {
-                n: {
-                    p: rate * num_sets * min(settings.share * size, most)
-                    for p, rate in rates.items()
-                }
-                for n, size in sizes.items()
-                if size
+                n: {"document": num, "placebo": PLACEBO_RATE * num} for n, num in own.items() if num
             }
         unlimited = replace(_sampled(plan, 1.0).settings, max_targets="all")
         chosen = replace(plan, settings=unlimited).targets(self.losses)
@@ -330,21 +282,13 @@ class _Trial:
         known = max(int((self.losses.document.map(half_of) == "report").sum()), 1)
         density = chosen.groupby(["far_part", "target_set"]).size() / known
 
-        def kept(part: str, name: str, size: int) -> float:
-            """Which share of the targets of a set a document keeps."""
-            of_all = density[part, name]
-            return min(1.0, most / (of_all * size))
-
         def expected(part: str, size: int) -> float:
             if part not in by_target.index.get_level_values(0):
                 return 0.0
-            return (
-                size
-                / known
-                * sum(  # a target that is in several sets may be kept in any
-                    num * (1 - math.prod(1 - kept(part, name, size) for name in names))
-                    for names, num in by_target[part].value_counts().items()
-                )
+            kept = (most / (density[part] * size)).clip(upper=1.0)  # of a set's targets
+            return (size / known) * sum(  # a target that is in several sets may be kept in any
+                num * (1 - math.prod(1 - kept[name] for name in names))
+                for names, num in by_target[part].value_counts().items()
             )
 
         return {n: {p: expected(p, size) for p in PARTS} for n, size in sizes.items() if size}
@@ -352,8 +296,7 @@ class _Trial:
 
 @dataclass(frozen=True)
 class _Prices:
-    """Token-forwards of the targets of a document: for each of its tokens, to
-    compute its states, and for each own target and each of the placebo."""
+    """Token-forwards of a document's targets: for the states of each token, and for each target."""
 
     token: float
     own: float
@@ -373,11 +316,8 @@ class _Prices:
                 parts.append(("placebo", drawn))
             for part, chosen in parts:
                 targets = {"document": number, "target": np.sort(chosen), "far_part": part}
-                before = counting.scorer.token_forwards
-                with in_use(counting.scorer.model):  # once for all that is counted
-                    counting.recovery(number, pd.DataFrame(targets))
+                spent = _spent(counting, number, targets)
                 counting.scorer._last = None
-                spent = counting.scorer.token_forwards - before
                 num = len(chosen) * np.array([part == "document", part == "placebo"])
                 rows.append((len(plan.documents[number].tokens), *num, spent))
         *counts, spent_N = np.array(rows, dtype=float).T
@@ -397,11 +337,14 @@ class _Prices:
         return spent
 
 
+def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:
+    """Token-forwards of targets of one document, which are evaluated or counted."""
+    before = plan.scorer.token_forwards
+    with in_use(plan.scorer.model):
+        plan.recovery(number, pd.DataFrame(targets))
+    return plan.scorer.token_forwards - before
+
+
 def _counting(plan: Plan) -> Plan:
     """The plan with a scorer that counts token-forwards."""
     return replace(plan, scorer=CountingScorer(plan.scorer))
-
-
-def _distinct(targets: pd.DataFrame) -> pd.DataFrame:
-    """A target may be in several sets."""
-    return targets.drop_duplicates(["document", "target", "far_part"])

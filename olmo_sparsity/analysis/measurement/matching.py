@@ -1,11 +1,7 @@
 """Match targets and units of a measurement with another tokenizer, by the characters of the text.
 
-Place in the flow: targets and ranked units of another measurement → **the same characters in this
-one's tokens** → reuse. Never imports torch.
-
-A target matches if tokens begin and end at its first and last character here as well. A unit
-matches if it is a unit here, white space around it aside. What does not match is left out and
-counted.
+A target matches if tokens begin and end at its first and last character here as well; a unit, if
+it is a unit here, white space around it aside. Others are left out and counted.
 """
 
 from __future__ import annotations
@@ -36,19 +32,8 @@ class Matched:
     """What is left out, with another tokenizer; see docs/formats.md."""
 
     def __str__(self) -> str:
-        shown = {name: f"{number:,}" for name, number in self.counts.items()}
-        lines = [
-            "another tokenizer chose the targets: {targets} of {of_targets} are evaluated; "
-            "{targets_cut_otherwise} do not begin and end with tokens here, "
-            "{targets_outside_windows} have no full long window or lie in two blocks (--stride), "
-            "{targets_in_other_text} are in documents whose text differs here"
-        ]
-        if "of_units" in self.counts:
-            lines.append(
-                ", {targets_with_few_units} keep too few units. Of {of_units} ranked units, "
-                "{units_cut_otherwise} are not whole here, and {units_not_distant} not distant"
-            )
-        return "".join(lines).format_map(shown)
+        counts = [f"{number:,} {name.replace('_', ' ')}" for name, number in self.counts.items()]
+        return f"another tokenizer chose the targets: {', '.join(counts)} (docs/formats.md)"
 
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:
@@ -99,9 +84,8 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     matched."""
     if tokens := [kind for kind in results.meta.units if span_width(kind) is not None]:
         raise ConfigError(
-            f"choices: units {', '.join(tokens)} are tokens, and {results.meta.model.get('name')} "
-            "has another tokenizer; rank units of the text there (--units words, sentences, "
-            "paragraphs or your own)"
+            f"choices: units {', '.join(tokens)} are tokens of another tokenizer; rank --units "
+            "words, sentences, paragraphs or your own there"
         )
     windows, most = settings.windows, max(settings.ks)
     found, texts_of = match_targets(results, documents, windows), _texts_of(results)

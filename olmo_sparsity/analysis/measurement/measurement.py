@@ -1,13 +1,8 @@
 """Run a measurement: losses of all documents, then recovery of chosen targets, then the summary.
 
-Place in the flow: model + documents → **results**.
-
-    documents → losses → targets → recovery → summary
-
-Each arrow is a function of the tables before it. The first and the third run the model, document by
-document, and write what is finished: a killed measurement resumes where it stopped, and any number
-of processes, of one launch or of several (`shard`), measure into one folder. The process that finds
-all documents finished writes the results.
+Documents are measured one by one, and what is finished is written: a killed measurement resumes,
+and any number of processes, of one launch or of several (`shard`), measure into one folder. The
+process that finds all documents finished writes the results.
 """
 
 from __future__ import annotations
@@ -46,8 +41,6 @@ from olmo_sparsity.folders import locked
 from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
 
-WAIT_S = 0.5
-
 LOSSES_SHARE = 0.6
 """The most of a budget that losses take, so that some targets are evaluated."""
 
@@ -71,7 +64,7 @@ def wait_for_results(out: str | Path) -> Results:
     """Return what another process of the launch writes."""
     say(f"{out}: waiting for the results, which another process writes")
     while not (Path(out) / MANIFEST).exists():
-        time.sleep(WAIT_S)
+        time.sleep(0.5)
     return read_results(out)
 
 
@@ -228,8 +221,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
     raise DataError(
         f"no target has a gap large enough: the largest is {gaps.max():.2f} nats, the threshold "
-        f"{plan.threshold(losses):.2f}. Give more text, a larger share of targets (share) "
-        "or a lower limit in nats (min_gap), and another folder for the results"
+        f"{plan.threshold(losses):.2f}. Pass more text, a larger share, or a lower min_gap"
     )
 
 
@@ -287,9 +279,7 @@ def _sum_up(
     losses, recovery = parts.read("losses"), parts.read("recovery")
     check_all_evaluated(parts.folder, targets, recovery)
     summary = summarize(losses, targets, recovery)
-    costs = (
-        parts.read("costs").groupby(["units", "selector"])[["token_forwards", "num_targets"]].sum()
-    )
+    costs = parts.read("costs").groupby(["units", "selector"]).sum(numeric_only=True)
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
     summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])

@@ -1,17 +1,8 @@
 """Store the rows of measured documents in one folder, written by any number of processes.
 
-Place in the flow: rows of a document → **parts** → final tables. Never imports torch.
-
-`identity.json` describes the measurement. `parts/losses/` and `parts/recovery/` hold the rows of
-the two phases, in folders called parts: a part holds the documents in its `finished.json`, and a
-manifest with checksums. It appears by one rename, so parts are complete whenever a process is
-killed. A part that is damaged later is skipped, and its documents are measured again. When all
-documents are finished, one process at a time writes the final tables, one Parquet file each,
-meta.json, and last their manifest. Parts stay: final tables can be made from them again, to the
-same bytes.
-
-The rows of a table are sorted by its columns from left to right, so the bytes do not depend on
-which process measured a document, or in which order. docs/formats.md explains the columns.
+A part appears by one rename, so it is complete whenever a process is killed. A part that is damaged
+later is skipped, and its documents are measured again. Rows are sorted, so the bytes of the final
+tables do not depend on which process measured a document, or in which order (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -70,10 +61,9 @@ class _Contents:
 class Parts:
     """The measured documents of one folder, of all processes that write to it.
 
-    `identity`: everything that two processes must share (model, data, windows, seed, …); a folder
-    with another identity is rejected. Documents are written every `flush_every_s` seconds (less
-    often in a long measurement), or as soon as there are `part_size` of them.
-    """
+    `identity`: what processes must share; a folder with another one is rejected. Documents are
+    written every `flush_every_s` seconds (less often in a long measurement), or as soon as there
+    are `part_size` of them."""
 
     def __init__(
         self, folder: Path, identity: dict, *, flush_every_s: float = 10, part_size: int = 64

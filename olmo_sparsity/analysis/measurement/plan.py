@@ -61,7 +61,7 @@ def plan(request: MeasureRequest) -> Plan:
         read_other(name, getattr(request, name)) for name in ("targets", "choices", "losses")
     )
     settings, reading, loading = request.settings, request.reading, request.loading
-    of_chosen = settings.given.keys() & OF_CHOSEN
+    of_chosen = ", ".join(sorted(settings.given.keys() & OF_CHOSEN))
     model = _load(request.model, loading)
     documents = _open(request.documents, model, reading)
     is_other = choices is not None and is_other_tokenizer(choices, documents)
@@ -70,26 +70,26 @@ def plan(request: MeasureRequest) -> Plan:
     settings = fit_to_limit(settings, model.max_positions)
     if documents.have_targets:
         documents = cut_to_targets(documents, settings.windows)
-    elif settings.long != "all":
-        say_how_much_is_seen(documents, settings)
     given = next((one for one in (choices, targets, request.at) if one is not None), None)
-    if given is not None or documents.have_targets:
-        _refuse_for_given(of_chosen)
-    ids = tuple(model.prefix_ids(loading.prefix, _beginning(documents, model)))
-    if request.quick and given is None and not documents.have_targets:
+    are_given = given is not None or documents.have_targets
+    if are_given and of_chosen:
+        raise ConfigError(f"{of_chosen}: for chosen targets, and these are given; leave it out")
+    beginning = documents[0].tokens[:200].tolist()
+    text = "" if model.tokenizer is None else model.tokenizer.decode(beginning, False)
+    ids = tuple(model.prefix_ids(loading.prefix, text))
+    if request.quick and not are_given:
         settings = _sampled(settings, model.max_positions, len(ids))
     if settings.long == "all":
         documents = within_limit(documents, model, len(ids))
-    if choices is not None and model.tokenizer is not None and not is_other:
-        _check_prefix(choices, settings.prefix_ids, model, ids)
+    is_same = choices is not None and model.tokenizer is not None and not is_other
+    if is_same and ids != settings.prefix_ids:
+        raise DataError(
+            f"choices were measured with prefix {list(settings.prefix_ids)} (token IDs), and "
+            f"'{model.name}' reads this text with {list(ids)}; pass the same prefix to both"
+        )
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
     made = Plan.of(model, documents, settings, given, loading.batch_tokens, choices is not None)
     return made if losses is None else made.with_losses(losses)
-
-
-def _beginning(documents: Documents, model: LoadedModel) -> str:
-    ids = documents[0].tokens[:200].tolist()
-    return "" if model.tokenizer is None else model.tokenizer.decode(ids, False)
 
 
 def _load(model: Any, options: ModelOptions) -> LoadedModel:
@@ -97,8 +97,7 @@ def _load(model: Any, options: ModelOptions) -> LoadedModel:
         return load_model(model, **options.loading)
     if not isinstance(model, LoadedModel):
         raise ConfigError(
-            f"model is {type(model).__name__}: give a folder or name, or wrap_model(model, "
-            "tokenizer) of olmo_sparsity.analysis.models.load"
+            f"model is {type(model).__name__}: pass a folder, a name, or the result of wrap_model"
         )
     options.refuse_for_loaded()
     return model
@@ -199,24 +198,20 @@ class Plan:
         if len(self.documents) == 1:
             raise DataError(
                 f"text: {self.documents.name} is one document, and measure requires at least "
-                f"{self.settings.draws + 2}; pass a folder of files, or split plain text at its "
-                "blank lines (split_at=blank-lines, --split-at blank-lines)"
+                f"{self.settings.draws + 2}; pass a folder, or split it (--split-at blank-lines)"
             )
         numbers = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             raise DataError(
-                f"text: {len(numbers)} of {len(self.documents)} documents of "
-                f"'{self.documents.name}' are longer than the {long} tokens before the first "
-                "target; measure requires one at an even and one at an odd place, since every "
-                "second document only sets the threshold. Pass more documents (a text file is "
-                "one), or lower long and short (--long, --short)"
+                f"text: {len(numbers)} of {len(self.documents)} documents are longer than "
+                f"{long} tokens, and measure requires one at an even and one at an odd place; "
+                "pass more documents, or lower long and short (--long, --short)"
             )
         needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
         if self.controls.num_candidates < needed:
             raise DataError(
-                f"text: '{self.documents.name}': {self.controls.num_candidates} documents can "
-                f"replace each other, and draws={self.settings.draws} requires {needed}; pass more "
-                "documents, or fewer draws (--draws 1 requires 3)"
+                f"text: {self.controls.num_candidates} documents can replace each other, and "
+                f"draws={self.settings.draws} requires {needed}; pass more documents"
             )
         return numbers
 
@@ -314,24 +309,6 @@ class Plan:
         }
 
 
-def _check_prefix(
-    choices: Results, prefix_ids: tuple[int, ...], model: LoadedModel, ids: tuple[int, ...]
-) -> None:
-    if ids == prefix_ids:
-        return
-    raise DataError(
-        f"choices: {choices.meta.model.get('name')} was measured with the prefix "
-        f"{list(prefix_ids)} (token IDs) before every window, and '{model.name}' "
-        f"reads this text with {list(ids)}; give both the same (prefix=none, bos or a text)"
-    )
-
-
-def _refuse_for_given(of_chosen: set[str]) -> None:
-    if of_chosen:
-        names = ", ".join(sorted(of_chosen))
-        raise ConfigError(f"{names}: for chosen targets, and these are given; leave it out")
-
-
 def share_of_blocks(documents: Documents, settings: Settings) -> float:
     """The share of all blocks that `sample` or `blocks` means."""
     if settings.blocks is None:
@@ -344,9 +321,8 @@ def share_of_blocks(documents: Documents, settings: Settings) -> float:
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
     """With long="all", windows that are not given are at most a quarter of what the model takes."""
-    if settings.long != "all" or limit is None or limit >= 4 * settings.short:
-        return settings
-    if "short" in settings.given:
+    is_free = settings.long == "all" and "short" not in settings.given
+    if not is_free or limit is None or limit >= 4 * settings.short:
         return settings
     stride = settings.stride if "stride" in settings.given else max(1, limit // 8)
     return replace(settings, short=max(1, limit // 4), stride=stride)
@@ -363,24 +339,10 @@ def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> D
     lost = sum(len(d.tokens) - most for d in cut)
     say(
         f"{len(cut):,} of {len(documents):,} documents are longer than the {most:,} tokens that "
-        f"{model.name} takes: their last {lost:,} tokens are left out (--long {most // 2} measures "
-        "them, too, with windows of equal length)"
+        f"{model.name} takes: their last {lost:,} tokens are left out (not with --long {most // 2})"
     )
     items = [replace(d, tokens=d.tokens[:most]) for d in documents.items]
     return replace(documents, items=items)
-
-
-LITTLE = 4
-"""If documents have so many times the tokens of the long window, that is said."""
-
-
-def say_how_much_is_seen(documents: Documents, settings: Settings) -> None:
-    median = int(np.median([len(d.tokens) for d in documents]))
-    if settings.long != "all" and median > LITTLE * settings.long:
-        say(
-            f"documents have {median:,} tokens (median), and a target sees {settings.long:,} of "
-            "them: with --long all it sees all that is before it"
-        )
 
 
 def share_of(numbers: list[int], index: int, of: int) -> list[int]:

@@ -1,17 +1,14 @@
 """Evaluate the targets of one document: choose k far units for each, and compute the loss.
 
-Place in the flow: document + chosen targets → selectors → losses of their choices → **rows**.
-
-A target is evaluated with one of two distant contexts: the document's own, or the placebo's.
-For either, the same selector also ranks the units of unrelated texts at the same position
-IDs.
+A target is evaluated with the document's own distant context, or with the placebo's. For either,
+the same selector also ranks the units of unrelated texts at the same position IDs.
 
 Dimension key: T targets, K numbers of far units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +32,6 @@ from olmo_sparsity.streams import stream
 DOCUMENT, PLACEBO = "document", "placebo"
 """Kinds of distant context."""
 
-
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
     for name in ("recovery", "influence", "lds", "costs")
@@ -52,6 +48,9 @@ class _Text:
     draw: int
     targets: dict[str, Spans]
     """Kind of distant context → targets (indices into the block)."""
+
+    def places(self, targets: Spans) -> np.ndarray:
+        return self.context.block.start + np.array([first for first, _ in targets])
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ def recover(
     num_halves: int = 0,
     seed: int = 0,
     choices: Choices | None = None,
-    done: Callable[[int], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
 
@@ -90,8 +88,7 @@ def recover(
     from the first place to one past the last, each evaluated as one target. Without `controls`
     there is neither placebo nor unrelated text; recovery should not be reported without them.
     `num_halves`: random halves of the far units that `lds` is computed from. `choices`: ranked
-    units of another measurement, in place of the selectors' own. `done` is called with the number
-    of finished targets."""
+    units of another measurement, in place of the selectors' own."""
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
         targets = np.arange(windows.first_target, len(document.tokens))
@@ -99,17 +96,7 @@ def recover(
         targets = {DOCUMENT: np.asarray(targets)}
     blocks = _by_block(windows, document, targets)
     evaluation = _Evaluation(
-        scorer,
-        document,
-        windows,
-        controls,
-        units,
-        selectors,
-        tuple(ks),
-        num_halves,
-        seed,
-        choices,
-        done,
+        scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed, choices
     )
     # With long="all" the distant texts of all blocks begin the same texts.
     together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
@@ -163,14 +150,11 @@ class _Evaluation:
     num_halves: int
     seed: int
     choices: Choices | None
-    done: Callable[[int], None] | None
 
     def __post_init__(self) -> None:
         self.tables: dict[str, dict[str, list[np.ndarray]]] = {
             name: {column: [] for column in columns} for name, columns in COLUMNS.items()
         }
-        self.num_evaluated = 0
-        """Targets, once for each text: their own, and each unrelated one."""
 
     def add(self, blocks: dict[tuple[int, int], dict[str, Spans]]) -> None:
         """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
@@ -209,18 +193,14 @@ class _Evaluation:
     def _text(
         self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
-        block = block.with_far(far.tokens_F)
-        return _Text(self._context(block, far), far, control, draw, targets)
-
-    def _context(self, block: Block, far: FarText) -> Context:
-        scorer, states = self.scorer, None
+        block, scorer, states = block.with_far(far.tokens_F), self.scorer, None
         if self.windows.long == "all" and far.is_run and scorer.far_states == "contextual":
             # One pass over a text serves all blocks: as far as the last one sees.
             first, last = int(far.places_F[0]), self.windows.of_all(self.last_start)
             last -= block.windows.short
             tokens = far.document.tokens[first : first + last]
             states = scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
-        return scorer.context(block, states)
+        return _Text(scorer.context(block, states), far, control, draw, targets)
 
     def _select(self, text: _Text) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
@@ -238,7 +218,11 @@ class _Evaluation:
                     chosen = self._choose(text, units, about | {"draw": draw}, all_targets)
                     choices.append(chosen)
                     if kept_and_falls is not None and draw == text.draw:
-                        self._write_lds(text, chosen, *kept_and_falls)
+                        # How well the sum of a half's scores predicts its fall in loss.
+                        kept_AU, fall_TA = kept_and_falls
+                        predicted_TA = chosen.choice.score_TU @ kept_AU.T
+                        lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
+                        self._add("lds", about, target=text.places(all_targets), lds=lds_T)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]
         hidden = self.scorer.hidden(rows)
@@ -252,10 +236,6 @@ class _Evaluation:
             loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
             self._write(text, chosen, {"loss_set": loss_TK, "loss_without": without_TK})
             first = end
-        self.num_evaluated += sum(map(len, text.targets.values()))
-        if self.done is not None:
-            num_draws = self.controls.num_draws if self.controls is not None else 0
-            self.done(self.num_evaluated // (1 + num_draws))
 
     def _halves(self, text: _Text, units: Units, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Random halves of the units, and the fall in loss that each gives to each target."""
@@ -268,22 +248,7 @@ class _Evaluation:
         self._cost(kind, "halves", before, len(targets))
         return kept_AU, fall_TA
 
-    def _write_lds(
-        self, text: _Text, chosen: _Chosen, kept_AU: np.ndarray, fall_TA: np.ndarray
-    ) -> None:
-        """How well the sum of a half's scores predicts its fall in loss."""
-        predicted_TA = chosen.choice.score_TU @ kept_AU.T
-        lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
-        starts = text.context.block.start + np.array([first for first, _ in chosen.targets])
-        self._add("lds", chosen.about, target=starts, lds=lds_T)
-
-    def _choose(
-        self,
-        text: _Text,
-        units: Units,
-        about: dict[str, Any],
-        targets: Spans,
-    ) -> _Chosen:
+    def _choose(self, text: _Text, units: Units, about: dict[str, Any], targets: Spans) -> _Chosen:
         block = text.context.block
         keys = self.document.number, block.start, about["draw"], text.control
         generator = stream(self.seed, "selector", *keys)
@@ -292,9 +257,8 @@ class _Evaluation:
         if self.choices is None:
             choice = find_selector(about["selector"])(self.scorer, question)
         else:
-            starts = [block.start + first for first, _ in targets]
-            number = self.document.number
-            choice = self.choices.pick(number, about, starts, units, block.first)
+            starts = text.places(targets).tolist()
+            choice = self.choices.pick(self.document.number, about, starts, units, block.first)
         if text.control == "own" and DOCUMENT in text.targets and about["draw"] == 0:
             self._cost(about["units"], about["selector"], before, len(targets))
         far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
@@ -312,7 +276,7 @@ class _Evaluation:
         block, ks = text.context.block, np.array(self.ks)
         for part, spans in text.targets.items():
             rows = np.array([chosen.targets.index(span) for span in spans])
-            target = block.start + np.array([first for first, _ in spans])
+            target = text.places(spans)
             about = {"far_part": part} | chosen.about
             self._add(
                 "recovery",

@@ -2,16 +2,15 @@
 
 Place in the flow: results → **losses, targets, ranked units** → another measurement.
 
-Losses come from the same model. Ranked units come from another one: a unit that lowers a loss
-of one model by chance lowers that of another model no more than any other unit does. So what is
-recovered needs no placebo.
+Ranked units come from another model. A unit that lowers a loss of one model by chance lowers that
+of another no more than any other unit does, so their recovery needs no placebo.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +36,11 @@ from olmo_sparsity.runtime import say
 from olmo_sparsity.streams import VERSION
 
 KEYS = ["document", "units", "selector", "control", "target"]
-TAKEN = (
-    "units",
-    "selectors",
-    "share",
-    "sets",
-    "max_targets",
-    "far_states",
-    "control",
-    "draws",
-    "halves",
-    "seed",
-    "min_gap",
-)
-"""Settings that the other measurement determines."""
-
 OF_WINDOWS = ("long", "short", "stride")
-"""Settings that it determines, too, if both have one tokenizer."""
+"""Settings that the other measurement determines if both have one tokenizer."""
+
+FREE = {*OF_WINDOWS, "prefix_ids", "ks", "sample", "blocks", "budget"}
+"""It always determines all others."""
 
 
 def read_other(name: str, given: Any) -> Results | None:
@@ -61,10 +48,7 @@ def read_other(name: str, given: Any) -> Results | None:
     if isinstance(given, str | Path):
         return read_results(given)
     if given is not None and not isinstance(given, Results):
-        raise ConfigError(
-            f"{name}={given} must be another measurement or its folder; `share` sets how many "
-            "targets are chosen"
-        )
+        raise ConfigError(f"{name}={given} must be another measurement or its folder")
     return given
 
 
@@ -73,9 +57,8 @@ def _differences(given: Results, settings: Settings) -> list[str]:
     ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
     ours |= {"sample": settings.sample, "random_streams": VERSION}
     meta = given.meta
-    before: dict[str, Any] = {"prefix": [], "most": None, "least": 1, "sample": 1.0}
-    before["random_streams"] = meta.identity.get("random_streams", 1)
-    theirs = before | {"seed": meta.seed} | meta.windows | meta.controls
+    theirs = {"seed": meta.seed} | meta.windows | meta.controls
+    theirs["random_streams"] = meta.identity["random_streams"]
     return [name for name, value in ours.items() if theirs.get(name) != value]
 
 
@@ -85,10 +68,7 @@ def losses_of(
     """The losses of each document there, which must be what would be computed here."""
     meta = given.meta
     if meta.targets.get("only_named"):
-        raise DataError(
-            f"{meta.model.get('name')} on {meta.data.get('source')} has the losses of named "
-            "targets' blocks alone; omit `losses` (--losses), or pass a measurement without `at`"
-        )
+        raise DataError("losses: only the blocks of named targets have them; measure without `at`")
     differ = _differences(given, settings)
     if meta.data.get("fingerprint") != documents.fingerprint:
         differ.insert(0, "text")
@@ -97,10 +77,7 @@ def losses_of(
     elif meta.dtype != model.dtype:
         differ.insert(0, "dtype")
     if differ:
-        raise DataError(
-            f"the losses of {meta.model.get('name')} on {meta.data.get('source')} are of another "
-            f"{', '.join(differ)}; omit `losses` (--losses), or pass matching ones"
-        )
+        raise DataError(f"losses: they are of another {', '.join(differ)}; pass matching ones")
     by_document = given.losses.groupby("document", sort=False)
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
 
@@ -121,12 +98,13 @@ def targets_of(
     if not is_other_tokenizer(given, documents):
         raise DataError(
             f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
-            f"{documents.name} in text or tokens; give the same text and number of documents"
+            f"{documents.name} in text or tokens; pass the same documents"
         )
-    if with_units:
-        matched = match_choices(given, documents, settings)
-    else:
-        matched = match_targets(given, documents, windows)
+    matched = (
+        match_choices(given, documents, settings)
+        if with_units
+        else match_targets(given, documents, windows)
+    )
     if not len(matched.targets):
         raise DataError(f"no target of the other measurement remains: {matched}")
     say(str(matched))
@@ -149,8 +127,7 @@ class Choices:
 
     @staticmethod
     def of(results: Results, matched: Matched) -> Choices:
-        """Return units of documents' own distant context, and of the first draw of the unrelated
-        text."""
+        """Keep units of documents' own distant context, and of the first unrelated text."""
         own = matched.influence[matched.influence.far_part == "document"]
         if not len(own):
             raise DataError("the other measurement has no ranked units; measure it again")
@@ -187,18 +164,14 @@ def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Sett
     """Take the other measurement's settings, so that windows, targets and unrelated texts agree.
     `is_other`: windows are in tokens of another tokenizer, and those given here hold."""
     meta = results.meta
-    if wrong := [name for name in given if name in TAKEN or (name in OF_WINDOWS and not is_other)]:
-        raise ConfigError(
-            f"{', '.join(sorted(wrong))}: `choices` takes this from the other measurement; omit it"
-        )
-    if (streams := meta.identity.get("random_streams", 1)) != VERSION and not is_other:
-        raise DataError(
-            f"choices: {meta.model.get('name')} was measured with version {streams} of the random "
-            f"streams (now {VERSION}), so its unrelated texts were others; measure it again"
-        )
+    if wrong := [n for n in given if n not in FREE or (n in OF_WINDOWS and not is_other)]:
+        names = ", ".join(sorted(wrong))
+        raise ConfigError(f"{names}: `choices` takes this from the other measurement; omit it")
+    if meta.identity["random_streams"] != VERSION and not is_other:
+        raise DataError("choices: their unrelated texts differ from today's; measure again")
     windows = meta.windows
     of_windows = {name: windows[name] for name in OF_WINDOWS}
-    of_windows |= {"prefix_ids": tuple(windows["prefix"]), "sample": windows.get("sample", 1.0)}
+    of_windows |= {"prefix_ids": tuple(windows["prefix"]), "sample": windows["sample"]}
     if is_other:
         of_windows = {n: given[n] for n in (*OF_WINDOWS, "prefix_ids") if n in given}
     settings = Settings(
@@ -206,13 +179,11 @@ def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Sett
         far_states=windows["far_states"],
         units=tuple(meta.units),
         selectors=tuple(name for name in meta.selectors if find_selector(name).draws == 1),
-        ks=tuple(meta.ks),
+        ks=tuple(np.atleast_1d(given.get("ks", meta.ks)).tolist()),
         control=meta.controls["control"],
         draws=1,
         halves=0,
         seed=meta.seed,
     )
-    if (ks := given.get("ks")) is not None:
-        settings = replace(settings, ks=tuple(np.atleast_1d(ks).tolist()))
     settings.check()
     return settings

@@ -1,7 +1,5 @@
 """Choose the targets to evaluate: by their gap, by the text alone, or by name.
 
-Place in the flow: losses → **targets** → recovery. Never imports torch.
-
 Thresholds are fitted on documents with an even index and used on documents with an odd one. So the
 threshold does not depend on the reported targets, but their choice does: targets with a large gap
 are chosen by their own outcome. The placebo measures that effect. Its targets are chosen by the
@@ -137,10 +135,7 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
     """All tokens that `at` names and that have a full long window."""
     spans = [(d.number, *span) for d in documents for span in find_spans(d, at, missing_ok=True)]
     if not spans:
-        raise DataError(
-            f"{documents.name}: no document contains at={at!r}; pass words of the text, a regular "
-            "expression, or tokens FIRST:END"
-        )
+        raise DataError(f"{documents.name}: no document contains at={at!r}; pass words of the text")
     places = [
         (number, place, "document", "named")
         for number, first, end in spans
@@ -152,8 +147,7 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
 def _named(places: list[tuple], documents: Documents, what: str) -> pd.DataFrame:
     if not places:
         raise DataError(
-            f"{documents.name}: not one token of {what} has a full long window; give others, or "
-            "lower long and short"
+            f"{documents.name}: no token of {what} has a full long window; lower long and short"
         )
     return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
@@ -164,34 +158,31 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         at = int(at)
     if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
         raise ConfigError(
-            f"at={at!r} is neither words, a regular expression (re.compile), a token's number or "
-            "slice, nor a list of these"
+            f"at={at!r} is neither words, a re.Pattern, a token's number or slice, nor a list"
         )
-    if isinstance(at, int | slice):
-        size = len(document.tokens)
-        places = range(size)[at] if isinstance(at, slice) else range(size)[at : (at + 1) or None]
-        if missing_ok and not places:
-            return []
-        if not places or places.step != 1:
-            shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else at
-            raise ConfigError(
-                f"at={shown} names no run of tokens; the text has {size:,}, from 0 to {size - 1:,}"
-            )
-        return [(places[0], places[-1] + 1)]
-    if not isinstance(at, str | re.Pattern):
+    if not isinstance(at, str | re.Pattern | int | slice):
         if not len(at):
             raise ConfigError("at is empty; omit it, or pass words")
         return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
-    text = "".join(document.texts)
-    matches = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
-    named = at if isinstance(at, str) else at.pattern
-    if missing_ok and not matches:
-        return []
-    if not matches or not all(a < b for a, b in matches):
-        remedy = "check spelling and upper case"
-        if re.fullmatch(r"\d+", named):
-            remedy = f"for the token of that number, {named}:{int(named) + 1}"
-        raise DataError(f"at: '{named}' does not occur in the text; {remedy}")
+    if isinstance(at, int | slice):
+        every = range(len(document.tokens))
+        places = every[at] if isinstance(at, slice) else every[at : (at + 1) or None]
+        spans = [(places[0], places[-1] + 1)] if places and places.step == 1 else []
+        shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else str(at)
+    else:
+        shown = at if isinstance(at, str) else at.pattern
+        spans = _find_text(document, re.compile(re.escape(at)) if isinstance(at, str) else at)
+    if not spans and not missing_ok:
+        is_number = isinstance(at, str) and at.isdecimal()
+        hint = f"token {at} is {at}:{int(shown) + 1}" if is_number else "check spelling and case"
+        raise DataError(
+            f"at={shown} does not occur in the text of {len(document.tokens):,} tokens; {hint}"
+        )
+    return spans
+
+
+def _find_text(document: Document, pattern: re.Pattern[str]) -> Spans:
+    matches = [m.span() for m in pattern.finditer("".join(document.texts)) if m.group()]
     # A token's leading white space is not part of what is named.
     begins = first_characters(document.texts)
     ends = np.cumsum([len(text) for text in document.texts])
@@ -242,8 +233,8 @@ def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarr
 
 
 def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
-    """Losses of two machines, or of two runs, may differ in their last digits, so that a target
-    close to the threshold is chosen by only one of them."""
+    """Losses of two runs may differ in their last digits, so that a target close to the threshold
+    is chosen by only one of them."""
     by = ["document", "target", "far_part"]
     missing = pd.MultiIndex.from_frame(targets[by]).difference(
         pd.MultiIndex.from_frame(recovery[by])
@@ -252,6 +243,5 @@ def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFr
         document, target, _ = missing[0]
         raise DataError(
             f"{folder}: {len(missing)} targets were not evaluated, such as {target} of document "
-            f"{document}: its losses were measured twice, with different last digits; delete "
-            f"{folder / 'parts/recovery'}, and run the same command again"
+            f"{document}, as losses changed; delete {folder / 'parts/recovery'}, and run it again"
         )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure
@@ -20,33 +18,17 @@ from olmo_sparsity.analysis.measurement.matching import (
     boundaries,
     characters,
     is_other_tokenizer,
-    match_choices,
     match_targets,
 )
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import KEYS, pair
-from olmo_sparsity.analysis.results.summary import conclude, describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.command.cli import main
-from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.build import build_model
+from tests.support.measurements import untrained
 
-WORDS = [
-    "amber",
-    "basalt",
-    "cedar",
-    "dune",
-    "elm",
-    "falcon",
-    "garnet",
-    "heron",
-    "ivy",
-    "kelp",
-    "moss",
-]
+WORDS = ["amber", "basalt", "cedar", "dune", "elm", "fox", "gem", "heron", "ivy", "kelp", "moss"]
 LARGE: dict[str, Any] = {"long": "all", "short": 6, "stride": 4}
 SMALL: dict[str, Any] = {"long": "all", "short": 20, "stride": 32}
 OPTIONS: dict[str, Any] = {"selectors": "add_one", "draws": 1, "halves": 0}
@@ -75,18 +57,11 @@ def tokenizer_of(size: int, crosses_words: bool) -> Tokenizer:
 
 
 def model_of(name: str, size: int, crosses_words: bool = False) -> LoadedModel:
-    torch.manual_seed(size)
     tokenizer = tokenizer_of(size, crosses_words)
-    config = ModelConfig(
-        d_model=32,
-        n_heads=4,
-        n_layers=1,
-        vocab_size=tokenizer.get_vocab_size(),
-        init_std=0.3,
-        max_sequence_length=512,
-        architecture="gpt_neox",
+    shape = {"vocab_size": tokenizer.get_vocab_size(), "max_sequence_length": 512}
+    return LoadedModel(
+        untrained(size, architecture="gpt_neox", **shape), tokenizer, name, 0, None, name
     )
-    return LoadedModel(build_model(config).eval(), tokenizer, name, 0, None, name)
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +148,6 @@ def test_recovery_of_a_target_of_several_tokens_is_of_their_sum(
             np.arange(best.far_first, best.far_end), (target.target - start, target.end - start)
         )
         falls.append(rows.loss_short.sum() - float(scorer.losses([row])[0].sum()))
-        shown = of_small.show(target.document, target.target)
-        assert shown.targets.gap.iloc[0] == pytest.approx(gaps[-1], abs=1e-4)
-        assert shown.targets.text.iloc[0] == "".join(document.texts[target.target : target.end])
     rows = pair(of_small.losses, of_small.targets, of_small.recovery).query("k == 1")
     assert of_small.summary.gap.iloc[0] == pytest.approx(np.mean(gaps), abs=1e-4)
     assert rows.own.mean() == pytest.approx(np.mean(falls), abs=1e-4)
@@ -239,41 +211,14 @@ def test_the_judge_sees_the_words_that_the_other_model_chose(
     for key, losses in expected.items():
         found = rows.loc[key, ["loss_set", "loss_without"]]
         np.testing.assert_allclose(found.to_numpy(float), losses, atol=1e-4)
+    assert set(judged.recovery.control) == {"own"}, "no unrelated text"
+    assert judged.summary.excess.isna().all()
     matched = judged.meta.targets["matched"]
     counted = [matched[n] for n in ("of_units", "units_cut_otherwise", "units_not_distant")]
     assert counted == [num_units, num_cut, num_near]
     assert min(num_cut, num_near) > 0
     assert matched["targets"] == len(expected) // 3
     assert matched["targets"] + matched["targets_with_few_units"] == matched["of_targets"]
-
-
-def test_the_summary_of_a_judge_has_no_unrelated_text(judged: Results) -> None:
-    assert set(judged.recovery.control) == {"own"}
-    assert judged.summary.excess.isna().all()
-    assert judged.summary.recovery.notna().all()
-    row = judged.summary.query("k == 1").iloc[0]
-    assert f"{row.recovery:.2f} of the gap of {row.num_targets} targets ({row.recovery:.2f} [" in (
-        conclude(judged)
-    )
-    assert "selected with small" in describe(judged)
-
-
-def test_where_tokens_are_equal_characters_match_what_places_do(of_small: Results) -> None:
-    """So one rule serves both."""
-    documents = open_documents(texts(), model_of("again", 270))
-    settings = Settings(**SMALL, units=("words",), selectors=("add_one",), ks=(5,))
-    matched = match_choices(of_small, documents, settings)
-    columns = ["document", "target", "far_first", "far_end", "rank", "influence"]
-    own = of_small.influence.query("control == 'own'").sort_values(columns)[columns]
-    whole = own.merge(matched.influence, how="left", on=columns[:4], suffixes=("", "_here"))
-    num_cut = matched.counts["units_cut_otherwise"]
-    assert matched.counts["units_not_distant"] == matched.counts["targets_cut_otherwise"] == 0
-    assert matched.counts["targets_outside_windows"] == 0
-    kept = whole[whole.influence_here.notna()]
-    assert len(kept) == len(matched.influence) > 0
-    assert kept.influence.equals(kept.influence_here.astype(kept.influence.dtype))
-    # Only words that the local window cuts are not units of the text.
-    assert num_cut <= own.groupby(["document", "target"]).ngroups
 
 
 def test_boundaries_match_at_equal_characters() -> None:
@@ -291,21 +236,20 @@ def test_tokens_of_another_tokenizer_are_no_units_here(
     small: LoadedModel, large: LoadedModel, of_large: Results, of_small: Results
 ) -> None:
     by_tokens = replace(of_small, meta=replace(of_small.meta, units=["words", "span:3", "tokens"]))
-    with pytest.raises(
-        ConfigError, match=r"units span:3, tokens are tokens, and small has another"
+    for match, choices, given in (
+        ("units span:3, tokens", by_tokens, {"ks": 1}),
+        ("ks", of_small, {"ks": 6}),
+        ("seed, units", of_small, {"units": "sentences", "seed": 3}),
+        ("no target", of_small, {"ks": 1, "short": 40}),
     ):
-        measure(large, texts(), choices=by_tokens, ks=1, **LARGE)
-    with pytest.raises(ConfigError, match="ranked 5 units"):
-        measure(large, texts(), choices=of_small, ks=6, **LARGE)
-    with pytest.raises(ConfigError, match="seed, units: `choices` takes this"):
-        measure(large, texts(), choices=of_small, units="sentences", seed=3, **LARGE)
-    with pytest.raises(DataError, match="no target of the other measurement remains"):
-        measure(large, texts(), choices=of_small, ks=1, long="all", short=40, stride=4)
-    others = [text.replace("moss", "peat") for text in texts()]
-    with pytest.raises(DataError, match=r"differs from .* in text or tokens; give"):
-        measure(small, others, targets=of_large, **SMALL)
-    with pytest.raises(DataError, match="give the same text and number of documents"):
-        measure(large, texts()[:8], targets=of_large, ks=1, **LARGE)
+        with pytest.raises((ConfigError, DataError), match=match):
+            measure(large, texts(), choices=choices, **LARGE | given)
+    for model, text in (
+        (small, [text.replace("moss", "peat") for text in texts()]),
+        (large, texts()[:8]),
+    ):
+        with pytest.raises(DataError, match="text or tokens"):
+            measure(model, text, targets=of_large, **SMALL)
 
 
 @pytest.mark.parametrize("number", [1, 3, 7])
@@ -337,36 +281,3 @@ def test_a_document_that_a_context_ends_earlier_has_the_targets_before(
     expected = of_small.targets[of_small.targets.end <= 80].reset_index(drop=True)
     pd.testing.assert_frame_equal(found.targets, expected)
     assert len(found.targets) < len(of_small.targets)
-
-
-def test_from_a_shell(
-    small: LoadedModel,
-    large: LoadedModel,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    found = {"small": small, "large": large}
-    monkeypatch.setattr(
-        "olmo_sparsity.analysis.measurement.plan.load_model", lambda name, **_: found[str(name)]
-    )
-    text = tmp_path / "text"
-    text.mkdir()
-    for number, one in enumerate(texts()):
-        (text / f"{number}.txt").write_text(one)
-    windows = ["--text", str(text), "--short", "6", "--stride", "4"]
-    chosen = ["--min-gap", "0", "--share", "top30%", "--units", "words", "--selectors", "add_one"]
-    folders = [str(tmp_path / name) for name in ("large", "small", "judged")]
-    assert main(["measure", "large", *windows, *chosen, "--ks", "1", "--out", folders[0]]) == 0
-    windows[-3:] = ["20", "--stride", "32"]
-    ranked = ["--units", "words", "--selectors", "add_one", "--ks", "1,2,5"]
-    command = ["measure", "small", *windows, *ranked, "--targets", folders[0]]
-    assert main([*command, "--out", folders[1]]) == 0
-    assert "another tokenizer chose the targets" in capsys.readouterr().err
-    windows[-3:] = ["6", "--stride", "4"]
-    command = ["measure", "large", *windows, "--ks", "1,2", "--choices", folders[1]]
-    assert main([*command, "--dry-run", "--out", folders[2]]) == 0
-    assert main([*command, "--losses", folders[0], "--out", folders[2]]) == 0
-    said = capsys.readouterr()
-    assert "selected with small, recovers" in said.out
-    assert "ranked units" in said.err

@@ -14,7 +14,6 @@ from olmo_sparsity.analysis.inputs.documents import Controls, Documents, FarText
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.streams import stream
 from tests.support.brute import (
@@ -144,14 +143,9 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     model: Any, documents: Documents, far_states: Reading, kind: str
 ) -> None:
     selectors = ("add_one", "gradient", "add_one_screened", "nearest")
-    tables = recovered(
-        Scorer(model, CPU, far_states=far_states),
-        documents,
-        units=kind,
-        selectors=selectors,
-        num_halves=7,
-        seed=3,
-    )
+    scorer = Scorer(model, CPU, far_states=far_states)
+    given = {"units": kind, "selectors": selectors, "num_halves": 7, "seed": 3}
+    tables = recovered(scorer, documents, **given)
     document, (_, by_hand) = documents[1], units_of(kind)
     found = tables["lds"].set_index(["target", "selector"]).lds
     targets = TARGETS["document"].tolist()
@@ -171,27 +165,6 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     spent = tables["costs"].query("selector == 'halves'")
     assert spent.num_targets.sum() == len(targets)
     assert (spent.token_forwards > 0).all()
-
-
-@ONE_FAMILY
-def test_far_states_are_made_once_for_each_text_of_a_block(
-    model: Any, documents: Documents, prefills: list[np.ndarray]
-) -> None:
-    """The own far part, the placebo, and three foreign texts, whatever is asked about them."""
-    scorer = Scorer(model, CPU)
-    tables = recovered(scorer, documents, selectors=tuple(SELECTORS))
-    asked = {16: ["document", "placebo"], 24: ["document"]}  # the first targets of the blocks
-    document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
-    expected = []
-    for block in RECOVERED.blocks(document.tokens):
-        own = {"document": block.far_F, "placebo": controls.placebo(document, block).tokens_F}
-        foreign = [controls.unrelated(document, block, draw).tokens_F for draw in range(3)]
-        if block.start in asked:
-            texts = [*(own[part] for part in asked[block.start]), *foreign]
-            expected += [far_F.tolist() for far_F in texts]
-    assert [far_F.tolist() for far_F in prefills] == expected
-    shared = tables["costs"].query("selector == 'shared'")
-    assert (shared.token_forwards > 0).all()
 
 
 @ONE_FAMILY
@@ -279,25 +252,14 @@ def behind_all(document: np.ndarray, text: FarText) -> np.ndarray:
 def test_windows_of_all_that_stands_before(
     model: Any, documents: Documents, far_states: Reading
 ) -> None:
-    """Losses and recovery, of runs of targets that are asked about as one."""
+    """Of runs of targets that are asked about as one."""
     document = documents[1]
     controls = Controls(documents, EVERYTHING, num_draws=2)
     scorer = Scorer(model, CPU, far_states=far_states)
-    losses = context_losses(scorer, document, EVERYTHING, controls)
-    assert losses.target.tolist() == list(range(7, len(document.tokens)))
-    for row in losses.iloc[::5].itertuples():
-        brute = Brute(model, document.tokens, EVERYTHING, row.target)
-        assert row.loss_long == pytest.approx(brute.loss(range(len(brute.far))), abs=1e-5)
-        assert row.loss_short == pytest.approx(brute.loss([]), abs=1e-5)
     spans = {"document": np.array([(13, 16), (19, 21)]), "placebo": np.array([(13, 16)])}
+    rules = ("add_one", "gradient")
     tables = recover(
-        scorer,
-        document,
-        EVERYTHING,
-        spans,
-        ks=(1, 2),
-        selectors=("add_one", "gradient"),
-        controls=controls,
+        scorer, document, EVERYTHING, spans, ks=(1, 2), selectors=rules, controls=controls
     )
     blocks = {block.start: block for block in EVERYTHING.blocks(document.tokens)}
     placebo = behind(document.tokens, blocks[13], controls.placebo(document, blocks[13]))
@@ -307,7 +269,7 @@ def test_windows_of_all_that_stands_before(
             places = range(target, end)
             brutes = [Brute(model, text, EVERYTHING, place, far_states) for place in places]
             asked = {"target": target, "far_part": part, "control": "own"}
-            for selector in ("add_one", "gradient"):
+            for selector in rules:
                 chosen, found = (
                     rows_of(tables[name], selector=selector, **asked)
                     for name in ("influence", "recovery")
