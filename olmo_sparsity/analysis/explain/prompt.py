@@ -1,7 +1,4 @@
-"""Read the text or prompt that an explanation is about, and generate an answer to a prompt.
-
-Place in the flow: text or prompt → **document with its windows and targets** → explanation.
-"""
+"""Read the text or prompt that an explanation is about, and generate an answer to a prompt."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ MOST_WINDOWS, MOST_TOKENS = 1024, 2**16
 """How many local windows are computed to select targets, and how many tokens of long windows
 besides the one pass for those that begin with the text."""
 
-SHORT = 32
-
-NEW_TOKENS = 32
+SHORT, NEW_TOKENS = 32, 32
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ class Prepared:
         windows.check()
         model.check_positions(replace(windows, stride=longest).num_positions(last))
         scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
-        state = state_of(scorer.model)
+        state = state_of(model.model)
         return Prepared(model, scorer, document, windows, settings, spans, state)
 
     def blocks_to_select(self) -> list[Block]:

@@ -1,7 +1,4 @@
-"""Plan a measurement: read model and text, and compute the rows of one document.
-
-Place in the flow: model + text + options → **plan** → measurement, which runs over documents.
-"""
+"""Plan a measurement: read model and text, and compute the rows of one document."""
 
 from __future__ import annotations
 

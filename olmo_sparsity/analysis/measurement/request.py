@@ -68,18 +68,15 @@ class MeasureRequest(Request):
     def _check_one_selects_targets(self) -> None:
         """Named options, or the text."""
         named = [n for n in ("at", "choices", "targets") if getattr(self, n) is not None]
-        of_text = []
+        of_text = [n for n in ("prompt_field", "target_field") if getattr(self.reading, n)][:1]
         if isinstance(self.documents, Documents) and self.documents.have_targets:
-            of_text.append("records of prompt and target")
-        elif self.reading.prompt_field or self.reading.target_field:
-            of_text.append("prompt_field" if self.reading.prompt_field else "target_field")
+            of_text = ["records of prompt and target"]
         # Choices are of the same text, read the same way.
         others = [name for name in named if name != "choices"]
-        for says in (of_text, named, [*others, *of_text]):
+        quick = ["quick"] if self.quick and self.choices is not None else []
+        for says in ([*quick, *named], [*others, *of_text]):
             if len(says) > 1:
                 raise ConfigError(f"{' and '.join(says)} all select targets: pass one of them")
-        if self.quick and self.choices is not None:
-            raise ConfigError("quick and choices both select targets: pass one of them")
 
     def _with_windows(self) -> Settings:
         windows, given = self.windows, self.settings.given

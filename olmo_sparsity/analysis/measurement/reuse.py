@@ -1,7 +1,5 @@
 """Reuse parts of another measurement: its losses, its targets, or the units that its model ranked.
 
-Place in the flow: results → **losses, targets, ranked units** → another measurement.
-
 Ranked units come from another model. A unit that lowers a loss of one model by chance lowers that
 of another no more than any other unit does, so their recovery needs no placebo.
 """
