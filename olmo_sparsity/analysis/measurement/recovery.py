@@ -115,25 +115,21 @@ def _by_block(
 ) -> dict[tuple[int, int], dict[str, Spans]]:
     """Bounds of a block → kind of distant context → targets, as places in the block."""
     blocks: dict[tuple[int, int], dict[str, Spans]] = {}
-    for part, places in targets.items():
-        for first, end in _as_spans(windows, document, np.asarray(places)):
+    least, length = windows.first_target, len(document.tokens)
+    for part, given in targets.items():
+        places = np.asarray(given)
+        spans = np.stack([places, places + 1], 1) if places.ndim == 1 else places
+        for first, end in sorted({(int(first), int(end)) for first, end in spans}):
+            if not least <= first < end <= length:
+                raise DataError(
+                    f"targets: {first}:{end} of document {document.number} has no full long "
+                    f"window; choose from {least} to {length - 1}"
+                )
             start = int(windows.start_of(first))
-            last = min(max(start + windows.stride, end), len(document.tokens))
+            last = min(max(start + windows.stride, end), length)
             parts = blocks.setdefault((start, last), {})
             parts.setdefault(part, []).append((first - start, end - start))
     return blocks
-
-
-def _as_spans(windows: Windows, document: Document, places: np.ndarray) -> Spans:
-    spans = [(p, p + 1) for p in places.tolist()] if places.ndim == 1 else [*map(tuple, places)]
-    first, length = windows.first_target, len(document.tokens)
-    for start, end in spans:
-        if not first <= start < end <= length:
-            raise DataError(
-                f"target {start}{'' if end == start + 1 else f' to {end - 1}'} of document "
-                f"{document.number} has no full long window; choose from {first} to {length - 1}"
-            )
-    return sorted({(int(start), int(end)) for start, end in spans})
 
 
 @dataclass
