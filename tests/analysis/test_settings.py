@@ -177,7 +177,7 @@ def documents() -> Documents:
         (replace(SETTINGS, max_targets=0), "max_targets=0 must be at least 1"),
         (replace(SETTINGS, draws=7), "8 documents can replace each other"),
         (replace(SETTINGS, long=16, short=16, stride=1), "short=16 must be below"),
-        (replace(SETTINGS, long=60, short=6, stride=1), "longer than the 60 tokens"),
+        (replace(SETTINGS, long=60, short=6, stride=1), "longer than 60 tokens"),
         (replace(SETTINGS, units=("words",)), "need the text of each token"),
     ],
 )
