@@ -443,5 +443,3 @@ def test_no_answer_holds_weights(model: Any) -> None:
     for answer in (found, attributed):
         assert len(pickle.dumps(answer)) < size / 20
         assert str(pickle.loads(pickle.dumps(answer))) == str(answer)
-    with pytest.raises(ConfigError, match="has no model: attribute again"):
-        pickle.loads(pickle.dumps(attributed)).within("a")
