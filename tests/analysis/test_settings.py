@@ -178,7 +178,7 @@ def documents() -> Documents:
         (replace(SETTINGS, draws=7), "8 documents can replace each other"),
         (replace(SETTINGS, long=16, short=16, stride=1), "short=16 must be below"),
         (replace(SETTINGS, long=60, short=6, stride=1), "longer than 60 tokens"),
-        (replace(SETTINGS, units=("words",)), "need the text of each token"),
+        (replace(SETTINGS, units=("words",)), "no tokenizer"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(

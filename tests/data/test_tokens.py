@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -234,6 +235,8 @@ def stopping_after(last: int | None) -> Iterator[list[int]]:
 
     def counted(function: Callable) -> Callable:
         def call(*args: object, **kwargs: object) -> object:
+            if threading.current_thread() is not threading.main_thread():
+                return function(*args, **kwargs)  # the heartbeat of the lock
             if done[0] == last:
                 raise Killed
             done[0] += 1

@@ -171,7 +171,7 @@ def test_settings_are_those_of_the_other_measurement(
         "choices",
         "chosen_by",
     }
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     words.post_processor = processors.BertProcessing(("w2", 2), ("w1", 1))
     with pytest.raises(DataError, match=r"prefix .*\[\] .*\[1\]"):
         measure(replace(model_of(1), tokenizer=words), documents, choices=found[0])
