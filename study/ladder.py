@@ -84,7 +84,10 @@ def made_by(results: list[Results]) -> dict[str, Any]:
 def _run(options: argparse.Namespace, _: list[str]) -> None:
     results = [read_results(folder) for folder in options.results]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.out, ladder_table(results).round(4).to_csv(index=False))
+    table = ladder_table(results).round(4)
+    # A spreadsheet runs a text that begins like a formula; model names come from outside.
+    table["model"] = table.model.str.replace(r"^(?=[=+\-@\t\r])", "'", regex=True)
+    write_atomically(options.out, table.to_csv(index=False))
     about = json.dumps(made_by(results), indent=1)
     write_atomically(options.out.with_suffix(".meta.json"), about)
     print(options.out)

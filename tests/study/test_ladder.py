@@ -95,3 +95,18 @@ def test_the_command(
     assert list(json.loads(out.with_suffix(".meta.json").read_text())) == list(set(kept.model))
     assert main([str(results_folder), str(results_folder), "--out", str(out)]) == EXIT_BAD_INPUT
     assert "duplicate measurement" in capsys.readouterr().err
+
+
+def test_a_model_name_that_is_a_formula_is_text_in_the_file(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter(["=cmd|' /C calc'!A0", "@sum(1)"])
+
+    def read(folder: Path) -> Results:
+        model = results.meta.model | {"name": next(names)}
+        return replace(results, meta=replace(results.meta, model=model))
+
+    monkeypatch.setattr("study.ladder.read_results", read)
+    out = tmp_path / "ladder.csv"
+    assert main(["one", "other", "--out", str(out)]) == 0
+    assert set(pd.read_csv(out).model.str[:2]) == {"'=", "'@"}
