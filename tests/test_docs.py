@@ -105,7 +105,11 @@ def commands() -> list[list[str]]:
     """The words of each command of study/Makefile."""
     parts = re.findall(r"^PARTS := (.*)", (ROOT / "study/Makefile").read_text(), re.MULTILINE)
     make = ["make", "-n", "-f", "study/Makefile", *parts[0].split()]
-    printed = subprocess.run(make, cwd=ROOT, check=True, capture_output=True, text=True)
+    # Not as a part of `make test`, which would print the folder, too.
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    printed = subprocess.run(
+        make, cwd=ROOT, env=outside, check=True, capture_output=True, text=True
+    )
     assert not printed.stderr
     lines = printed.stdout.replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines if not line.startswith("mkdir -p runs/evidence")]
