@@ -10,18 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from olmo_sparsity.analysis.settings import (
-    KS,
-    MIN_GAP,
-    Control,
-    Dtype,
-    Reading,
-    SplitAt,
-)
+from olmo_sparsity.analysis.settings import KS, MIN_GAP, Control, Dtype, Reading, Request, SplitAt
 from olmo_sparsity.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,9 +36,62 @@ if TYPE_CHECKING:
     Tokenizer = Any  # of transformers or of tokenizers, which type none of their own in common
     Text = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
-P = ParamSpec("P")
+P, Result = ParamSpec("P"), TypeVar("Result")
+
+Way = tuple[type[Request], Callable[[Any], Any], Callable[[Any], Any]]
+"""The request of an entry point, what answers it, and what counts its cost."""
 
 
+def _explain() -> Way:
+    from olmo_sparsity.analysis.explain.ask import count_cost, explain
+    from olmo_sparsity.analysis.explain.request import ExplainRequest
+
+    return ExplainRequest, explain, count_cost
+
+
+def _attribute() -> Way:
+    from olmo_sparsity.analysis.attribution.request import AttributeRequest
+    from olmo_sparsity.analysis.attribution.statements import attribute, count_cost
+
+    return AttributeRequest, attribute, count_cost
+
+
+def _measure() -> Way:
+    from olmo_sparsity.analysis.measurement.estimate import estimate
+    from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
+    from olmo_sparsity.analysis.measurement.plan import plan
+    from olmo_sparsity.analysis.measurement.request import MeasureRequest
+
+    return (
+        MeasureRequest,
+        lambda request: measure(request) or wait_for_results(request.out or ""),
+        lambda request: estimate(plan(request)),
+    )
+
+
+def _request(kind: type[Request], function: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """Make a request of a call's arguments."""
+    bound = inspect.signature(function).bind(*args, **given)
+    bound.apply_defaults()
+    return kind.of(**bound.arguments)
+
+
+def _entry(way: Callable[[], Way]) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Declare an entry point by its signature and docstring."""
+
+    def declared(function: Callable[P, Result]) -> Callable[P, Result]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            request, answer, _ = way()
+            found: Result = answer(_request(request, function, *args, **kwargs))
+            return found
+
+        return call
+
+    return declared
+
+
+@_entry(_explain)
 def explain(
     model: Model,
     tokenizer: Tokenizer = None,
@@ -95,35 +142,10 @@ def explain(
         prefix: Tokens in front of the text: auto (what the tokenizer adds), bos, none, or a text.
         batch_tokens: Tokens of one forward. Default: 4,096 on CPU, 16,384 to 131,072 on a GPU.
     """
-    from olmo_sparsity.analysis.explain.ask import explain
-    from olmo_sparsity.analysis.explain.request import ExplainRequest
-
-    request = ExplainRequest.of(
-        model=model,
-        tokenizer=tokenizer,
-        text=text,
-        at=at,
-        prompt=prompt,
-        target=target,
-        foreign=foreign,
-        k=k,
-        units=units,
-        selector=selector,
-        long=long,
-        short=short,
-        far_states=far_states,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        device_map=device_map,
-        prefix=prefix,
-        batch_tokens=batch_tokens,
-    )
-    return explain(request)
+    raise NotImplementedError  # `_entry` answers
 
 
+@_entry(_attribute)
 def attribute(
     model: Model,
     tokenizer: Tokenizer = None,
@@ -180,36 +202,10 @@ def attribute(
         seed: Seed of all random draws.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
-    from olmo_sparsity.analysis.attribution.request import AttributeRequest
-    from olmo_sparsity.analysis.attribution.statements import attribute
-
-    request = AttributeRequest.of(
-        model=model,
-        tokenizer=tokenizer,
-        sources=sources,
-        question=question,
-        messages=messages,
-        message=message,
-        answer=answer,
-        reasoning=reasoning,
-        candidates=candidates,
-        decoys=decoys,
-        draws=draws,
-        units=units,
-        rate=rate,
-        chat=chat,
-        control_tokens=control_tokens,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        device_map=device_map,
-        prefix=prefix,
-        batch_tokens=batch_tokens,
-    )
-    return attribute(request)
+    raise NotImplementedError  # `_entry` answers
 
 
+@_entry(_measure)
 def measure(
     model: LoadedModel | str | Path,
     documents: Documents | Text | None = None,
@@ -300,51 +296,7 @@ def measure(
             How to read the text; see `open_documents`.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
-    from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
-    from olmo_sparsity.analysis.measurement.request import MeasureRequest
-
-    request = MeasureRequest.of(
-        model=model,
-        documents=documents,
-        windows=windows,
-        out=out,
-        targets=targets,
-        choices=choices,
-        losses=losses,
-        at=at,
-        quick=quick,
-        long=long,
-        short=short,
-        stride=stride,
-        sample=sample,
-        blocks=blocks,
-        budget=budget,
-        units=units,
-        selectors=selectors,
-        ks=ks,
-        share=share,
-        min_gap=min_gap,
-        sets=sets,
-        max_targets=max_targets,
-        far_states=far_states,
-        control=control,
-        draws=draws,
-        halves=halves,
-        seed=seed,
-        field=field,
-        group_field=group_field,
-        prompt_field=prompt_field,
-        target_field=target_field,
-        split_at=split_at,
-        max_documents=max_documents,
-        control_tokens=control_tokens,
-        device=device,
-        dtype=dtype,
-        device_map=device_map,
-        prefix=prefix,
-        batch_tokens=batch_tokens,
-    )
-    return measure(request) or wait_for_results(request.out or "")
+    raise NotImplementedError  # `_entry` answers
 
 
 def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:
@@ -354,25 +306,11 @@ def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwar
     target, the model answers it. An answer that is not given counts as long as it may become. For a
     measurement, `details` holds documents, targets, memory and time.
     """
-    if function not in (explain, attribute, measure):
+    ways = {explain: _explain, attribute: _attribute, measure: _measure}
+    if function not in ways:
         raise ConfigError(
             f"estimate_cost takes one of explain, attribute, measure, not {function!r}"
         )
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
-    if function is measure:
-        from olmo_sparsity.analysis.measurement.estimate import estimate
-        from olmo_sparsity.analysis.measurement.plan import plan
-        from olmo_sparsity.analysis.measurement.request import MeasureRequest
-
-        return estimate(plan(MeasureRequest.of(**given)))
-    if function is explain:
-        from olmo_sparsity.analysis.explain.ask import count_cost
-        from olmo_sparsity.analysis.explain.request import ExplainRequest
-
-        return count_cost(ExplainRequest.of(**given))
-    from olmo_sparsity.analysis.attribution import statements
-    from olmo_sparsity.analysis.attribution.request import AttributeRequest
-
-    return statements.count_cost(AttributeRequest.of(**given))
+    request, _, cost = ways[function]()
+    found: Cost = cost(_request(request, function, *args, **kwargs))
+    return found
