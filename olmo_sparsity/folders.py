@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.conform import parse_json, with_crc
-from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.io import (
     age_s,
     is_partial,
@@ -30,6 +30,7 @@ from olmo_sparsity.io import (
     read_json,
     remove_partial,
     sha256_of,
+    write_atomically,
     write_json,
 )
 from olmo_sparsity.runtime import say
@@ -236,6 +237,32 @@ def refuse_changes(folder: str, changed: Sequence[str]) -> None:
             f"{folder} holds work with {', '.join(changed)}; name a new folder, or delete that one "
             "to start over"
         )
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Results in a folder, a JSON file each. A piece is computed again if its file is damaged, or
+    if it is of something else than before (`of`)."""
+
+    folder: Path
+
+    def read(self, number: int, of: str) -> dict[str, Any] | None:
+        path = self._path(number)
+        if not path.exists():
+            return None
+        try:
+            found: dict[str, Any] = read_json(path, dict, "it is computed again")
+        except DataError as error:
+            say(str(error))
+            return None
+        return found if found.pop("of", None) == of else None
+
+    def write(self, number: int, of: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps(with_crc({"of": of, **content}), allow_nan=False)
+        write_atomically(self._path(number), text)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:07d}.json"
 
 
 # --- settings that differ -------------------------------------------------------------------------

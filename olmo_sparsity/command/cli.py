@@ -289,12 +289,12 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def score(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.scoring.score import ScoreRequest, estimate_score, score_files
+    from olmo_sparsity.analysis.scoring.score import ScoreRequest, count_score, score_files
 
     given = given_options(options, ScoreRequest.names())
     request = ScoreRequest.of(**given | {"shard": arguments.parse_shard(options.shard)})
     if options.dry_run:
-        print(estimate_score(request))
+        print(count_score(request))
     elif score_files(request):
         print(options.out)
     return 0

@@ -16,12 +16,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import re
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -35,13 +32,14 @@ from olmo_sparsity.analysis.inputs.texts import open_text
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, load_model
 from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
+from olmo_sparsity.analysis.results.tables import plain
+from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams, refuse_no_numbers
-from olmo_sparsity.analysis.settings import ModelOptions, Request, ScoreSettings, build
-from olmo_sparsity.conform import with_crc
+from olmo_sparsity.analysis.settings import ModelOptions, Request, ScoreSettings
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.folders import WorkFolder, locked
-from olmo_sparsity.io import read_json, refuse_suffix, write_atomically, writing
-from olmo_sparsity.runtime import Progress, format_duration, say
+from olmo_sparsity.folders import Pieces, WorkFolder, locked
+from olmo_sparsity.io import refuse_suffix, writing
+from olmo_sparsity.runtime import Progress, say
 from olmo_sparsity.streams import VERSION, stream
 
 POOL = 32
@@ -108,7 +106,7 @@ def score(
     scored tokens. `blocks`: scored blocks of a document, at random places. A document costs
     blocks × (Σ contexts + largest context + local · (number of contexts + 3)) token-forwards.
     """
-    settings = build(ScoreSettings, locals() | {"contexts": tuple(contexts)})
+    settings = ScoreSettings(contexts=tuple(contexts), local=local, blocks=blocks, seed=seed)
     settings.check()
     texts = _in_memory(documents, field)
     first = next(texts, None)
@@ -161,7 +159,7 @@ class _Scoring:
         first = list[_Text]()
         for batch in iter(lambda: list(islice(texts, POOL)), []):
             first += batch
-            for one, tokens in zip(batch, self._tokens(batch), strict=True):
+            for one, tokens in zip(batch, self.tokens(batch), strict=True):
                 if len(tokens) > self.settings.local and len(self.pool) < POOL:
                     self.pool.append((_digest(one.text), tokens))
             if len(self.pool) == POOL or len(first) >= LOOKED_AT:
@@ -182,14 +180,13 @@ class _Scoring:
             yield part
 
     def digest(self, part: Sequence[_Text]) -> str:
-        """Return a hash of all that the rows of a part depend on: a text may change between two
-        runs."""
+        """Return a hash of what the rows of a part depend on, as texts may change."""
         found = hashlib.sha256(b"".join(digest for digest, _ in self.pool))
         for one in part:
             found.update(_digest(json.dumps([*vars(one).values()])))
-        return found.hexdigest()[:16]
+        return found.hexdigest()
 
-    def _tokens(self, texts: Sequence[_Text]) -> list[np.ndarray]:
+    def tokens(self, texts: Sequence[_Text]) -> list[np.ndarray]:
         encoded = self.model.encode([one.text for one in texts], control_tokens=False)
         return [np.array(ids, np.int64) for ids in encoded]
 
@@ -197,8 +194,8 @@ class _Scoring:
 
     def rows(self, part: Sequence[_Text]) -> list[dict[str, Any]]:
         """Rows of equal length share forwards, whichever documents they are of."""
-        tokens = self._tokens(part)
-        plans = [self._plan(one, of_one) for one, of_one in zip(part, tokens, strict=True)]
+        tokens = self.tokens(part)
+        plans = [self.plan(one, of_one) for one, of_one in zip(part, tokens, strict=True)]
         wanted = [row for plan in plans for row in plan.values()]
         every = self.scorer.losses(wanted)
         refuse_no_numbers(np.concatenate([np.empty(0), *every]), "tokens")
@@ -209,7 +206,7 @@ class _Scoring:
             rows.append(self._scores(one, len(of_one), plan, found))
         return rows
 
-    def _plan(self, one: _Text, tokens: np.ndarray) -> dict[tuple[int, int | str], Row]:
+    def plan(self, one: _Text, tokens: np.ndarray) -> dict[tuple[int, int | str], Row]:
         """(block, context) → the row that is forwarded; "unrelated" for the control."""
         local, size = self.settings.local, len(tokens)
         fits = [context for context in sorted(self.settings.contexts) if context + local <= size]
@@ -310,76 +307,55 @@ def _digest(text: str) -> bytes:
 
 
 def score_files(request: ScoreRequest) -> Path | None:
-    """Score the documents of files into one file. Parts that are finished lie in `OUT.parts`, so
-    that the same command resumes. Returns None if parts are left to other processes; the last one
-    joins them."""
+    """Score the documents of files into one file. The same command resumes from the parts in
+    `OUT.parts`. Returns None if parts are left to other processes; the last one joins them."""
     scoring, texts = _opened(request)
     out, (index, of) = Path(request.out), request.shard
-    work = WorkFolder(out.with_name(f"{out.name}.parts"), "out", "identity.json")
+    work = WorkFolder(_parts_of(out), "out", "identity.json")
     work.create()
-    work.identify(
-        {
-            **identity_of(scoring.model),
-            "text": request.text,
-            "field": request.field,
-            "prefix": list(scoring.prefix),
-            "random_streams": VERSION,
-            "settings": json.loads(json.dumps(asdict(request.settings))),
-        }
-    )
-    paths, done = list[Path](), 0
+    identity = {"text": request.text, "field": request.field, "prefix": list(scoring.prefix)}
+    identity |= {"random_streams": VERSION, "settings": plain(asdict(request.settings))}
+    work.identify(identity_of(scoring.model) | identity)
+    pieces, digests, done = Pieces(work.path), list[str](), 0
     with Progress("scoring", None, "documents") as progress:
         for number, part in enumerate(scoring.parts(texts)):
-            paths.append(work.path / f"{number:07d}-{scoring.digest(part)}.json")
-            if number % of == index and _read(paths[-1]) is None:
-                rows = with_crc({"rows": scoring.rows(part)})
-                write_atomically(paths[-1], json.dumps(rows, allow_nan=False))
+            digests.append(scoring.digest(part))
+            if number % of == index and pieces.read(number, digests[-1]) is None:
+                pieces.write(number, digests[-1], {"rows": scoring.rows(part)})
             done += len(part)
             progress.update(done, token_forwards=f"{scoring.scorer.token_forwards:.2e}")
-    if missing := sum(_read(path) is None for path in paths):
-        say(f"shard {index}/{of} is done; {missing} of {len(paths)} parts are left to others")
+    if missing := sum(pieces.read(*piece) is None for piece in enumerate(digests)):
+        say(f"shard {index}/{of} is done; {missing} of {len(digests)} parts are left to others")
         return None
     with locked(work.path, waits=True):
-        _join(paths, out, _columns(request.settings))
+        every = ((pieces.read(*piece) or {})["rows"] for piece in enumerate(digests))
+        _join(every, out, pa.schema(list(_columns(request.settings).items())))
     return out
 
 
-def _read(path: Path) -> list[dict[str, Any]] | None:
-    """The rows of a part; None if it is missing, or is not what was written."""
-    if not path.exists():
-        return None
-    try:
-        rows: list[dict[str, Any]] = read_json(path, dict, "it is computed again")["rows"]
-        return rows
-    except DataError as error:
-        say(str(error))
-        return None
+def _parts_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.parts")
 
 
-def _join(parts: Sequence[Path], out: Path, columns: Mapping[str, pa.DataType]) -> None:
-    schema = pa.schema(list(columns.items()))
+def _join(parts: Iterable[list[dict[str, Any]]], out: Path, schema: pa.Schema) -> None:
     with writing(out) as partial:
         if out.suffix == ".parquet":
             with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-                for part in parts:
-                    writer.write_table(pa.Table.from_pylist(_read(part) or [], schema))
+                for rows in parts:
+                    writer.write_table(pa.Table.from_pylist(rows, schema))
             return
         with partial.open("w", encoding="utf-8") as file:
-            for part in parts:
-                file.writelines(f"{json.dumps(row)}\n" for row in _read(part) or [])
+            for rows in parts:
+                file.writelines(f"{json.dumps(row)}\n" for row in rows)
 
 
 def _opened(request: ScoreRequest) -> tuple[_Scoring, Iterator[_Text]]:
     """The model, and the documents, none of which may be what `score` writes."""
     corpus, records = open_text(request.text, request.field)
-    out = os.path.realpath(request.out)
-    inputs = {os.path.realpath(path) for path in list_inputs(corpus)}
-    pattern = os.path.realpath(corpus.path or "")
-    stars = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/?|\*|\?|\[.+?\])", pattern)
-    reads = "".join(stars.get(p, p if p[:1] == "[" else re.escape(p)) for p in parts)
-    is_inside = os.path.isdir(pattern) and out.startswith(os.path.join(pattern, ""))
-    if out in inputs or is_inside or re.fullmatch(reads.replace("[!", "[^"), out):
+    out = Path(request.out).resolve()
+    is_inside = bool(corpus.path) and Path(corpus.path or "").resolve() in out.parents
+    inputs = [path.resolve() for path in list_inputs(corpus)]
+    if is_inside or any({out, _parts_of(out)} & {path, *path.parents} for path in inputs):
         raise ConfigError(f"out={request.out} is read by text={request.text}; name another file")
     texts = _numbered(records)
     first = next(texts, None)
@@ -399,41 +375,27 @@ def _numbered(records: Iterable[Any]) -> Iterator[_Text]:
         yield _Text(number, record.text, shown, int(row) - 1)
 
 
-TRIED_DOCUMENTS, TRIED_S = 256, 5.0
-"""Documents that a dry run counts, and the seconds for which it scores some of them."""
+COUNTED_DOCUMENTS = 256
+"""The most documents that a dry run counts."""
 
 
-def estimate_score(request: ScoreRequest) -> str:
-    """Estimate what scoring costs: counted over the first documents, and timed on a few."""
+def count_score(request: ScoreRequest) -> Cost:
+    """Count what the first documents cost."""
     scoring, texts = _opened(request)
-    parts, settings = scoring.parts(texts), request.settings
-    tried, num_forwards, num_short = list[dict[tuple[int, int | str], Row]](), 0, 0
-    for part in parts:
-        for one, tokens in zip(part, scoring._tokens(part), strict=True):
-            plan = scoring._plan(one, tokens)
-            num_forwards += _num_forwards(plan)
-            num_short += not plan
-            tried.append(plan)
-        if len(tried) >= TRIED_DOCUMENTS:
-            break
-    is_all, scorer, began = next(parts, None) is None, scoring.scorer, time.perf_counter()
-    for plan in sorted(filter(None, tried), key=_num_forwards):
-        scorer.losses(list(plan.values()))
-        if time.perf_counter() - began > TRIED_S:
-            break
-    speed = scorer.token_forwards / (time.perf_counter() - began)
-    per_document = num_forwards / len(tried)
-    of = "all" if is_all else "the first"
-    lines = [
-        f"documents       {len(tried):,} read ({of} of {request.text}), {num_short:,} of them "
-        f"shorter than {min(settings.contexts) + settings.local:,} tokens, which get no gain",
-        f"token-forwards  {per_document:,.0f} a document (mean), {num_forwards:.2e} for these",
-        f"time            {format_duration(per_document * 1000 / max(speed, 1e-9))} for 1,000 "
-        f"documents in one process ({speed:,.0f} token-forwards a second)",
-        "cheaper         smaller contexts; the largest one costs twice, with the unrelated text",
+    some = [*islice(texts, COUNTED_DOCUMENTS)]
+    parts = [*scoring.parts(iter(some))]
+    plans = [
+        scoring.plan(one, tokens)
+        for part in parts
+        for one, tokens in zip(part, scoring.tokens(part), strict=True)
     ]
-    return "\n".join(lines)
-
-
-def _num_forwards(plan: dict[tuple[int, int | str], Row]) -> int:
-    return sum(len(row.places) for row in plan.values())
+    forwards = sum(len(row.places) for plan in plans for row in plan.values())
+    cost, shortest = Cost(forwards, scoring.scorer.num_parameters), min(request.settings.contexts)
+    of = "all" if next(texts, None) is None else "the first"
+    return replace(
+        cost,
+        details=f"documents       {len(some):,} ({of} of {request.text}), of which "
+        f"{plans.count({}):,} have less than {shortest + request.settings.local:,} tokens and get "
+        f"no gain\n{cost}\ncheaper         smaller contexts; the largest one costs twice, with "
+        "the unrelated text",
+    )
