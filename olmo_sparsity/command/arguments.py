@@ -173,9 +173,9 @@ def _add_measure(sub: Parser) -> None:
     sub.add("--out", required=True, help="folder of the results; the same command resumes")
     sub.add(
         "--text",
-        help="a file or glob of .jsonl, .csv, .tsv, .parquet or plain text, a folder of plain "
-        "text, a saved data set, a prepared folder, a name on the hub, - for standard input, … "
-        "(all in docs/text.md; default: the run's own held-out documents)",
+        help="a file or glob of .jsonl, .parquet or plain text, a folder of plain text, a prepared "
+        "folder, a name on the hub, - for standard input, … (all in docs/text.md; default: the "
+        "run's own held-out documents)",
     )
     _add(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")
     sub.add("--at", action="append", metavar="WORDS", help=AT)
@@ -201,7 +201,7 @@ def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
 
 def _add_score(sub: Parser) -> None:
     sub.add("model", metavar="MODEL", help=MODEL)
-    sub.add("--text", required=True, help="a file or glob of .parquet, .jsonl, .csv or plain text")
+    sub.add("--text", required=True, help="a file or glob of .parquet, .jsonl or plain text")
     sub.add(
         "--out",
         required=True,

@@ -83,7 +83,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"texts/{number}.txt").write_text(text)
     table = pd.DataFrame({"text": TEXTS})
     table.to_json(folder / "texts.jsonl", orient="records", lines=True)
-    table.to_csv(folder / "texts.csv", index=False)
     table.to_parquet(folder / "texts.parquet")
     with pa.output_stream(str(folder / "texts.jsonl.zst"), compression="zstd") as stream:
         stream.write((folder / "texts.jsonl").read_bytes())
@@ -152,7 +151,7 @@ def test_measure_report_figure(folder: Path) -> None:
 
 def test_all_formats_give_the_same_numbers(folder: Path) -> None:
     tables = []
-    for text in ("texts.jsonl", "texts.csv", "*.parquet", "texts.jsonl.zst"):
+    for text in ("texts.jsonl", "*.parquet", "texts.jsonl.zst"):
         measure(folder, text, f"results/{len(tables)}")
         tables.append(pd.read_parquet(folder / f"results/{len(tables)}/losses.parquet"))
         pd.testing.assert_frame_equal(tables[0], tables[-1])

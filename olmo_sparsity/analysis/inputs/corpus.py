@@ -219,7 +219,7 @@ def _list_folder(path: Path, with_records: bool) -> list[Path]:
     ]
     texts = [inner for inner in every if is_text(inner)]
     if with_records and (tables := [inner for inner in every if is_records(inner)]):
-        about = ("readme", "license", "_", "dataset_info", "state.json")
+        about = ("readme", "license", "_", "dataset_info")
         if others := [inner for inner in texts if not inner.name.lower().startswith(about)]:
             raise DataError(
                 f"{path} holds records ({tables[0].relative_to(path)}) and plain text "

@@ -1,4 +1,4 @@
-"""Parse files into records: JSON, CSV, Parquet or plain text, compressed or not.
+"""Parse files into records: JSON lines, Parquet or plain text, compressed or not.
 
 A bad record is counted, and the rest is read; a damaged file raises, because nobody knows how many
 records it held.
@@ -7,7 +7,6 @@ records it held.
 from __future__ import annotations
 
 import codecs
-import csv
 import gzip
 import hashlib
 import io
@@ -29,9 +28,6 @@ from olmo_sparsity.settings import option
 LARGEST_DOCUMENT = 2**25
 """Bytes, which bounds memory. The longest novels have 5 MB."""
 
-LARGEST_LIST = 2**29
-"""Bytes of a list in JSON, which is read at once."""
-
 _BUFFER = 2**20
 """Bytes. With Python's own, a long line is read at half the speed."""
 
@@ -50,8 +46,7 @@ class CorpusConfig:
 
     path: str | None = option(None, required=True, only_if=("source", "c4_files", "files", "text"))
     """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
-    .json, .jsonl, .csv, .tsv, .parquet, or a folder of .txt files; text: a .txt file or a folder of
-    them."""
+    .json, .jsonl, .parquet, or a folder of .txt files; text: a .txt file or a folder of them."""
 
     field: str = option("text", only_if=("source", "c4", "c4_files", "files"))
     """The field of a record that holds the text."""
@@ -198,6 +193,8 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
     """Read a file by its suffix; what has none of records is plain text."""
     reader = None if config.source in ("text", "python") else _READERS.get(suffix_of(path))
+    if config.source == "files" and suffix_of(path) in (".csv", ".tsv"):
+        raise ConfigError(f"path={path} is a table of text; write it as .parquet or .jsonl")
     if reader is None and config.fields != ["text"]:
         raise ConfigError(f"fields={config.fields}: {path} is plain text, without fields")
     if reader is not None and config.split_at != "whole":
@@ -217,7 +214,7 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
             else:
                 yield parse_row(row, where, config)
     # pyarrow's errors of damaged files are ValueErrors and OSErrors.
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error, csv.Error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         reason = one_line(error) or type(error).__name__
         raise DataError(f"{path}: damaged after record {number:,} ({reason})") from None
 
@@ -243,16 +240,7 @@ def _read_parts(path: Path, fields: Any) -> Rows:
 
 
 def _read_json(path: Path, fields: Any) -> Rows:
-    """One object per line, or a file that is one object or a list of objects."""
-    head = next(_read_lines(path), b"").removeprefix(codecs.BOM_UTF8).strip()
-    if head.startswith(b"[") or head == b"{":
-        with _open(path) as stream:
-            content = stream.read(LARGEST_LIST + 1)
-        if len(content) > LARGEST_LIST:
-            raise ValueError(f"a list of more than {LARGEST_LIST:,} bytes; write one object a line")
-        rows = json.loads(content.decode("utf-8-sig"))
-        yield from rows if isinstance(rows, list) else [rows]
-        return
+    """One object a line."""
     for line in _read_lines(path):
         if len(line) > LARGEST_DOCUMENT:
             yield TOO_LONG
@@ -273,20 +261,6 @@ def _parse_line(line: bytes) -> Any:
         return BadRecord("malformed line", "")
 
 
-def _read_csv(path: Path, fields: Any) -> Rows:
-    csv.field_size_limit(LARGEST_DOCUMENT)
-    # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` rejects.
-    head = next(_read_lines(path), b"").decode("utf-8-sig", "surrogateescape")
-    lines = (line.decode("utf-8-sig", "surrogateescape") for line in _read_lines(path))
-    delimiter = max(",\t;", key=head.count)  # of equals the comma
-    # Strict: an unclosed quote is damage.
-    rows = filter(None, csv.reader(lines, delimiter=delimiter, strict=True))
-    names = next(rows, [])
-    for row in rows:
-        is_whole = len(row) == len(names)
-        yield dict(zip(names, row, strict=True)) if is_whole else BadRecord("malformed row", "")
-
-
 def _read_parquet(path: Path, fields: list[str] | None) -> Rows:
     from pyarrow import parquet
 
@@ -302,8 +276,6 @@ def _read_parquet(path: Path, fields: list[str] | None) -> Rows:
 _READERS: dict[str, Callable[[Path, Any], Rows]] = {
     ".json": _read_json,
     ".jsonl": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
 

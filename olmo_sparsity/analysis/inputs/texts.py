@@ -32,16 +32,15 @@ from olmo_sparsity.analysis.inputs.runs import PreparedText, Reader, TrainingTex
 from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.settings import SplitAt
-from olmo_sparsity.errors import ConfigError, DataError, naming_extras, one_line
+from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import Progress, read_launch
 
 Rows = Iterable[str | Mapping[str, Any]]
 
 FORMS = (
-    "a file or glob (.json, .jsonl, .csv, .tsv, .parquet, or any plain text), a folder of plain "
-    "text or of these, one that save_to_disk wrote or a prepared one, owner/name or "
-    "hub:NAME:CONFIG:SPLIT on the hub, - (standard input), builtin:embedded, builtin:python, "
-    "builtin:c4, c4_files:GLOB or text:PATH"
+    "a file or glob (.json, .jsonl, .parquet, or any plain text), a folder of plain text or of "
+    "these, a prepared one, owner/name or hub:NAME:CONFIG:SPLIT on the hub, - (standard input), "
+    "builtin:embedded, builtin:python, builtin:c4, c4_files:GLOB or text:PATH"
 )
 
 BUILT_IN = "builtin:"
@@ -132,20 +131,15 @@ def _open(
     text: str | Rows, name: str, options: dict[str, Any]
 ) -> tuple[CorpusConfig, Iterator[records.Record]]:
     """The config of the source, and its records. Rows in memory get a config with equal options."""
-    rows: Any = text
     if isinstance(text, str):
         if text == str(records.STDIN):
             corpus = CorpusConfig("text", **options)
             return corpus, records.read_file(records.STDIN, corpus)
-        saved = ("state.json", "dataset_dict.json")
-        if not any(os.path.isfile(os.path.join(text, name)) for name in saved):
-            corpus = _corpus(text, options)
-            return corpus, read_records(corpus)
-        rows = _load_saved(text)
+        corpus = _corpus(text, options)
+        return corpus, read_records(corpus)
+    rows: Any = text.to_dict("records") if isinstance(text, pd.DataFrame) else text
     if isinstance(rows, Mapping):
         raise ConfigError(f"{name} has several splits, {', '.join(rows)}; pass one of them")
-    if isinstance(rows, pd.DataFrame):
-        rows = rows.to_dict("records")
     corpus = CorpusConfig("c4", hub_name="", **options)
     if set(corpus.fields) <= set(getattr(rows, "column_names", None) or ()):
         rows = rows.select_columns(corpus.fields)  # decodes no images of other columns
@@ -176,15 +170,6 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
     name, config, split = on_hub.groups()
     options = options | {"hub_name": name or text, "hub_config": config or None}
     return CorpusConfig("c4", hub_split=split or "train", **options)
-
-
-def _load_saved(folder: str) -> Any:
-    with naming_extras():
-        import datasets
-    try:
-        return datasets.load_from_disk(folder)
-    except Exception as error:  # a damaged file raises almost any
-        raise DataError(f"{folder}: not a saved data set ({one_line(error)})") from None
 
 
 def _refuse_unused(corpus: CorpusConfig, name: str) -> None:

@@ -71,14 +71,12 @@ def names(documents: Documents) -> list[str]:
 FRAME = pd.DataFrame(ROWS)
 
 
-@pytest.mark.parametrize("path", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "saved"])
+@pytest.mark.parametrize("path", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
 def test_files_are_documents_of_the_same_numbers_and_names(path: str, model: LoadedModel) -> None:
-    if path == "saved":
-        datasets.Dataset.from_pandas(FRAME).save_to_disk(path)
-    elif path == "a.parquet":
+    if path == "a.parquet":
         FRAME.to_parquet(path)
     else:
-        packed(path, FRAME.to_csv(index=False).encode() if path == "a.csv" else lines(ROWS))
+        packed(path, lines(ROWS))
     for text in (path, Path(path), str(Path(path).absolute())):
         documents = open_documents(text, model)
         assert read(documents) == TEXTS
@@ -211,18 +209,6 @@ def test_bad_records_are_counted_and_said(
         open_documents("a.jsonl", model)
 
 
-def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
-    both = datasets.DatasetDict(train=DATASET, test=DATASET.select([1, 2]))
-    both.save_to_disk("both")
-    for text in ("both", both):
-        with pytest.raises(ConfigError, match="several splits, train, test; pass one of them"):
-            open_documents(text, model)
-    assert read(open_documents("both/test", model)) == TEXTS[1:3]
-    Path("both/test/state.json").write_text("{")
-    with pytest.raises(DataError, match="both/test: not a saved data set"):
-        open_documents("both/test", model)
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -243,6 +229,7 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
         ("notes.txt", {"limit": 1}, r"limit=1 documents \(--max-documents\): pass at least 2"),
         ([], {}, "list holds no documents"),
         ([3, 4], {}, "2 x malformed line"),
+        (datasets.DatasetDict(a=DATASET, b=DATASET), {}, "several splits, a, b"),
     ],
     ids=lambda value: str(value)[:20],
 )
