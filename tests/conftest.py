@@ -45,13 +45,10 @@ LONGEST = (
     "test_kill_and_resume",
 )
 
-SHARE_A_SERVER = (
-    (  # of tests/support/children.py
-        "tests/integration/test_engines.py",
-        "tests/test_kill_and_resume.py",
-        "tests/training/test_checkpoint.py",
-    ),
-    ("tests/gpu/test_answers.py", "tests/gpu/test_commands.py"),
+SHARE_A_SERVER = (  # of tests/support/children.py
+    "tests/integration/test_engines.py",
+    "tests/test_kill_and_resume.py",
+    "tests/training/test_checkpoint.py",
 )
 
 
@@ -71,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return next((files[0] for files in SHARE_A_SERVER if file in files), file)
+            return SHARE_A_SERVER[0] if file in SHARE_A_SERVER else file
 
     return Scheduling(config, log)
 

@@ -1,14 +1,7 @@
 """Run training steps on one process or several: device, precision, accumulation, clipping.
 
-Place in the flow: batches → model → **losses become updates**. The training loop gives a batch and
-a learning rate, for any engine: one process, several with the same model (DDP), or several that
-shard its optimizer state, gradients and weights (DeepSpeed's ZeRO 1, 2, 3, in deepspeed_engine.py).
-
-The loss of a step is the mean over the labels of all processes. These may have different numbers of
-labels, so each contributes its sum divided by the total number.
-
-Dimension key: B batch, L length.
-"""
+The loss of a step is the mean over the labels of all processes, which may have different numbers:
+each contributes its sum divided by the total. Dimension key: B batch, L length."""
 
 from __future__ import annotations
 
@@ -23,19 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels.attention import (
     find_documents,
     keep_out_of_graphs,
-    matmul_is_faster,
-    packs,
 )
 from olmo_sparsity.analysis.kernels.losses import compile_losses, mean_loss, token_losses
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig, Precision, TrainingConfig
+from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
@@ -254,38 +244,6 @@ def compile_model(model: Any) -> None:
     else:
         for block in blocks:  # which share one graph
             block.output = torch.compile(block.output, dynamic=False)
-
-
-def attention_kernel(
-    model: ModelConfig, training: TrainingConfig, device: torch.device, mask_documents: bool
-) -> str:
-    """The name of the kernel that `attend` chooses for the sequences of a training step."""
-    if model.architecture != "olmo":
-        return "as transformers chooses"
-    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
-    width, dropout = model.effective_head_width, model.attention_dropout
-    num_keys, length = model.effective_n_kv_heads, training.length
-    if mask_documents:
-        plain = not model.alibi and dropout == 0
-        if plain and packs(device, dtype, width):
-            return "flash_attention of packed documents"
-        one = "flash_attention" if plain and device.type == "cpu" else "as of one document"
-        return f"{one}, a document at a time"
-    grouped = num_keys != model.n_heads
-    if matmul_is_faster(device, length, grouped):
-        return "matmul"
-    q, k = (
-        torch.empty(1, heads, length, width, device=device, dtype=dtype, requires_grad=True)
-        for heads in (model.n_heads, num_keys)
-    )
-    bias = None
-    if model.alibi:
-        bias = q.new_empty(1, 1, length, length).expand(1, model.n_heads, -1, -1)
-    chosen = torch._fused_sdp_choice(q, k, k, bias, dropout, bias is None, enable_gqa=grouped)
-    kernel = SDPBackend(chosen).name.lower()
-    # An older cuDNN costs a tenth of a step, and is chosen silently.
-    version = torch.backends.cudnn.version() if kernel.startswith("cudnn") else None
-    return kernel if version is None else f"{kernel} of cuDNN {version}"
 
 
 # --- devices ------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import (
     Engine,
-    attention_kernel,
     choose_precision,
     measure_matmul_peak,
     own_device,
@@ -151,7 +150,7 @@ def prepare(
 
 
 def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | None) -> None:
-    check_engine(config.engine, config.training, config.optimizer, processes.world_size)
+    check_engine(config.engine, config.training, processes.world_size)
     if config.checkpoint.export_at_end:
         check_exportable(config.model)
     if config.evaluation.sparsity_targets and probe is None:
@@ -219,13 +218,7 @@ def restore(
     if latest is not None:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, step)
-    attention = attention_kernel(
-        config.model, config.training, engine.device, config.data.mask_documents
-    )
-    report(
-        f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}, "
-        f"attention: {attention}"
-    )
+    report(f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
     if latest is not None:
         report(f"resuming from {latest}")
     elif config.init_from is not None:
@@ -235,7 +228,7 @@ def restore(
         report(f"{run_folder} is finished: nothing is trained or evaluated again")
     with processes.agree():
         if processes.is_first:
-            described = engine.describe() | {"name": config.engine.name, "attention": attention}
+            described = engine.describe() | {"name": config.engine.name}
             describe_environment(run_folder, described, engine.device, resumed_at=step)
     return step, engine
 
