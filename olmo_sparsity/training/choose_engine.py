@@ -22,15 +22,13 @@ def build_engine(
     """The engine named by `engine.name`."""
     name, world_size = engine.name, processes.world_size
     if name.startswith("zero"):
-        settings = deepspeed_settings(engine, training, optimizer, world_size)
+        settings = deepspeed_settings(engine, training, world_size)
         return ZeroEngine(model, training, optimizer, processes, settings)
     is_ddp = name == "ddp" or (name == "auto" and world_size > 1)
     return (DDPEngine if is_ddp else Engine)(model, training, optimizer, processes)
 
 
-def check_engine(
-    engine: EngineConfig, training: TrainingConfig, optimizer: OptimizerConfig, world_size: int
-) -> None:
+def check_engine(engine: EngineConfig, training: TrainingConfig, world_size: int) -> None:
     """Check engine and batch size against the number of processes."""
     name, batch_size = engine.name, training.batch_size
     if name == "single" and world_size > 1:
@@ -52,4 +50,4 @@ def check_engine(
             f"{world_size} processes (training.batch_size={batch_size})"
         )
     if name.startswith("zero"):
-        deepspeed_settings(engine, training, optimizer, world_size)
+        deepspeed_settings(engine, training, world_size)

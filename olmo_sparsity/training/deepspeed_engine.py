@@ -1,12 +1,7 @@
 """Train with DeepSpeed's ZeRO, which shards optimizer state (1), gradients (2) and weights (3).
 
-Place in the flow: batches → model → **losses become updates**, over several processes. The only
-module that uses DeepSpeed.
-
-Loss, optimizer, schedule, clipping and batch are ours; a JSON file (configs/deepspeed/) configures
-only the communication. In bf16 DeepSpeed computes with bf16 weights, on CPU and GPU, and updates an
-fp32 copy that is sharded with the moments; a checkpoint holds the fp32 copy.
-"""
+Loss, optimizer, schedule, clipping and batch are ours; a JSON file configures the communication
+alone. In bf16 an fp32 copy of the weights is sharded with the moments; checkpoints hold that."""
 
 from __future__ import annotations
 
@@ -206,39 +201,29 @@ _ZERO = {
 
 
 def deepspeed_settings(
-    engine: EngineConfig, training: TrainingConfig, optimizer: OptimizerConfig, world_size: int
+    engine: EngineConfig, training: TrainingConfig, world_size: int
 ) -> dict[str, Any]:
-    """The engine's JSON settings with the values of our config; contradictions are rejected."""
-    name = engine.name
-    path = Path(engine.deepspeed_config or CONFIGS / f"deepspeed/{name}.json")
+    """The engine's JSON settings, of communication alone, and the values of our config."""
+    path = Path(engine.deepspeed_config or CONFIGS / f"deepspeed/{engine.name}.json")
     settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")
-    given = dict(leaves(settings))
+    others = [key for key, _ in leaves(settings) if not _is_passed_on(key)]
+    if others:
+        raise ConfigError(f"{path}: {others[0]} is not passed to DeepSpeed; remove it")
     share = training.batch_size // world_size
     micro = training.micro_batch_size or share
-    ours: dict[str, tuple[Any, str]] = {
-        "train_batch_size": (training.batch_size, "training.batch_size"),
-        "train_micro_batch_size_per_gpu": (micro, "training.micro_batch_size"),
-        "gradient_accumulation_steps": (share // micro, "training.micro_batch_size"),
-        "gradient_clipping": (training.max_grad_norm or 0.0, "training.max_grad_norm"),
-        "bf16.enabled": (training.precision == "bf16", "training.precision"),
-        "fp16.enabled": (False, "training.precision"),
-        "zero_optimization.stage": (int(name.removeprefix("zero")), "engine.name"),
-        "optimizer.type": ("AdamW", "optimizer"),
-        "optimizer.params.lr": (optimizer.learning_rate, "optimizer.learning_rate"),
-        "optimizer.params.betas": ([optimizer.beta1, optimizer.beta2], "optimizer.beta1, beta2"),
-        "optimizer.params.eps": (optimizer.eps, "optimizer.eps"),
-        "optimizer.params.weight_decay": (optimizer.weight_decay, "optimizer.weight_decay"),
+    stage = int(engine.name.removeprefix("zero"))
+    if settings.get("zero_optimization", {}).get("stage", stage) != stage:
+        raise ConfigError(f"{path}: zero_optimization.stage is not that of {engine.name=!s}")
+    return settings | {
+        "zero_optimization": settings.get("zero_optimization", {}) | {"stage": stage},
+        "train_batch_size": training.batch_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": share // micro,
+        "gradient_clipping": training.max_grad_norm or 0.0,
+        "bf16": {"enabled": training.precision == "bf16"},
     }
-    for key, value in given.items():
-        section, _, leaf = key.partition(".")
-        if key in ours:
-            expected, field = ours[key]
-            if value not in (expected, "auto"):
-                raise ConfigError(f"{path}: {key}={value}, but {field} makes it {expected}")
-        elif section not in _TOP or (section == "zero_optimization" and leaf not in _ZERO):
-            raise ConfigError(f"{path}: {key}={value} is not passed to DeepSpeed; remove it")
-    merged: dict[str, Any] = {key: value for key, value in settings.items() if key in _TOP}
-    merged |= {key: value for key, (value, _) in ours.items() if "." not in key}
-    stage, _ = ours["zero_optimization.stage"]
-    merged["zero_optimization"] = {**settings.get("zero_optimization", {}), "stage": stage}
-    return merged | {"bf16": {"enabled": ours["bf16.enabled"][0]}}
+
+
+def _is_passed_on(key: str) -> bool:
+    section, _, leaf = key.partition(".")
+    return section in _TOP and (section != "zero_optimization" or leaf in _ZERO)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
+from olmo_sparsity.config.sections import EngineConfig, TrainingConfig
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.choose_engine import check_engine
 
@@ -34,7 +34,7 @@ def test_what_processes_cannot_share_is_refused(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     engine = EngineConfig(name=name, deepspeed_config="/nowhere/zero.json")  # type: ignore[arg-type]
     training = TrainingConfig(batch_size=batch, micro_batch_size=micro)
-    given = (engine, training, OptimizerConfig(), world_size)
+    given = (engine, training, world_size)
     if named:
         with pytest.raises(UserError, match=re.escape(named)):
             check_engine(*given)
