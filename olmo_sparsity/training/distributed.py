@@ -1,17 +1,12 @@
-"""Connect the processes of a run: process group, small messages, and common errors.
-
-Place in the flow: below the training loop and its engines. Messages are small (flags, counts,
-text) and go over the CPU (gloo). Engines communicate gradients themselves.
+"""Connect the processes of a run: process group, small messages over gloo, and common errors.
 
 An error of one process must stop all of them and be reported once: set-up runs inside
-`processes.agree()`, which raises on all processes together.
-"""
+`processes.agree()`, which raises on all processes together."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -156,26 +151,12 @@ def _backend() -> str:
 
 
 def _meeting_point() -> tuple[str, str]:
-    given = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
-    job = os.environ.get("SLURM_JOB_ID", "")
-    address = given[0] or (nodes and first_node(nodes))
-    # Two jobs on one machine must not connect to each other.
-    port = given[1] or (str(20000 + int(job) % 20000) if job.isdigit() else None)
+    """As set by torchrun, deepspeed and slurm/job.sh."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not address or not port:
-        raise ConfigError(
-            "several processes were launched, but "
-            f"{'MASTER_PORT' if address else 'MASTER_ADDR'} is not set: launch with torchrun, "
-            "deepspeed or srun, or set MASTER_ADDR and MASTER_PORT"
-        )
+        missing = "MASTER_PORT" if address else "MASTER_ADDR"
+        raise ConfigError(f"{missing} is not set: launch with torchrun, deepspeed or slurm/")
     return address, port
-
-
-def first_node(nodes: str) -> str:
-    """The first name of a SLURM node list: `gpu[07-09,12],n1` → `gpu07`."""
-    first = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?", nodes)
-    assert first is not None, nodes
-    return first[1] + (first[2] or "")
 
 
 def _means_lost(error: BaseException) -> bool:

@@ -9,26 +9,15 @@ import pytest
 from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.runtime import Launch
 from olmo_sparsity.training import distributed
-from olmo_sparsity.training.distributed import Processes, first_node
+from olmo_sparsity.training.distributed import Processes
 
 TWO = Launch(rank=0, world_size=2)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[07-09,12],cpu1", "gpu07"), ("a-[3,5]", "a-3")],
-)
-def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
-    assert first_node(nodes) == first
 
 
 @pytest.mark.usefixtures("no_launcher")
 def test_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="MASTER_ADDR is not set"):
         distributed._meeting_point()
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "n[3-4]")
-    monkeypatch.setenv("SLURM_JOB_ID", "123456")
-    assert distributed._meeting_point() == ("n3", "23456")
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert distributed._meeting_point() == ("10.0.0.1", "29500")
