@@ -234,8 +234,6 @@ def read_metrics(path: Path) -> Iterator[dict]:
 _LARGEST = 2**30
 """Bytes of metrics: millions of steps."""
 
-_NUMBERS = ("loss", "gradient_norm", "learning_rate", "induction_drop")
-
 
 def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
     """Each line and its row, but damaged ones, of which the last may be cut short by a kill."""
@@ -246,22 +244,13 @@ def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
     lines, texts = [], content.splitlines()
     for text in texts:
         with contextlib.suppress(ValueError):
-            lines.append((text, _checked(parse_json(text, dict))))
+            row = parse_json(text, dict)
+            conform({"step": row.get("step")}, dict[str, int])
+            lines.append((text, row))
     num_damaged = len(texts) - len(lines) - (not content.endswith(b"\n"))
     if num_damaged > 0:
         say(f"{path}: {num_damaged} damaged lines are skipped")
     return lines
-
-
-def _checked(row: dict) -> dict:
-    """Older versions wrote no CRC."""
-    conform({"step": row.get("step")}, dict[str, int])
-    conform({name: row.get(name, 0.0) for name in _NUMBERS}, dict[str, float])
-    for part in conform(row.get("heldout", []), list[dict]):
-        if missing := {"from", "to", "loss", "num_tokens"} - part.keys():
-            raise ValueError(f"heldout lacks {missing}")
-    row.pop("line", None)  # of older versions
-    return row
 
 
 def _read_own_lines(path: Path) -> list[tuple[bytes, dict]]:
@@ -314,42 +303,25 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
     """A figure of held-out and training loss, induction and net excess over steps."""
     from matplotlib.figure import Figure
 
-    from olmo_sparsity.drawing import band, save
+    from olmo_sparsity.drawing import save
 
     rows = _evaluations(run_folder)
     curves = _curves(rows).set_index("step")
     training = [row for row in read_metrics(Path(run_folder) / "metrics.jsonl") if "loss" in row]
-    probed = [row for row in rows if row.get("sparsity")]
+    panels = {"loss (nats)": curves.filter(regex="[0-9] … [0-9]")}
+    panels["induction drop (nats)"] = curves.filter(regex="^induction")
+    panels["net excess (share of the gap)"] = curves.filter(regex="^net")
+    shown = {name: table for name, table in panels.items() if len(table.columns)}
 
     def draw() -> Figure:
-        num_panels = 3 if probed else 2
-        figure = Figure(figsize=(2.75 * num_panels, 2.3), layout="constrained")
-        losses, induction, *beside = figure.subplots(1, num_panels)
-        steps, of_training = [r["step"] for r in training], [r["loss"] for r in training]
-        losses.plot(steps, of_training, color="0.8", linewidth=0.6, label="training")
-        for name in map(_name, rows[-1]["heldout"]):
-            losses.plot(curves.index, curves[name], marker=".", label=f"held out, {name}")
-        losses.set(xlabel="step", ylabel="loss (nats)")
-        losses.legend(frameon=False, loc="upper right")  # "best" takes seconds
-        for name in curves.filter(regex="^induction"):
-            induction.plot(curves.index, curves[name], marker=".", label=name)
-        induction.legend(frameon=False, loc="upper left")
-        induction.set(xlabel="step", ylabel="induction drop (nats)")
-        for axes in beside:
-            for units in probed[-1]["sparsity"]:
-                of_units = {
-                    r["step"]: r["sparsity"][units] for r in probed if units in r["sparsity"]
-                }
-                net, low, high = (
-                    [numbers[name] for numbers in of_units.values()]
-                    for name in ("net", "net_low", "net_high")
-                )
-                (line,) = axes.plot(list(of_units), net, marker=".", label=f"best of {units}")
-                band(axes, list(of_units), low, high, line.get_color())
-            axes.set(xlabel="step", ylabel="net excess (share of the gap)")
-            axes.legend(frameon=False, loc="upper left")
-        for axes in (induction, *beside):
-            axes.axhline(0, color="0.8", linewidth=0.6)
+        figure = Figure(figsize=(2.75 * len(shown), 2.3), layout="constrained")
+        for axes, (name, table) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+            for column in table:
+                axes.plot(table.index, table[column], marker=".", label=column)
+            axes.set(xlabel="step", ylabel=name)
+            axes.legend(frameon=False, loc="upper right")  # "best" takes seconds
+        steps, losses = [row["step"] for row in training], [row["loss"] for row in training]
+        figure.axes[0].plot(steps, losses, color="0.8", linewidth=0.6, zorder=0)
         return figure
 
     save(draw, out)

@@ -75,7 +75,7 @@ def test_sparsity_is_probed_at_every_evaluation(
     assert SparsityProbe(config, heldout, torch.device("cpu"))(final_weights(config)) == {}
     assert "net span:4" in loss_table(config.run_folder)
     draw_losses(config.run_folder, tmp_path / "curves.svg")
-    assert "best of span:4" in (tmp_path / "curves.svg").read_text()
+    assert "net span:4" in (tmp_path / "curves.svg").read_text()
     with pytest.raises(ConfigError, match="sparsity_targets"):
         make_config(training__length=16)
     with pytest.raises(DataError, match="needs four"):
