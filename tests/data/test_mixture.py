@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 
@@ -49,31 +48,6 @@ def test_every_stretch_has_its_shares(shares: list[float], period: int) -> None:
         later = interleaving.of(first, 40)
         whole = interleaving.of(0, first + 40)
         assert all((a == b[first:]).all() for a, b in zip(later, whole, strict=True))
-
-
-@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 12), (4, 4)])
-def test_a_thousand_steps_have_the_shares_asked_for_on_any_number_of_processes(
-    mixed: TokenShards, world_size: int, batch_size: int
-) -> None:
-    """By what is in the batches: only letters consist of these words."""
-    letters = set(mixed.tokenizer.encode(" alpha beta gamma delta epsilon").ids)
-    num_letters = num_tokens = 0
-    for rank in range(world_size):
-        batches = TrainingBatches(
-            mixed,
-            PositionsConfig(),
-            length=8,
-            batch_size=batch_size,
-            seed=1,
-            rank=rank,
-            world_size=world_size,
-        )
-        for batch in islice(batches.from_step(0), 1000):
-            rows = batch.tokens_BL.tolist()
-            num_letters += sum(8 for row in rows if len(letters & {*row}) >= 2)
-            num_tokens += batch.tokens_BL.numel()
-    assert num_tokens == 1000 * batch_size * 8
-    assert num_letters / num_tokens == pytest.approx(0.25, rel=0.01)
 
 
 def test_each_corpus_has_epochs_of_its_own(mixed: TokenShards) -> None:
@@ -138,14 +112,6 @@ def test_a_mixture_that_is_prepared_again_is_left_as_it_is(
         refuse_other_settings(data)
 
 
-def test_other_weights_are_another_order_of_the_text(mixed_folder: Path) -> None:
-    data = section(mixed_folder)
-    fingerprint = open_shards(data, "train").fingerprint
-    assert open_shards(deepcopy(data), "train").fingerprint == fingerprint
-    data.corpora[0].weight = 2.0
-    assert open_shards(data, "train").fingerprint != fingerprint
-
-
 def test_a_mixture_that_was_killed_goes_on(
     mixed_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,32 +133,3 @@ def test_a_mixture_that_was_killed_goes_on(
     prepare(data)
     for path in whole.rglob("*.uint*"):
         assert (tmp_path / "again" / path.relative_to(whole)).read_bytes() == path.read_bytes()
-
-
-def test_a_mixture_of_which_no_shard_is_written_may_be_mended(
-    mixed_folder: Path, tmp_path: Path
-) -> None:
-    data = section(mixed_folder)
-    data.folder = str(tmp_path / "again")
-    data.corpora.reverse()  # the one that fails is the first
-    data.corpora[0].field = "nowhere"
-    with pytest.raises(DataError, match="nowhere"):
-        prepare(data)
-    data.corpora[0].field = "text"
-    prepare(data)
-    data.corpora[0].field = "nowhere"
-    with pytest.raises(ConfigError, match=r"field"):
-        prepare(data)
-
-
-def test_a_folder_of_one_corpus_is_no_mixture(data_folder: Path, mixed_folder: Path) -> None:
-    data = section(mixed_folder)
-    data.folder = str(data_folder)
-    with pytest.raises(ConfigError, match=r"holds other files .* and no mixture\.json"):
-        prepare(data)
-
-
-def test_a_corpus_without_one_whole_sequence_is_named(mixed: TokenShards) -> None:
-    length = mixed.parts[1].shards.num_tokens + 1
-    with pytest.raises(DataError, match=r"letters: the training text has 0 sequences"):
-        TrainingBatches(mixed, PositionsConfig(), length=length, batch_size=2, seed=1)

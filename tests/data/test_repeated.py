@@ -29,17 +29,6 @@ def test_every_label_followed_the_same_token_the_last_time(shards: TokenShards) 
     assert periods == set(range(3, 10))
 
 
-def test_passages_are_of_all_ordinary_tokens(shards: TokenShards) -> None:
-    repeating = Repeating.of(RepeatedConfig(min_length=30, max_length=30), shards.tokenizer)
-    special = set(shards.tokenizer.get_added_tokens_decoder())
-    drawn = [
-        repeating.draw(np.zeros(60, int), np.random.default_rng(seed))[0] for seed in range(600)
-    ]
-    seen = set(np.concatenate(drawn).tolist())
-    assert not seen & special
-    assert len(seen) > 0.95 * (shards.vocab_size - len(special))
-
-
 def test_a_passage_of_text_is_trained_on_from_its_first_reading(shards: TokenShards) -> None:
     config = RepeatedConfig(of="text", min_length=5, max_length=5)
     text = np.arange(100, 117)

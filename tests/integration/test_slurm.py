@@ -227,11 +227,6 @@ def swept(bench: Bench) -> Job:
     return job
 
 
-def killed(bench: Bench) -> Job:
-    """Twice, as the kernel does it to a process that takes too much memory."""
-    return bench.pretend("killed", "((SLURM_RESTART_COUNT < 2)) && kill -9 $$; exit 2").end()
-
-
 def crashing(bench: Bench) -> Job:
     """A job that crashes at once is not tried for ever."""
     return bench.pretend("crashing", "exit 9", MAX_RESTARTS="1").end()
@@ -240,12 +235,6 @@ def crashing(bench: Bench) -> Job:
 def refusing(bench: Bench) -> Job:
     """The second task needs longer to say no: that is no crash."""
     return bench.pretend("refusing", "sleep $((3 * SLURM_PROCID)); exit 2", *TWO_NODES).end()
-
-
-def hanging(bench: Bench) -> Job:
-    """One task of two is gone, and the other waits for it for ever, till it is taken down."""
-    script = "((SLURM_RESTART_COUNT > 0)) || ((SLURM_PROCID == 1)) && exit 0; exec sleep 1000"
-    return bench.pretend("hanging", script, *TWO_NODES).end()
 
 
 def chained(bench: Bench) -> Job:
@@ -383,10 +372,8 @@ def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
 
 
 ENDS = {
-    killed: ("FAILED", "2", "2:0", ["exit code 137: requeued", "not requeued"]),
     crashing: ("FAILED", "1", "9:0", ["9: requeued", "9: not requeued after 1 restarts"]),
     refusing: ("FAILED", "0", "2:0", ["not requeued"]),
-    hanging: ("COMPLETED", "1", "0:0", []),
 }
 
 

@@ -21,10 +21,8 @@ from safetensors.torch import load_file
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.folders import LOCK
 from olmo_sparsity.io import verify_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.model.exchange import export
 from olmo_sparsity.training import checkpoint, moments
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.distributed import Processes
@@ -37,7 +35,6 @@ from tests.conftest import (
     left_by_a_killed_process,
     mixed_section,
     small_run,
-    until,
 )
 from tests.support import children
 
@@ -165,24 +162,6 @@ def test_signals_save_leave_with_their_code_and_the_run_resumes(
     assert_same_end(folder, undisturbed)
 
 
-def test_two_trainings_of_one_run_do_not_meet(run_dict: dict) -> None:
-    run = Path(run_dict["run_folder"])
-    metrics = run / "metrics.jsonl"
-    run_dict["training"]["num_steps"] = 100_000
-    run_dict["checkpoint"] = {}
-
-    first = children.start(run_dict, world_size=1)
-    until(metrics.exists, first.processes[0].is_alive)
-    pid = first.processes[0].pid
-    second = children.start(run_dict, world_size=1)
-    assert second.wait() == [2]
-    (line,) = second.texts()[0].splitlines()
-    assert f"olmo-sparsity: {run} is being written by process {pid}" in line
-    os.kill(pid or 0, signal.SIGTERM)
-    assert first.wait() == [75]
-    assert not (run / LOCK).exists()
-
-
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     make_config: MakeConfig, trained: Path, damage: str, capsys: pytest.CaptureFixture
@@ -283,33 +262,6 @@ def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
     assert len(list_checkpoints(config.run_folder)) == 2
     name = "transformer.wte.weight"
     assert not torch.equal(states[1][0][name], states[4][0][name]), "later steps change it"
-
-
-def test_a_failed_write_stops_training_before_the_next_save(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config(
-        training__num_steps=300, checkpoint__interval_steps=None, checkpoint__keep_steps=[2]
-    )
-    failed, taken = threading.Event(), 0
-    step = Engine.step
-
-    def counted(self: Engine, *given: Any) -> Any:
-        nonlocal taken
-        taken += 1
-        assert taken <= 2 or failed.wait(30)
-        return step(self, *given)
-
-    def full(folder: Path) -> None:
-        failed.set()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Engine, "step", counted)
-    monkeypatch.setattr(checkpoint, "write_manifest", full)
-    with pytest.raises(UserError, match=r"step000002.* cannot be written: No space"):
-        train(config)
-    assert taken < 300
-    assert not any((Path(config.run_folder) / "checkpoints").iterdir())
 
 
 def test_a_run_whose_last_checkpoint_fails_has_not_finished_and_keeps_those_before(
@@ -454,22 +406,3 @@ def test_a_run_exports_itself_at_its_end(make_config: MakeConfig) -> None:
     train(config)
     assert (folder / "huggingface/config.json").is_file()
     assert not partial.exists()
-
-
-def test_every_file_of_a_run_follows_the_umask(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config(model__layer_norm_with_affine=True)
-    train(config)
-    export(Path(config.run_folder), tmp_path / "exported")
-    (tmp_path / "any").touch()
-    mode = (tmp_path / "any").stat().st_mode
-    files = [*Path(config.run_folder).rglob("*"), *(tmp_path / "exported").iterdir()]
-    assert {path.name for path in files if path.is_file() and path.stat().st_mode != mode} == set()
-
-
-def test_a_checkpoint_of_another_seed_is_not_resumed(
-    make_config: MakeConfig, trained: Path
-) -> None:
-    own = trained / "config.yaml"  # not that of its checkpoints
-    own.write_text(own.read_text().replace("seed: 3", "seed: 4"))
-    with pytest.raises(ConfigError, match=r"step000006 holds work with seed=3 \(now 4\)"):
-        train(make_config(seed=4))

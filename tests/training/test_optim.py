@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import nn
@@ -67,13 +65,13 @@ def test_the_linear_schedule_is_that_of_transformers() -> None:
         assert learning_rate(config, step, 1000) == pytest.approx(theirs.get_last_lr()[0])
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_schedules_warm_up_and_end_where_they_should(schedule: str) -> None:
     config = OptimizerConfig(schedule=schedule, warmup_steps=10, final_lr_share=0.1)
     rates = [learning_rate(config, step, 100) for step in range(1, 101)]
     assert rates[0] == pytest.approx(5e-6)
     assert max(rates) == rates[9] == 5e-5
-    assert rates[-1] == pytest.approx(5e-5 if schedule == "constant" else 5e-6)
+    assert rates[-1] == pytest.approx(5e-6)
     assert learning_rate(OptimizerConfig(warmup_steps=0), 1, 1) == 0.0
 
 
@@ -81,6 +79,4 @@ def test_a_constant_rate_falls_to_zero_in_its_cooldown() -> None:
     config = OptimizerConfig(schedule="constant", warmup_steps=10, cooldown_steps=20)
     rates = [learning_rate(config, step, 100) for step in range(1, 101)]
     assert rates[9:80] == [5e-5] * 71
-    falls = [before - after for before, after in pairwise(rates[79:])]
-    assert falls == pytest.approx([5e-5 / 20] * 20)
-    assert rates[-1] == 0.0
+    assert rates[79:] == pytest.approx([5e-5 * left / 20 for left in range(20, -1, -1)])

@@ -13,7 +13,6 @@ import pytest
 
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.training import preflight
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.preflight import attempt, check_room, check_shared
@@ -46,19 +45,6 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
     with pytest.raises(UserError, match="run_folder="):
         train(config)
     assert not (Path(config.run_folder) / "metrics.jsonl").exists()
-
-
-def test_checkpoints_are_as_large_as_the_check_assumes(trained: Path) -> None:
-    (*_, last) = (trained / "checkpoints").iterdir()
-    written = sum(path.stat().st_size for path in last.rglob("*.safetensors"))
-    parameters = 37_024
-    assert 0 <= written - parameters * preflight.BYTES_PER_PARAMETER < 10_000, "headers"
-
-
-def test_an_unusable_run_folder_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"run_folder=.*file/run cannot be written"):
-        train(make_config(run_folder=str(tmp_path / "file" / "run")))
 
 
 def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
@@ -104,12 +90,3 @@ def test_an_orderly_end_is_no_death(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="full"), attempt(tmp_path, ALONE):
             raise UserError("disk full")
     assert not (tmp_path / "attempts.json").exists()
-
-
-def test_a_poisoned_run_is_refused_by_training(make_config: MakeConfig, trained: Path) -> None:
-    shutil.rmtree(trained / "checkpoints")
-    (trained / "attempts.json").write_text(json.dumps({"died_after": 6}))
-    with pytest.raises(UserError, match="died twice after step 6"):
-        train(make_config())
-    (trained / "attempts.json").unlink()
-    train(make_config())

@@ -8,7 +8,6 @@ import types
 
 import pytest
 
-from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.loop import train
 from tests.conftest import MakeConfig
@@ -34,13 +33,3 @@ def test_sinks_are_asked_for_and_receive_every_row(
     shutil.rmtree(list_checkpoints(config.run_folder)[0])
     train(config)
     assert [settings["id"] for settings in opened] == [None, "a1"]
-
-
-@pytest.mark.parametrize("key", ["tensorboard", "wandb_project"])
-def test_a_missing_sink_package_is_named(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install 'olmo-sparsity\["):
-        train(make_config(**{f"logging__{key}": True if key == "tensorboard" else "x"}))
