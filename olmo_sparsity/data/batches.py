@@ -1,17 +1,7 @@
 """Make batches of token shards and positions, in an order that does not depend on the world size.
 
-Place in the flow: token shards + positions → **batches** → model.
-
-The sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`, as a test
-confirms: each raw memmap is cut into sequences of equal length, and all sequences are shuffled once
-per epoch. OLMo: each sequence is read by opening the file again, next to an S3 client; here: one
-memmap per shard. A global batch is the next B sequences of that order, and each process takes every
-world-size-th of them, so the set of sequences in a batch is the same for any number of processes.
-Of several corpora (mixture.py), each has an order and epochs of its own. In steps of shorter
-sequences, the longest ones are cut: text and order stay the same.
-
-Dimension key: B batch, L length.
-"""
+Sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`; each process
+takes every world-size-th of a global batch. Dimension key: B batch, L length."""
 
 from __future__ import annotations
 

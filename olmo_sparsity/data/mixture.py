@@ -1,11 +1,7 @@
 """Say which corpus of a mixture gives the n-th training sequence, and which of its own that is.
 
-Place in the flow: token shards of several corpora → **a share of each** → batches.
-
-A function of the shares alone: nothing is drawn, and nothing is remembered between steps, so the
-step number stays the data cursor. The sequences of each corpus are spread evenly, so that of any
-stretch of training, each has its share to within a sequence or two.
-"""
+A function of the shares alone, so that the step number stays the data cursor. The sequences of each
+corpus are spread evenly: any stretch of training has each share to within a sequence or two."""
 
 from __future__ import annotations
 

@@ -1,21 +1,11 @@
 """Plant far dependencies at known places into text, as ground truth for selectors.
 
-Place in the flow: token shards → **sequences with planted dependencies** → batches.
+K marks, one of each of K alphabets of M tokens, replace tokens at random places; a cue and the
+answer come later. By default each of the M^K combinations of marks has its own answer token, and
+each mark gives 1/K of its ln M^K nats. With `together` the marks are pieces of one of M words, and
+fewer than K of them say nothing. All are the last tokens of the vocabulary.
 
-K marks, one of each of K alphabets of M tokens, replace tokens at random places. Later, a cue and
-the answer replace two tokens. No other token holds the answer: the true set is these K places.
-
-- By default each of the M^K combinations of marks has its own answer token. Each mark gives 1/K of
-  the answer's ln M^K nats.
-- With `together` the K marks are the pieces of one of M words, which each have an answer token. In
-  a text where a piece lacks, the answer is any of the M, evenly: fewer than K pieces give exactly
-  nothing of the ln M nats, and K give all.
-
-Marks, cue and answers are the last tokens of the vocabulary (the rarest of a BPE); where they occur
-in the text itself they are replaced first.
-
-Dimension key: L length, K marks of a dependency, M tokens of an alphabet.
-"""
+Dimension key: L length, K marks of a dependency, M tokens of an alphabet."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
 """Draw position IDs: contiguous, PoSE and randomized. Pure functions of a generator, no torch.
 
-Place in the flow: token shards + **positions** → batches. A model never computes a position ID.
-
-A draw is seeded by (run seed, epoch, sequence index), so the IDs of a sequence do not depend on the
-number of processes or on resuming, and differ between epochs.
-
-Dimension key: L length, T target length (IDs are below it), C number of chunks.
-"""
+A draw is seeded by (run seed, epoch, sequence index). Dimension key: L length, T target length (IDs
+are below it), C number of chunks."""
 
 from __future__ import annotations
 

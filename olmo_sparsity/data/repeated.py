@@ -1,13 +1,7 @@
 """Make training sequences of one repeated passage, which teach a model to copy (induction).
 
-Place in the flow: token shards → **repeated sequences** → batches.
-
-On text, a small model learns to predict a word from its neighbours long before it learns to copy
-what followed the last time, and with few training tokens it never does. In a passage of random
-tokens only copying helps. All tokens of a passage differ, so that each has one successor, and a
-passage is long enough that guessing one of its tokens is bad; both speed up learning. The first
-occurrence of a random passage cannot be predicted and is not trained on.
-"""
+All tokens of a random passage differ, so that each has one successor. Its first occurrence cannot
+be predicted and is not trained on."""
 
 from __future__ import annotations
 

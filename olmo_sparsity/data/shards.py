@@ -1,17 +1,12 @@
 """Read and write prepared folders: token shards and their manifest.
 
-Place in the flow: `tokens` fills the folder, `batches` reads it. It holds
-
     manifest.json                source, tokenization, and SHA-256 of every file below
     tokenizer.json               the complete tokenizer
     train-00000.tokens.uint16    token ids, little-endian, no header; every document ends with EOS
     train-00000.ends.uint64      where each document ends in the file above (after its EOS)
     train-00000.groups.uint64    the hash of each document's group, as one package or one article
-    heldout-00000.tokens.uint16  ...
 
-The token files have OLMo's format (`olmo.data.memmap_dataset.MemMapDataset` reads them). OLMo names
-such files .npy although they have no NumPy header; here the name states the content.
-"""
+Token files have the format of OLMo's `MemMapDataset`, which names them .npy."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
 """Tokenize documents into shards on disk, once, on all cores (the command `prepare`).
 
-Place in the flow: after `corpus`, before `batches`. `shards` defines the folder.
-
 The manifest is rewritten atomically after every shard, and a shard that it does not name does not
-exist. A resumed run therefore keeps the shards in the manifest, skips the records it has counted,
-and writes the next shard from its start.
-"""
+exist: a resumed run keeps the shards in it, and writes the next one from its start."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
 """Write checkpoints atomically in a thread, and find the newest intact one.
 
-Place in the flow: training state → **checkpoint folder**.
-
-Training copies its state and continues; a thread writes the copy, one checkpoint at a time. A
-checkpoint is written to `stepNNNNNN.tmp`, all files and the folder are fsynced, a manifest with the
-SHA-256 of all files is written last, and one rename publishes it. Whenever a process is killed, a
-folder without `.tmp` is complete; `resume_point` verifies it again before use.
-"""
+Files go into `stepNNNNNN.tmp`, with a manifest of their SHA-256 last, and one rename publishes it:
+whenever a process is killed, a folder without `.tmp` is complete."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """Train a model: the training loop, its evaluations and its checkpoints.
 
-Place in the flow: batches → model → losses → **checkpoints**. start.py builds what the loop uses.
-
-The config determines a run, and its checkpoints hold all state that must survive a kill. Exit codes
-are those of `Outcome`.
-"""
+The config determines a run, and its checkpoints hold all state that must survive a kill."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
 """Save and load Adam's moments, as slices of flat parameters in one file per process.
 
-Place in the flow: the part of a checkpoint that engines write next to the weights.
-
-A process holds the moments of slices of the flat parameters: all of each parameter without ZeRO, a
-part with it. A file lists its slices, so a run can resume with another engine or number of
-processes. Nothing is gathered, and as Adam treats elements independently, training continues
-exactly.
-"""
+A file lists its slices, so that a run resumes with another engine or number of processes. Nothing
+is gathered, and as Adam treats elements independently, training continues exactly."""
 
 from __future__ import annotations
 
