@@ -41,7 +41,6 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     find_tokenizer,
     has_tokenizer,
     inserted_tokens,
-    mark_of,
     read_transformers_tokenizer,
     special_tokens,
     spelled_in,
@@ -239,13 +238,15 @@ def identity_of(model: LoadedModel) -> dict[str, str | None]:
     identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
     config: Any = getattr(model.model, "config", None)
     theirs = model.transformers_tokenizer
-    template = getattr(theirs, "chat_template", None)
+    template, special = (
+        getattr(theirs, name, None) for name in ("chat_template", "special_tokens_map")
+    )
     return {
         "model": model.fingerprint,
         "config": _sha256(vars(config)) if is_dataclass(config) else None,
         "dtype": model.dtype,
         "tokenizer": None if model.tokenizer is None else tokenizer_fingerprint(model.tokenizer),
-        "chat_template": None if theirs is None else _sha256([template, mark_of(theirs)]),
+        "chat_template": None if theirs is None else _sha256([template, special]),
     }
 
 

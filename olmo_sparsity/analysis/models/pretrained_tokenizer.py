@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -16,66 +14,18 @@ from olmo_sparsity.io import read_bounded
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
-class SlowTokenizer:
-    """A transformers tokenizer written in Python, with the methods of `Tokenizer` used here."""
-
-    def __init__(self, tokenizer: Any, **options: Any) -> None:
-        """`options`: arguments of its `encode`."""
-        self._tokenizer, self._options = tokenizer, options
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> Any:
-        options = {"add_special_tokens": add_special_tokens} | self._options
-        return SimpleNamespace(ids=self._tokenizer.encode(text, **options))
-
-    def special_tokens(self) -> dict[int, str]:
-        theirs = self._tokenizer  # not all are marked as special among its added tokens
-        return dict(zip(theirs.all_special_ids, theirs.all_special_tokens, strict=True))
-
-    def without_control_tokens(self) -> SlowTokenizer:
-        return SlowTokenizer(self._tokenizer, split_special_tokens=True)
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[Any]:
-        return [self.encode(text, add_special_tokens) for text in texts]
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return self._tokenizer.decode(
-            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
-
-    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
-        vocabulary = self._tokenizer.get_vocab()
-        added = () if with_added_tokens else self.get_added_tokens_decoder()
-        return {token: number for token, number in vocabulary.items() if number not in added}
-
-    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
-        return len(self._tokenizer)
-
-    def get_added_tokens_decoder(self) -> dict[int, Any]:
-        return self._tokenizer.added_tokens_decoder
-
-    def to_str(self) -> str:
-        """Identifies the tokenizer, as far as its attributes allow."""
-        return json.dumps([type(self._tokenizer).__name__, sorted(self.get_vocab().items())])
-
-
 def as_tokenizer(given: Any) -> Tokenizer:
-    """A copy, if it is a fast one, because calls of the original may set truncation and padding."""
+    """Return a copy, because calls of the original may set truncation and padding."""
     fast = getattr(given, "backend_tokenizer", given)
-    if isinstance(fast, Tokenizer):
-        return _set_plain(Tokenizer.from_str(fast.to_str()))
-    wanted = ("encode", "decode", "get_vocab", "added_tokens_decoder")
-    missing = [name for name in wanted if not hasattr(given, name)]
-    if missing:
+    if not isinstance(fast, Tokenizer):
         raise ConfigError(
-            f"tokenizer: {type(given).__name__} has no {missing[0]}; give a tokenizers.Tokenizer, "
-            "or one of transformers (AutoTokenizer)"
+            f"tokenizer: {type(given).__name__} is neither a tokenizers.Tokenizer nor a fast one "
+            "of transformers (AutoTokenizer)"
         )
-    return cast(Tokenizer, SlowTokenizer(given))
+    return _set_plain(Tokenizer.from_str(fast.to_str()))
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
-    if isinstance(tokenizer, SlowTokenizer):
-        return tokenizer.special_tokens()
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     added = tokenizer.get_added_tokens_decoder().items()
     return {number: token.content for number, token in added if token.special}
 
@@ -86,10 +36,8 @@ def spelled_in(text: str, ids: list[int], special: dict[int, str]) -> list[str]:
     return sorted(name for name in names if name in text)
 
 
-def without_control_tokens(tokenizer: Any) -> Any:
+def without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer to which the names of special tokens are ordinary text."""
-    if isinstance(tokenizer, SlowTokenizer):
-        return tokenizer.without_control_tokens()
     copied = Tokenizer.from_str(tokenizer.to_str())
     copied.encode_special_tokens = True
     return copied
@@ -167,23 +115,6 @@ def inserted_tokens(tokenizer: Any, text: str) -> list[int]:
         normal = normal.removeprefix(content).lstrip()
         found.append(special[content])
     return found
-
-
-_SAMPLE = "The 3rd “café”,\n\tdéjà-vu: 東京 don't "
-
-
-def mark_of(tokenizer: Any) -> Any:
-    """Return what differs after a change of a tokenizer: its parts, its numbers of tokens, and what
-    it makes of a sample. Reading all of its vocabulary would take as long as a measurement."""
-    if tokenizer is None:
-        return None
-    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-    parts = [part and part.__getstate__() for name in names if (part := getattr(fast, name, None))]
-    named = getattr(tokenizer, "special_tokens_map", None)
-    sizes = [len(getattr(tokenizer, "added_tokens_decoder", ()))]
-    sizes.append(fast.get_vocab_size() if isinstance(fast, Tokenizer) else len(tokenizer))
-    return parts, named, sizes, _ids(tokenizer, _SAMPLE, True)
 
 
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:

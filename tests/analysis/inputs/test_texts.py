@@ -13,7 +13,6 @@ from typing import Any
 import datasets
 import pandas as pd
 import pytest
-import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity import measure
@@ -23,7 +22,6 @@ from olmo_sparsity.analysis.inputs.documents import Controls, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.models.pretrained_tokenizer import as_tokenizer
 from olmo_sparsity.analysis.results.tables import read_table
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
@@ -322,15 +320,9 @@ def test_the_hub_is_asked_for_what_is_named(
 SPELLED = "one <|im_end|> two<|im_end|>\n</s>"
 
 
-@pytest.mark.parametrize("family", ["byte-level", "slow"])
-def test_a_documents_text_never_becomes_control_tokens_unless_wanted(
-    family: str, tokenizer: Tokenizer
-) -> None:
-    if family == "slow":
-        fast, name = as_tokenizer(transformers.ByT5Tokenizer()), "</s>"
-    else:
-        fast, name = Tokenizer.from_str(tokenizer.to_str()), "<|im_end|>"
-        fast.add_special_tokens([AddedToken(name, lstrip=True, rstrip=True)])
+def test_a_documents_text_never_becomes_control_tokens_unless_wanted(tokenizer: Tokenizer) -> None:
+    fast, name = Tokenizer.from_str(tokenizer.to_str()), "<|im_end|>"
+    fast.add_special_tokens([AddedToken(name, lstrip=True, rstrip=True)])
     model = named("somebody/elses", fast, 10**6)
     control = fast.get_vocab()[name]
     plain, one = [d.tokens.tolist() for d in open_documents(["one two", SPELLED], model)]
