@@ -18,7 +18,7 @@ batch, D width, V vocabulary, I number of IDs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -153,19 +153,18 @@ class PositionCoupling(nn.Module):
         self._check(prompt_BP, prompt_ids_BP)
         if response_ids_BR is not None:
             self._check(prompt_BP.new_zeros(len(prompt_BP), num_response), response_ids_BR)
-        cache = self.model.new_cache()
         tokens, ids = prompt_BP, prompt_ids_BP
         steps: list[Response] = []
         for place in range(num_response):
             given = None if response_ids_BR is None else response_ids_BR[:, place : place + 1]
-            steps.append(self._most_likely(self._hidden(tokens, ids, cache)[:, -1:], given))
-            tokens, ids = steps[-1]
-            ids = ids if given is None else given
+            steps.append(self._most_likely(self._hidden(tokens, ids)[:, -1:], given))
+            tokens = torch.cat((tokens, steps[-1].tokens_BR), 1)
+            ids = torch.cat((ids, steps[-1].ids_BR if given is None else given), 1)
         return Response(*(torch.cat(parts, dim=1) for parts in zip(*steps, strict=True)))
 
-    def _hidden(self, tokens_BL: Tensor, ids_BL: Tensor, cache: Any = None) -> Tensor:
+    def _hidden(self, tokens_BL: Tensor, ids_BL: Tensor) -> Tensor:
         added_BLD = None if self.id_embedding is None else self.id_embedding(ids_BL)
-        return self.model.hidden(tokens_BL, ids_BL, added_BLD=added_BLD, cache=cache)
+        return self.model.hidden(tokens_BL, ids_BL, added_BLD=added_BLD)
 
     def _most_likely(self, hidden_BRD: Tensor, given_ids_BR: Tensor | None) -> Response:
         tokens_BR = self.model.unembed(hidden_BRD).argmax(-1)

@@ -15,9 +15,6 @@ from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.layers import query_scales, rotate
 from olmo_sparsity.model.rope import RotaryTables
 
-KeysAndValues = tuple[Tensor, Tensor]
-"""k_BHKD and v_BHKD of one layer, keys rotated."""
-
 
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
@@ -60,14 +57,10 @@ class PositionedBlock(OLMoSequentialBlock):
         x: Tensor,
         tables: RotaryTables | None,
         bias: Tensor | None,
-        past: KeysAndValues | None = None,
         documents: Documents | None = None,
-    ) -> tuple[Tensor, KeysAndValues]:
-        """The block's output, and keys and values of all places; `past` comes first."""
+    ) -> Tensor:
         norm_after = self.config.norm_after
         q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
-        if past is not None:
-            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
         if bias is not None:
             bias = self._cast_attn_bias(bias, q.dtype)
         dropout_p = self.config.attention_dropout if self.training else 0.0
@@ -78,18 +71,7 @@ class PositionedBlock(OLMoSequentialBlock):
         mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
         x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
         h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
-        return x + self.dropout(self.ff_norm(h) if norm_after else h), (k, v)
-
-    def output(
-        self,
-        x: Tensor,
-        tables: RotaryTables | None,
-        bias: Tensor | None,
-        documents: Documents | None = None,
-    ) -> Tensor:
-        """Return the block's output alone: a compiled block would add up gradients of zero for keys
-        and values that it also returns."""
-        return self(x, tables, bias, None, documents)[0]
+        return x + self.dropout(self.ff_norm(h) if norm_after else h)
 
     def _project(self, h: Tensor, tables: RotaryTables | None) -> tuple[Tensor, Tensor, Tensor]:
         """q_BHLK, k_BHLK and v_BHLK; queries and keys normed and rotated."""

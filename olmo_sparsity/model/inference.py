@@ -160,9 +160,7 @@ class InferringOLMo(OLMo):
                 x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, end - start, past))
                 past_k[:, start:end], past_v[:, start:end] = k, v
             hidden.append(self.transformer.ln_f(x_BLD))
-        if before is not None:
-            return FarStates(positions_BL, layers)
-        return FarStates(positions_BL, layers, hidden_BFD=torch.cat(hidden, 1))
+        return FarStates(positions_BL, layers).predicting(torch.cat(hidden, 1), before)
 
 
 def _layer(

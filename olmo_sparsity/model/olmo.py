@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,27 +20,10 @@ from olmo_sparsity.analysis.kernels.attention import Documents
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.block import KeysAndValues, PositionedBlock
+from olmo_sparsity.model.block import PositionedBlock
 from olmo_sparsity.model.inference import InferringOLMo
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
-
-
-@dataclass
-class KeyValueCache:
-    """Keys and values of earlier places, for generation. The first call of `hidden` may add many
-    places, later ones add one each."""
-
-    layers: list[KeysAndValues | None]
-    positions_BK: Tensor | None = None
-
-    def append(self, positions_BL: Tensor) -> Tensor:
-        """positions_BK of all places, including these."""
-        if self.positions_BK is not None:
-            assert positions_BL.shape[1] == 1, "after the prompt, one place at a time"
-            positions_BL = torch.cat((self.positions_BK, positions_BL), dim=1)
-        self.positions_BK = positions_BL
-        return positions_BL
 
 
 @contextmanager
@@ -104,19 +87,17 @@ class PositionedOLMo(InferringOLMo):
         *,
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
-        cache: KeyValueCache | None = None,
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
-        assert documents is None or (attention_bias is None and cache is None and far is None)
+        assert documents is None or (attention_bias is None and far is None)
         if far is not None:
             assert not self.training
             assert added_BLD is None
-            assert cache is None
             last = last or tokens_BL.shape[1]
             return self.last_hidden(tokens_BL, positions_BL, attention_bias, last, far)
         plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
-        if last is not None and plain and cache is None and documents is None:
+        if last is not None and plain and documents is None:
             return self.last_hidden(tokens_BL, positions_BL, attention_bias, last)
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
@@ -125,23 +106,16 @@ class PositionedOLMo(InferringOLMo):
             x = self.transformer.emb_norm(x)
         x = self.transformer.emb_drop(x)
         tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
-        if cache is not None:
-            positions_BL = cache.append(positions_BL.expand_as(tokens_BL))
         if self.config.alibi:
             alibi = alibi_bias(positions_BL, self.config, num_queries=tokens_BL.shape[1])
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
-        for index, block in enumerate(self.blocks):
-            if cache is not None:
-                x, cache.layers[index] = block(x, tables, attention_bias, cache.layers[index])
-            elif torch.is_grad_enabled() and self.recomputes(tokens_BL.numel()):
+        for block in self.blocks:
+            if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel()):
                 given = (x, tables, attention_bias, documents)
-                x = checkpoint(block.output, *given, use_reentrant=False)
+                x = checkpoint(block, *given, use_reentrant=False)
             else:
-                x = block.output(x, tables, attention_bias, documents)
+                x = block(x, tables, attention_bias, documents)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
-
-    def new_cache(self) -> KeyValueCache:
-        return KeyValueCache([None] * self.config.n_layers)
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:

@@ -243,7 +243,7 @@ def compile_model(model: Any) -> None:
         model.hidden = torch.compile(model.hidden, dynamic=False)
     else:
         for block in blocks:  # which share one graph
-            block.output = torch.compile(block.output, dynamic=False)
+            block.forward = torch.compile(block.forward, dynamic=False)
 
 
 # --- devices ------------------------------------------------------------------------------------

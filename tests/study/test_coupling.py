@@ -70,21 +70,6 @@ def test_generating_with_a_cache_equals_recomputing(
     assert torch.equal(found.ids_BR, ids_BL[:, NUM_PROMPT:])
 
 
-@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
-@torch.no_grad()
-def test_a_cache_changes_no_hidden_state(changes: dict[str, Any]) -> None:
-    model = build(changes).model
-    added_BLD = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(2))
-    whole = model.hidden(TOKENS_BL, IDS_BL, added_BLD=added_BLD)
-    cache = model.new_cache()
-    parts = [slice(0, NUM_PROMPT), *(slice(i, i + 1) for i in range(NUM_PROMPT, 12))]
-    piecewise = [
-        model.hidden(TOKENS_BL[:, p], IDS_BL[:, p], added_BLD=added_BLD[:, p], cache=cache)
-        for p in parts
-    ]
-    torch.testing.assert_close(torch.cat(piecewise, dim=1), whole, atol=1e-5, rtol=1e-5)
-
-
 @torch.no_grad()
 def test_ids_that_are_predicted_need_not_be_fed() -> None:
     coupling, given = build(feed_ids=False), build(predict_ids=False)

@@ -238,17 +238,16 @@ def generate(
         answer: list[int] = model.engine.generate(tokens, max_new_tokens)
         return answer
     lm, ends, device, generated = model.model, _end_ids(model), model.device, list[int]()
-    cache, inputs = lm.new_cache(), torch.tensor([tokens], device=device)
-    positions = torch.arange(len(tokens), device=device)[None]
-    for _ in range(max_new_tokens):
-        hidden = lm.hidden(inputs, positions, cache=cache)
-        best = int(lm.unembed(hidden[:, -1]).argmax())
+    states, inputs = None, torch.tensor([tokens], device=device)
+    for num_before in range(len(tokens), len(tokens) + max_new_tokens):
+        positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
+        states = lm.far_states(inputs, positions, before=states)
+        best = int(lm.unembed(states.hidden_BFD[:, -1]).argmax())
         if best in ends:
             break
         generated.append(best)
         done(generated)
         inputs = torch.tensor([[best]], device=device)
-        positions = positions[:, -1:] + 1
     else:
         say(f"the answer ends at {max_new_tokens} tokens (max_new_tokens), unfinished")
     return generated

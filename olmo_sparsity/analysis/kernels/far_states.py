@@ -7,7 +7,7 @@ Dimension key: B rows, F far places, H heads of keys, K width of a head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,6 +40,12 @@ class FarStates:
             for layer in zip(*(batch.layers for batch in batches), strict=True)
         ]
         return FarStates(join([batch.positions_BF for batch in batches]), layers)
+
+    def predicting(self, hidden_BLD: Tensor, before: FarStates | None) -> FarStates:
+        """With the last states of all places: those of `before`, if it has them, and these."""
+        parts = [hidden_BLD] if before is None else [before.hidden_BFD, hidden_BLD]
+        known = [part for part in parts if part is not None]
+        return replace(self, hidden_BFD=torch.cat(known, 1) if len(known) == len(parts) else None)
 
     @property
     def num_places(self) -> int:

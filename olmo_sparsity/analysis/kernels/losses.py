@@ -58,20 +58,17 @@ class LanguageModel(Protocol):
         *,
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
-        cache: Any = None,
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
         attention scores of L places over K, and replaces the causal mask. `documents`: places
         attend to their own document only. `added_BLD` is added to the token embeddings. Places also
-        attend to those in `cache` (no gradients), or to `far`, states of earlier places. `last`:
-        return only the last places."""
+        attend to `far`, states of earlier places. `last`: return only the last places."""
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""
 
-    def new_cache(self) -> Any: ...
     def far_states(
         self,
         tokens_BL: Tensor,
@@ -81,7 +78,7 @@ class LanguageModel(Protocol):
     ) -> FarStates:
         """Keys, values and last states of all places, each seeing those before it. `at_once`: how
         many places are computed together (default: all). `before`: states of what precedes these
-        places, which become part of the result, then without last states."""
+        places, which become part of the result."""
 
     def shares_far(self, num_far: int, length: int) -> bool:
         """Whether rows of `length` places attend to `num_far` far places without copies of them."""

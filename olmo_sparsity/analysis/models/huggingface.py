@@ -290,13 +290,8 @@ class HuggingFaceLM(nn.Module):
         kept: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
         if before is not None:
-            return FarStates(torch.cat([before.positions_BF, positions_BL], 1), layers)
-        return FarStates(positions_BL, layers, hidden_BFD=hidden_BLD)
-
-    def new_cache(self) -> Cache:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self.model.config)
+            positions_BL = torch.cat([before.positions_BF, positions_BL], 1)
+        return FarStates(positions_BL, layers).predicting(hidden_BLD, before)
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
