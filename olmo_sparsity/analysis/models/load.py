@@ -508,7 +508,7 @@ def _load_hugging_face(
             raise DataError(f"'{folder / ADAPTER}': '{base}' is not a base model of transformers")
     weight_files = check_weight_files(base)
     try:
-        model: Any = read_hugging_face(base, weight_files, dtype, device, device_map)
+        model: Any = read_hugging_face(base, dtype, device, device_map)
         if is_adapter:
             weight_files.append(check_adapter_file(folder))
             model = add_adapter(model, folder, weight_files[-1], device)

@@ -1,10 +1,9 @@
 """Load a Hugging Face folder as a transformers model, without trusting its files: nothing is
-unpickled, no code of the folder runs, and no model larger than its files is built."""
+unpickled, and no code of the folder runs."""
 
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,9 +29,6 @@ prompt on the terminal whether to run the folder's code."""
 ADAPTER = "adapter_config.json"
 
 _REMEDY = "write or download it again"
-
-_MOST_PACKED = 32
-"""Most weights per stored number, for quantized and tied weights."""
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -65,7 +61,6 @@ def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device:
 
 def read_hugging_face(
     folder: Path,
-    weight_files: list[Path],
     dtype: torch.dtype | None,
     device: str,
     device_map: str | None,
@@ -74,11 +69,8 @@ def read_hugging_face(
 
     read_json(folder / "config.json", dict, _REMEDY)  # rejects deep nesting too
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
-    # The folder may name a kernel that is not installed, or one on the hub.
-    config._attn_implementation = "eager"
-    config.transformers_weights = None  # or config.json could name a file that is not hashed
-    frame = _build_frame(config, folder, weight_files)
-    config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
+    # The folder may name a kernel that is not installed, or one on the hub, or another file.
+    config._attn_implementation_internal = config.transformers_weights = None
     model: PreTrainedModel
     info: dict[str, Any]
     with without_warnings():  # which print the names of tensors as they are; see _check_keys
@@ -130,35 +122,6 @@ def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) 
                 f"'{folder}': its files {problem.format(len(keys))} {of}, such as {min(keys)}; "
                 "correct its config, or download it again"
             )
-
-
-def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrainedModel:
-    """Build the model of config.json without memory, and check its size against the weights: a
-    damaged config may describe a model larger than any machine."""
-    from transformers import AutoModelForCausalLM
-
-    num_tensors = num_stored = 0
-    for path in weight_files:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (no dict)
-                num_tensors += 1
-                num_stored += math.prod(file.get_slice(key).get_shape())
-    remedy = "config.json is not of these weights; download it again"
-    num_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
-    if not 1 <= num_layers <= num_tensors:  # each layer is built, also without memory
-        raise DataError(
-            f"'{folder}': {num_layers:,} layers (num_hidden_layers), but its files hold "
-            f"{num_tensors:,} tensors; {remedy}"
-        )
-    with torch.device("meta"):
-        frame = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    num_wanted = count_parameters(frame)
-    if num_wanted > _MOST_PACKED * num_stored:
-        raise DataError(
-            f"'{folder}': a model of {num_wanted:,} parameters, but its files hold "
-            f"{num_stored:,} numbers; {remedy}"
-        )
-    return frame
 
 
 _READ_AT_ONCE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
