@@ -23,12 +23,15 @@ from olmo_sparsity.model.checkpoint_files import check_fit, fill
 from olmo_sparsity.model.families import (
     FAMILIES,
     REFUSED,
+    embedding_rows,
     family_of,
     from_hugging_face,
+    mlp_width,
     to_hugging_face,
+    transformers_config,
 )
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.rope import from_rope_parameters, to_rope_parameters
+from olmo_sparsity.model.rope import from_rope_parameters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -76,22 +79,7 @@ def hugging_face_model(
 
     family = family_of(_essence(config))
     model_class = getattr(transformers, family.class_name)
-    values = vars(config) | {
-        "n_kv_heads": config.effective_n_kv_heads,
-        "vocab_size": _embedding_rows(config),
-        "head_width": config.effective_head_width,
-    }
-    settings = {theirs: values[ours] for ours, theirs in family.settings.items()} | {
-        "intermediate_size": _mlp_width(config) // 2,
-        "hidden_act": "silu",
-        "initializer_range": config.init_std,
-        "rope_parameters": to_rope_parameters(config),
-        "attention_dropout": config.attention_dropout,
-        "bos_token_id": None,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
-    }
-    model = model_class(model_class.config_class(**settings))
+    model = model_class(transformers_config(config, family))
     fill(model, to_hugging_face(weights, family, config), origin)
     return model
 
@@ -215,57 +203,44 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
 # --- comparing configs --------------------------------------------------------------------------
 
 
+_SHARED = (
+    *("architecture", "d_model", "n_layers", "n_heads", "rotary_fraction", "layer_norm_eps"),
+    "weight_tying",
+)
+_OF_OLMO = (
+    *("query_scale_length", "activation_type", "block_type", "rope", "alibi", "norm_after"),
+    *("layer_norm_with_affine", "attention_layer_norm", "attention_norm_per_head", "clip_qkv"),
+    *("embedding_layer_norm", "include_bias", "scale_logits"),
+)
+
+
 def _essence(config: ModelConfig) -> dict[str, Any]:
     """The fields that determine the computation, each as its effective value, but for the angles of
     RoPE. Lengths, dropout and initialisation may differ between a source of weights and a run."""
     width = config.effective_head_width
-    shared = {
-        "architecture": config.architecture,
-        "d_model": config.d_model,
-        "n_layers": config.n_layers,
-        "n_heads": config.n_heads,
-        "mlp_hidden_size": _mlp_width(config),
-        "rotary_fraction": config.rotary_fraction,
-        "layer_norm_eps": config.layer_norm_eps,
-        "weight_tying": config.weight_tying,
-        "embedding_size": _embedding_rows(config),
+    shared = {name: getattr(config, name) for name in _SHARED} | {
+        "mlp_hidden_size": mlp_width(config),
+        "embedding_size": embedding_rows(config),
     }
     if config.architecture == "gpt_neox":
         return shared
     bias = config.bias_for_layer_norm
-    return shared | {
-        "query_scale_length": config.query_scale_length,
-        "n_kv_heads": config.effective_n_kv_heads,
-        "head_width": None if width * config.n_heads == config.d_model else width,
-        "qkv_bias": config.qkv_bias and not config.include_bias,
-        "activation_type": str(config.activation_type),
-        "block_type": str(config.block_type),
-        "rope": config.rope,
-        "alibi": config.alibi,
-        "alibi_bias_max": config.alibi_bias_max if config.alibi else None,
-        # low_precision is also LayerNorm; it differs under autocast only.
-        "layer_norm_type": "rms" if config.layer_norm_type == "rms" else "default",
-        "layer_norm_with_affine": config.layer_norm_with_affine,
-        "norm_after": config.norm_after,
-        "attention_layer_norm": config.attention_layer_norm,
-        "attention_norm_per_head": config.attention_norm_per_head,
-        "attention_layer_norm_with_affine": (
-            config.attention_layer_norm and config.attention_layer_norm_with_affine
-        ),
-        "embedding_layer_norm": config.embedding_layer_norm,
-        "include_bias": config.include_bias,
-        "bias_for_layer_norm": config.include_bias if bias is None else bias,
-        "clip_qkv": config.clip_qkv,
-        "scale_logits": config.scale_logits,
-    }
-
-
-def _mlp_width(config: ModelConfig) -> int:
-    return config.mlp_hidden_size or config.mlp_ratio * config.d_model
-
-
-def _embedding_rows(config: ModelConfig) -> int:
-    return config.embedding_size or config.vocab_size
+    return (
+        {name: getattr(config, name) for name in _OF_OLMO}
+        | shared
+        | {
+            "n_kv_heads": config.effective_n_kv_heads,
+            "head_width": None if width * config.n_heads == config.d_model else width,
+            "qkv_bias": config.qkv_bias and not config.include_bias,
+            "alibi_bias_max": config.alibi_bias_max if config.alibi else None,
+            # low_precision is also LayerNorm; it differs under autocast only.
+            "layer_norm_type": "rms" if config.layer_norm_type == "rms" else "default",
+            "attention_layer_norm_with_affine": (
+                config.attention_layer_norm and config.attention_layer_norm_with_affine
+            ),
+            "bias_for_layer_norm": config.include_bias if bias is None else bias,
+        }
+    )
 
 
 def _expected(config: ModelConfig) -> dict[str, Tensor]:

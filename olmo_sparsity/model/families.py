@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.rope import to_rope_parameters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,39 @@ def family_of(essence: Mapping[str, Any]) -> Family:
                 f"{wanted} there; analyse the checkpoint as it is, or train with that value"
             )
     return closest
+
+
+def mlp_width(config: ModelConfig) -> int:
+    return config.mlp_hidden_size or config.mlp_ratio * config.d_model
+
+
+def embedding_rows(config: ModelConfig) -> int:
+    return config.embedding_size or config.vocab_size
+
+
+def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig:
+    import transformers
+
+    values = vars(config) | {
+        "n_kv_heads": config.effective_n_kv_heads,
+        "vocab_size": embedding_rows(config),
+        "head_width": config.effective_head_width,
+    }
+    settings = {theirs: values[ours] for ours, theirs in family.settings.items()} | {
+        # OLMo: with SwiGLU the width counts gate and value; GPT-NeoX has GELU.
+        "intermediate_size": mlp_width(config) // (1 if family.is_neox else 2),
+        "hidden_act": "gelu" if family.is_neox else "silu",
+        "initializer_range": config.init_std,
+        "rope_parameters": to_rope_parameters(config),
+        "attention_dropout": config.attention_dropout,
+        "bos_token_id": None,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+    if family.is_neox:
+        settings["hidden_dropout"] = config.residual_dropout
+        settings["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction
+    return getattr(transformers, family.class_name).config_class(**settings)
 
 
 # --- weights --------------------------------------------------------------------------------------
