@@ -1,7 +1,9 @@
 """Convert a GGUF file, once, to a Hugging Face folder in the cache.
 
 Place in the flow: *.gguf → **folder in the cache** → `load_model`. transformers converts the
-weights; what it would read wrong is completed here (RoPE of Llama 3) or rejected.
+weights; what it would read wrong is completed here (RoPE of Llama 3) or rejected. GGUF has no
+checksum: a change of a weight, a template, the name of a special token, or of a number to another
+plausible one (RoPE's base doubled, context_length) cannot be detected.
 """
 
 from __future__ import annotations
@@ -123,6 +125,8 @@ def convert_gguf(files: list[Path]) -> Path:
     header = _read_headers(files)
     _check_architecture(header)
     quantization = _check_types(header)
+    _check_tensors(header)
+    _check_entries(header)
     whole = joined_sha256([sha256_of(file) for file in files])
     place = cache_folder() / "gguf" / whole
     folder = place / f"model-{CONVERTER}"
@@ -200,7 +204,7 @@ def _read_weights(folder: Path) -> PreTrainedModel:
 _FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The letter of `struct` for each type of an entry."""
 
-_STRING, _ARRAY = 8, 9
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 _TOKENIZER_ARRAYS = tuple(
     f"tokenizer.ggml.{name}"
     for name in ("tokens", "merges", "scores", "token_type", "precompiled_charsmap")
@@ -269,6 +273,8 @@ class _Bytes:
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
+        if kind == _BOOL and self.data[self.at] > 1:
+            raise ValueError(f"{self.data[self.at]} is neither true nor false")
         if kind != _ARRAY:
             return self.number(_FORMATS[kind])
         kind, num = self.number("I"), self.number("Q")
@@ -304,15 +310,18 @@ def _read_header(path: Path) -> Header:
                 table.append((name, shape, reader.number("I"), reader.number("Q")))
             align = metadata.get("general.alignment", 32)
             first = -(-reader.at // align) * align
-            tensors = []
+            tensors, end = [], 0
             for name, shape, kind, offset in table:
                 if kind not in sizes:
                     raise _unknown_type(path, name, kind)
                 of_block, block_bytes = sizes[kind]
-                num_bytes, start = math.prod(shape) // of_block * block_bytes, first + offset
-                if start + num_bytes > len(data):
-                    raise struct.error(f"'{name}' ends at byte {start + num_bytes:,}")
-                tensors.append(Tensor(path, name, shape, kind, start, num_bytes))
+                num_bytes = math.prod(shape) // of_block * block_bytes
+                if offset != end or (shape and shape[0] % of_block):
+                    raise ValueError(f"'{name}' does not begin where the tensor before it ends")
+                if first + offset + num_bytes > len(data):
+                    raise struct.error(f"'{name}' ends at byte {first + offset + num_bytes:,}")
+                tensors.append(Tensor(path, name, shape, kind, first + offset, num_bytes))
+                end = -(-(end + num_bytes) // align) * align
     except UserError:
         raise
     except struct.error as error:
@@ -335,6 +344,56 @@ def _check_types(header: Header) -> str:
     if not num_of:
         raise DataError(f"'{header.path}' holds no weights; download it again")
     return num_of.most_common(1)[0][0]
+
+
+def _damaged(header: Header, problem: str) -> DataError:
+    return DataError(f"'{header.path}' is damaged: {problem}; download it again")
+
+
+def _check_tensors(header: Header) -> None:
+    """Compare names and sizes with those of the architecture, as llama.cpp does."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    names = [tensor.name for tensor in header.tensors]
+    blocks = {int(found[1]) for name in names if (found := re.match(r"blk\.(\d+)\.", name))}
+    if blocks != {*range(len(blocks))} or header.get("block_count") != len(blocks):
+        stated = header.get("block_count")
+        raise _damaged(header, f"block_count={stated}, and it has tensors of {len(blocks)} blocks")
+    arch = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == header.architecture)
+    known = {name for _, name in get_tensor_name_map(arch, len(blocks)).mapping.values()}
+    for name, num in Counter(names).items():
+        stem, _, kind = name.rpartition(".")
+        if num > 1 or stem not in known or kind not in ("weight", "bias"):
+            raise _damaged(header, f"'{name}' is not a tensor of {arch.name}, or is there twice")
+
+
+_LENGTHS = ("context_length", "sliding_window", "vocab_size")
+_USUAL = re.compile("[15]e")
+"""Mantissa of nearly all bases of RoPE and epsilons of norms."""
+
+
+def _check_entries(header: Header) -> None:
+    """Reject numbers out of range, and names of entries that only almost are the architecture's."""
+    most = max(max(tensor.shape, default=1) for tensor in header.tensors)
+    arch = header.architecture
+    known = {*(_entries_read(arch) or ()), *_ALSO_IN_CONFIG, *_WITHOUT_EFFECT}
+    for key, value in header.metadata.items():
+        owner, _, name = key.partition(".")
+        if owner != arch:
+            if name in known or (name.startswith("ggml.") and owner != "tokenizer"):
+                raise _damaged(header, f"its entry {key} is of no architecture")
+            continue
+        least, limit = (1, 2**31) if name.endswith(_LENGTHS) else (0, most)
+        for number in value if isinstance(value, list) else [value]:
+            counts = name.endswith(("_count", "_length", "_size", "_count_kv"))
+            if counts and not (type(number) is int and least <= number <= limit):
+                raise _damaged(header, f"{key}={number}")
+        if name.endswith(("epsilon", "freq_base", "freq_base_swa")):
+            low, high = (0, 0.01) if name.endswith("epsilon") else (100, 1e13)
+            if type(value) is not float or not low <= value <= high:
+                raise _damaged(header, f"{key}={value}")
+            if not _USUAL.match(np.format_float_scientific(np.float32(value), trim="-")):
+                say(f"{header.path.name}: {key}={value:g} is unusual; the file may be damaged")
 
 
 def _unknown_type(path: Path, tensor: str, kind: object) -> DataError:
@@ -537,6 +596,7 @@ def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
     }
     try:
         tokens = about["tokens"]
+        _check_vocabulary(header, about)
         if about["model"] == "gpt2":
             backend, puts_bos = _byte_level(about, header.path), about.get("pre") in _WHOLE_WORDS
         else:
@@ -569,6 +629,39 @@ def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         **named,
     )
+
+
+def _check_vocabulary(header: Header, about: dict[str, Any]) -> None:
+    tokens, kinds = about["tokens"], about.get("token_type") or [1] * len(about["tokens"])
+    known = set(tokens)
+    if len(known) != len(tokens):
+        raise _damaged(header, f"its vocabulary holds {Counter(tokens).most_common(1)} twice")
+    if len(kinds) != len(tokens) or not {*kinds} <= {*range(1, 7)}:
+        raise _damaged(header, f"its tokens are of {len(kinds)} types, {sorted({*kinds})}")
+    if scores := [score for score in about.get("scores", ()) if not math.isfinite(score)]:
+        raise _damaged(header, f"a token has the score {scores[0]}")
+    for key, number in about.items():
+        if key.endswith("_token_id") and not 0 <= number < len(tokens):
+            raise _damaged(header, f"tokenizer.ggml.{key}={number}, of {len(tokens)} tokens")
+    if about["model"] != "gpt2":
+        return
+    merges = [tuple(merge.split(" ")) for merge in about["merges"]]
+    for merge, num in Counter(merges).items():
+        if num > 1 or len(merge) != 2 or not known.issuperset({*merge, "".join(merge)}):
+            raise _damaged(header, f"its merge {' '.join(merge)!r} is not of its vocabulary")
+    letters, made = {*pre_tokenizers.ByteLevel.alphabet()}, {"".join(merge) for merge in merges}
+    first = about.get("bos_token_id")
+    odd = [] if first is None or kinds[first] != _NORMAL else [tokens[first]]
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind == _NORMAL and not letters.issuperset(token):
+            raise _damaged(header, f"its token {token!r} is not of bytes")
+        if (token in made) != (kind == _NORMAL and len(token) > 1):
+            odd.append(token)
+    if odd:
+        say(
+            f"{header.path.name}: merges and types of {len(odd)} of its tokens ({odd[0]!r}) do not "
+            "agree; the file may be damaged"
+        )
 
 
 def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:

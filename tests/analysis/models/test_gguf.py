@@ -4,8 +4,11 @@ names what cannot be read."""
 from __future__ import annotations
 
 import hashlib
+import random
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -196,6 +199,73 @@ def test_what_would_be_read_wrong_is_refused(
     with pytest.raises(DataError, match=message):
         load_model(tmp_path / "tiny.gguf")
     assert not list(cache.glob("gguf/*/*"))  # nothing is left in part
+
+
+def numbers_of(path: Path) -> Any:
+    loaded = load_model(path, device="cpu")
+    with torch.no_grad():
+        logits = loaded.model.model(draw_tokens()).logits
+    return logits.numpy().tobytes(), loaded.encode(TEXTS), loaded.prefix_ids("auto", "A")
+
+
+def with_bit_flipped(whole: bytes, place: int, bit: int) -> bytes:
+    return whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+
+
+def test_a_bit_of_the_header_never_changes_the_numbers_in_silence(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the 250 bits are in names, numbers and tensors, half in the vocabulary as well."""
+    path, tokenizer = tmp_path / "tiny.gguf", bpe("gpt-2", 330)
+    write_gguf(path, llama(tokenizer), tokenizer, Kind.Q8_0)
+    whole, expected = path.read_bytes(), numbers_of(path)
+    name = whole.index(b"<|end|>")  # of a special token may be any
+    end = min(tensor.start for tensor in module._read_header(path).tensors)
+    header = [place for place in range(end) if not name <= place < name + 7]
+    ends = [whole.index(f"tokenizer.ggml.{name}".encode()) for name in ("tokens", "eos_token_id")]
+    places = [place for place in header if not ends[0] + 30 < place < ends[1]]
+    found, rng = Counter[Any](), random.Random(0)
+    for number in range(250):
+        shutil.rmtree(cache, ignore_errors=True)
+        capsys.readouterr()
+        place = rng.choice(places if number % 2 else header)
+        path.write_bytes(with_bit_flipped(whole, place, bit := rng.randrange(8)))
+        try:
+            same = numbers_of(path) == expected
+        except DataError as error:
+            found["error", "\n" in str(error)] += 1
+            continue
+        found["equal"] += same
+        assert same or "may be damaged" in capsys.readouterr().err, (place, bit)
+    assert found["error", False] > 200
+    assert not found["error", True]
+    assert found["equal"] > 5
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [
+        ("llama.rope.freq_base", b"\x06"),
+        ("llama.attention.layer_norm_rms_epsilon", b"\x06"),
+        ("llama.block_count", b"\x04"),
+        ("tokenizer.ggml.bos_token_id", b"\x04"),
+    ],
+)
+def test_each_bit_of_a_number_of_the_header_is_noticed(
+    entry: str, kind: bytes, tokenizer: Tokenizer, tmp_path: Path, capsys: Any
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, llama(tokenizer), tokenizer)
+    whole = path.read_bytes()
+    start = whole.index(entry.encode() + kind) + len(entry) + 4
+    for bit in range(32):
+        path.write_bytes(with_bit_flipped(whole, start + bit // 8, bit % 8))
+        capsys.readouterr()
+        try:
+            load_model(path, device="cpu")
+        except DataError:
+            continue
+        assert "may be damaged" in capsys.readouterr().err
 
 
 def test_two_processes_convert_a_file_once(
