@@ -43,7 +43,7 @@ from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.exchange import hugging_face_model
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes, connect
-from olmo_sparsity.training.engine import Engine, measure_matmul_peak
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate import count_parameters, flops_per_token
 from olmo_sparsity.training.start import build_batches, resolve
 
@@ -144,6 +144,19 @@ def hugging_face_trainer(config: RunConfig, batches: Iterator[Batch], num_steps:
     return config.training.batch_size * config.training.length * num_steps / took
 
 
+def matmul_peak(precision: str) -> float:
+    """FLOP/s of a plain square matmul on the CPU, for reference."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    peak = 0.0
+    for size in (256, 512, 1024, 2048):
+        left = torch.randn(size, size, dtype=dtype)
+        for _ in range(4):
+            started = time.perf_counter()
+            left @ left
+            peak = max(peak, 2 * size**3 / (time.perf_counter() - started))
+    return peak
+
+
 def compare_frameworks(num_rounds: int, num_steps: int) -> None:
     print(
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
@@ -152,7 +165,7 @@ def compare_frameworks(num_rounds: int, num_steps: int) -> None:
     for precision in ("fp32", "bf16"):
         config, drawn = configured(precision)
         batches, model = drawn.from_step(0), build_model(config.model)
-        peak = measure_matmul_peak(torch.device("cpu"), precision)
+        peak = matmul_peak(precision)
         flops = flops_per_token(model, config.model, config.training.length)
         tokens = config.training.batch_size * config.training.length
         found: dict[str, list[float]] = {"ours": [], "bare upstream": [], "Trainer": []}

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -280,27 +278,3 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
     if name != "auto":
         return name
     return "bf16" if multiplies(device, torch.bfloat16) else "fp32"
-
-
-@cache
-def measure_matmul_peak(device: torch.device, precision: str) -> float:
-    """FLOP/s of a plain square matmul on this device, as a reference for throughput, measured once
-    in a process."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    own = torch.Generator(device)  # does not change the run's random numbers
-    size, peak, took = (8192 if device.type == "cuda" else 256), 0.0, 0.0
-    # Larger ones are faster on many cores only, and take seconds on a CPU that lacks the dtype.
-    while took < 2e-3 and size <= 8192:
-        left = torch.randn(size, size, device=device, dtype=dtype, generator=own)
-        took = min(_seconds_to_square(left) for _ in range(4))
-        peak = max(peak, 2 * size**3 / took)
-        size *= 2
-    return peak
-
-
-def _seconds_to_square(matrix: torch.Tensor) -> float:
-    started = time.perf_counter()
-    matrix @ matrix
-    if matrix.device.type == "cuda":
-        torch.cuda.synchronize(matrix.device)
-    return time.perf_counter() - started

@@ -126,7 +126,6 @@ def log_step(
         loss=f"{shown['loss']:.4f}",
         lr=f"{rate:.2e}",
         tokens_per_s=f"{steps_per_s * start.tokens_per_step:,.0f}",
-        of_matmul_peak=f"{steps_per_s * start.flops_per_step / start.peak_flops:.0%}",
     )
 
 

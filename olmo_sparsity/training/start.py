@@ -33,7 +33,6 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import (
     Engine,
     choose_precision,
-    measure_matmul_peak,
     own_device,
 )
 from olmo_sparsity.training.estimate import (
@@ -87,9 +86,6 @@ class Start:
     whole_flops_per_step: float
     """With attention counted whole."""
 
-    peak_flops: float
-    """FLOP/s of a plain matmul on all devices, measured."""
-
     stated_flops: float
     """FLOP/s that the vendor states for all devices; 0 if unknown."""
 
@@ -129,7 +125,6 @@ def prepare(
     check_same(settings, processes)
     check_shared(run_folder, processes)
     step, engine = restore(config, settings, model, shards.fingerprint, processes, report)
-    peak = measure_matmul_peak(device, config.training.precision)
     return Start(
         config=config,
         settings=settings,
@@ -143,7 +138,6 @@ def prepare(
         tokens_per_step=tokens_per_step,
         flops_per_step=flops_per_step,
         whole_flops_per_step=whole_flops_per_step,
-        peak_flops=peak * processes.world_size,
         stated_flops=(stated_flops(device_name(device)) or 0) * processes.world_size,
         report=report,
     )
