@@ -25,7 +25,7 @@ import yaml
 
 from olmo_sparsity.conform import conform
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.io import read_bounded, write_atomically
+from olmo_sparsity.io import read_bounded
 
 Schema = TypeVar("Schema")
 
@@ -182,11 +182,9 @@ def _explain_unknown(key: str, schema: type, given: Any) -> str:
     # The right name in the wrong section first, then the closest spelling.
     close = fnmatch.filter(known, f"*.{plain.rsplit('.', 1)[-1]}")
     close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
-    section = plain.rpartition(".")[0]
-    if section and close == [section]:  # the closest match is the section itself
-        names = [name.removeprefix(f"{section}.") for name in known if name.startswith(section)]
-        names = [name for name in names if "." not in name and name != section]
-        return f"unknown key '{key}'; {section} has {', '.join(names)}"
+    section = f"{plain.rpartition('.')[0]}."
+    if f"{close and close[0]}." == section:  # the closest match is the section itself
+        close, known = [], [name for name in known if name.startswith(section)]
     if close:
         return f"unknown key '{key}'; did you mean '{close[0]}'?"
     few = f"; choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
@@ -410,19 +408,13 @@ def _purpose(path: Path) -> str:
     return shorten(re.split(r"(?<=[.?])\s", comment, maxsplit=1)[0], 90, placeholder=" …")
 
 
-def copy_config(name: str, out: Path | None) -> str:
-    """Text of an installed config, also written to `out`. What it builds on is named as installed,
-    and is found wherever the copy lies."""
+def read_config(name: str) -> str:
+    """Text of an installed config. What it builds on is named as installed, and is found wherever
+    a copy lies."""
     path = shipped_configs().get(name.removeprefix("configs/"))
     if path is None:
         raise ConfigError(f"no config '{name}' is installed; `olmo-sparsity configs` lists them")
-    text = path.read_text().replace("../", "")
-    if out is not None:
-        if out.exists():
-            raise ConfigError(f"--out={out} exists; pass another file, or delete it")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, text)
-    return text
+    return path.read_text().replace("../", "")
 
 
 def _closest_file(path: Path) -> str:

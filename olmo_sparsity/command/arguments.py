@@ -78,9 +78,8 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
 
 
 def _add_training(command: Commands) -> None:
-    sub = command("configs", "list the configs that are installed, or copy one")
-    sub.add("name", metavar="NAME", nargs="?", help="print this one")
-    sub.add("--out", metavar="FILE", help="… into a file, to change it")
+    sub = command("configs", "list the configs that are installed, or print one")
+    sub.add("name", metavar="NAME", nargs="?", help="print this one, for a file of yours")
 
     sub = command("prepare", "turn a corpus into token shards")
     sub.add("config", metavar="CONFIG")

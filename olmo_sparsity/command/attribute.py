@@ -20,6 +20,9 @@ from olmo_sparsity.io import refuse_suffix
 from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import given_options
 
+OF_QUESTIONS = ("out", "shard", "gate", "baseline", "margin", "allow_other_model")
+OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "html", "json", "message")
+
 
 def attribute(options: argparse.Namespace) -> int:
     if options.questions is not None:
@@ -30,10 +33,7 @@ def attribute(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.results.tables import plain
 
-    if options.out is not None or options.shard != "0/1":
-        raise ConfigError("--out and --shard require --questions; for one question use --json")
-    if options.gate or options.baseline is not None or options.margin or options.allow_other_model:
-        raise ConfigError("--gate and its options require --questions; omit them")
+    _refuse(options, "require --questions", *OF_QUESTIONS)
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
@@ -75,17 +75,13 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.attribution.request import AttributeRequest
     from olmo_sparsity.analysis.models.load import load_model
 
-    for name in ("question", "answer", "reasoning", "candidates", "html", "json"):
-        if getattr(options, name):
-            raise ConfigError(f"--{name} cannot be combined with --questions; omit it")
-    if options.message != -1:
-        raise ConfigError(f"--message={options.message} requires --messages; omit it")
-    if not options.gate and (options.baseline is not None or options.margin):
-        raise ConfigError("--baseline and --margin require --gate; add it")
+    _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)
+    if not options.gate:
+        _refuse(options, "require --gate", "baseline", "margin")
+    if not options.baseline:
+        _refuse(options, "requires --baseline", "allow_other_model")
     if not 0 <= options.margin < inf:
         raise ConfigError(f"--margin={options.margin} must be a number of nats, 0 or more")
-    if options.allow_other_model and options.baseline is None:
-        raise ConfigError("--allow-other-model requires --baseline; omit it")
     if options.gate and options.shard != "0/1":
         raise ConfigError("--gate: run it once all shards have finished, without --shard")
     model, questions, out = options.model, options.questions, options.out
@@ -116,6 +112,15 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     checked.write(Path(out), Path(questions).name)
     print(checked.describe())
     return int(bool(checked.failures))
+
+
+def _refuse(options: argparse.Namespace, why: str, *names: str) -> None:
+    """Raise where an option was given that would have no effect."""
+    defaults = {"shard": "0/1", "message": -1}
+    given = [n for n in names if (value := getattr(options, n)) and value != defaults.get(n)]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{flags}: {why}; omit what has no effect")
 
 
 def _read_sources(sources: list[str]) -> dict[str, str]:

@@ -43,8 +43,6 @@ AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score"), "goes o
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
-        _complete()
     gc.set_threshold(10_000)  # imports allocate without garbage: a tenth of the time of a start
     prepare_streams()
     interrupt_on_signals()
@@ -62,15 +60,6 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _complete() -> NoReturn:
-    try:
-        import argcomplete
-    except ImportError:
-        sys.exit(1)  # a shell shows what is printed; it gets no words
-    argcomplete.autocomplete(build_parser())
-    sys.exit(1)  # it has answered, and exited
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,15 +88,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def configs(options: argparse.Namespace) -> int:
-    from olmo_sparsity.settings import copy_config, list_configs
+    from olmo_sparsity.settings import list_configs, read_config
 
     if options.name is None:
-        if options.out is not None:
-            raise ConfigError(f"--out={options.out} requires the name of one config")
         print(list_configs())
-        return 0
-    text = copy_config(options.name, None if options.out is None else Path(options.out))
-    print(options.out or text.rstrip())
+    else:
+        print(read_config(options.name).rstrip())
     return 0
 
 
