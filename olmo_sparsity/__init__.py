@@ -27,28 +27,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "explain": "analysis.api",
-    "attribute": "analysis.api",
-    "measure": "analysis.api",
-    "estimate_cost": "analysis.api",
-    "load_model": "analysis.models.load",
-    "open_documents": "analysis.inputs.texts",
-    "Windows": "analysis.inputs.windows",
-    "read_results": "analysis.results.results",
-    "compare": "analysis.results.results",
-    "transfer": "analysis.results.results",
-    "summarize": "analysis.results.statistics",
-    "Document": "analysis.inputs.documents",
-    "Documents": "analysis.inputs.documents",
-    "Controls": "analysis.inputs.documents",
-    "Answer": "analysis.attribution.sources",
-    "Segment": "analysis.attribution.sources",
-    "Scorer": "analysis.scoring.scorer",
-    "context_losses": "analysis.scoring.scorer",
-    "influence_map": "analysis.selectors.influence",
-    "recover": "analysis.measurement.recovery",
-    "score": "analysis.scoring.score",
+    "analysis.api": "attribute estimate_cost explain measure",
+    "analysis.attribution.sources": "Answer Segment",
+    "analysis.inputs.documents": "Controls Document Documents",
+    "analysis.inputs.texts": "open_documents",
+    "analysis.inputs.windows": "Windows",
+    "analysis.measurement.recovery": "recover",
+    "analysis.models.load": "load_model",
+    "analysis.results.results": "compare read_results transfer",
+    "analysis.results.statistics": "summarize",
+    "analysis.scoring.score": "score",
+    "analysis.scoring.scorer": "Scorer context_losses",
+    "analysis.selectors.influence": "influence_map",
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "Answer",
@@ -81,8 +73,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _HOME:
         raise AttributeError(f"module 'olmo_sparsity' has no attribute '{name}'")
     import importlib
 
-    return getattr(importlib.import_module(f"olmo_sparsity.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"olmo_sparsity.{_HOME[name]}"), name)

@@ -37,11 +37,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 # --- the launcher ---------------------------------------------------------------------------------
 
 
-# `torchrun` and `deepspeed` set RANK, WORLD_SIZE, LOCAL_RANK and
-# LOCAL_WORLD_SIZE; under a bare `srun` they are taken from SLURM's variables. Without any, this is
-# rank 0 of 1.
-
-
 @dataclass(frozen=True)
 class Launch:
     rank: int = 0
@@ -54,6 +49,7 @@ class Launch:
 
 
 def read_launch() -> Launch:
+    """Read what `torchrun`, `deepspeed` or a bare `srun` set; without any, rank 0 of 1."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if any(name in os.environ for name in names[:2]):
         missing = [name for name in names[:2] if name not in os.environ]
@@ -309,29 +305,21 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Print a line that stays."""
-        if self.enabled:
-            self._clear()
-            say(message)
+        self._show(printable(message), stays=True)
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: str, stays: bool = False) -> None:
+        """Print a line; on a terminal, one that the next replaces."""
         if not self.enabled:
             return
         if self.live:
             width = shutil.get_terminal_size().columns - 1
-            print("\r\x1b[K" + text[:width], end="", file=sys.stderr, flush=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def _clear(self) -> None:
-        if self.live:
-            print("\r\x1b[K", end="", file=sys.stderr)
+            text = "\r\x1b[K" + (text if stays else text[:width])
+        print(text, end="" if self.live and not stays else "\n", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._clear()
-        if self.enabled and self.text:
+        if self.text:
             took = format_duration(time.perf_counter() - self.started)
-            state = "stopped" if kind else "done"
-            print(f"{self.text} · {state} in {took}", file=sys.stderr, flush=True)
+            self._show(f"{self.text} · {'stopped' if kind else 'done'} in {took}", stays=True)
 
 
 def say(message: str) -> None:

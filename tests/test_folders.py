@@ -7,9 +7,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +88,6 @@ def test_a_living_owner_is_named_and_a_killed_one_is_followed(tmp_path: Path, ot
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_it_is_given_back_whatever_ends_it(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), locked(tmp_path):
-        raise error
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("text", "age_s"),
     [
@@ -119,25 +111,6 @@ def test_a_left_lock_blocks_until_it_is_old(
     assert took > folders._SAID_AFTER_S or not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / LOCK)
-    with pytest.raises(UserError, match="not a regular file"), locked(tmp_path):
-        pass
-
-
-def test_who_waits_says_for_whom_and_then_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, other: Any
-) -> None:
-    monkeypatch.setattr(folders, "_SAID_AFTER_S", 0)
-    ending = threading.Timer(0.5, print, [], {"file": other.stdin, "flush": True})
-    ending.start()
-    with locked(tmp_path, waits=True):
-        assert not ending.is_alive()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"by process {other.pid}" in line
-
-
 def test_the_owner_keeps_it_fresh_and_ends_when_it_has_lost_it(tmp_path: Path) -> None:
     def lose_it() -> None:
         with locked(tmp_path):
@@ -149,11 +122,6 @@ def test_the_owner_keeps_it_fresh_and_ends_when_it_has_lost_it(tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         lose_it()
     assert holder(tmp_path)[0].host == "n9", "the successor's"  # type: ignore[union-attr]
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere/lock"), locked(tmp_path / "nowhere"):
-        pass
 
 
 def test_only_one_removes_a_dead_lock_and_never_a_successors(tmp_path: Path) -> None:

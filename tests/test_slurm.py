@@ -68,14 +68,6 @@ def test_processes_find_each_other(tmp_path: Path) -> None:
     assert job.variables["MASTER_PORT"] == "20345"
 
 
-def test_flags_reach_srun_as_words(tmp_path: Path) -> None:
-    flags = "--container-image=docker://a/b --cpu-bind=verbose,cores"
-    job = train(tmp_path, SRUN_FLAGS=flags)
-    first = job.words.index("olmo-sparsity")
-    assert job.words[first - 2 : first] == flags.split()
-    assert all(word.startswith("--") for word in train(tmp_path).words[:2])
-
-
 @pytest.mark.parametrize(
     ("variables", "cores"),
     [
@@ -96,11 +88,6 @@ def test_tasks_share_the_cores_of_a_node(
     assert (given["SRUN_CPUS_PER_TASK"], given["OMP_NUM_THREADS"]) == (cores, "3")
 
 
-def test_jobs_do_not_wait_for_the_hub(tmp_path: Path) -> None:
-    assert train(tmp_path).variables["HF_HUB_OFFLINE"] == "1"
-    assert train(tmp_path, HF_HUB_OFFLINE="0").variables["HF_HUB_OFFLINE"] == "0"
-
-
 @pytest.mark.parametrize(
     ("variables", "interface"),
     [
@@ -114,15 +101,6 @@ def test_messages_take_the_interface_between_nodes(
     tmp_path: Path, variables: dict[str, str], interface: str | None
 ) -> None:
     assert train(tmp_path, **variables).variables.get("GLOO_SOCKET_IFNAME") == interface
-
-
-def test_without_a_known_interface_gloo_chooses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(COMMANDS, "getent", "#!/bin/sh\nexit 2")
-    job = train(tmp_path, **THREE_NODES)
-    assert job.done.returncode == 0
-    assert "GLOO_SOCKET_IFNAME" not in job.variables
 
 
 def test_the_jobs_of_an_array_measure_their_parts(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +18,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import olmo_sparsity
 from olmo_sparsity.io import write_manifest
-from olmo_sparsity.settings import shipped_configs
 
 COMMAND = str(Path(sys.executable).with_name("olmo-sparsity"))
 TEXTS = [
@@ -149,14 +144,6 @@ def test_measure_report_figure(folder: Path) -> None:
     assert np.isfinite(pd.read_parquet(folder / "results/summary.parquet")["recovery"]).any()
 
 
-def test_all_formats_give_the_same_numbers(folder: Path) -> None:
-    tables = []
-    for text in ("texts.jsonl", "*.parquet", "texts.jsonl.zst"):
-        measure(folder, text, f"results/{len(tables)}")
-        tables.append(pd.read_parquet(folder / f"results/{len(tables)}/losses.parquet"))
-        pd.testing.assert_frame_equal(tables[0], tables[-1])
-
-
 @pytest.mark.parametrize("program", [[COMMAND], [sys.executable, "-m", "olmo_sparsity"]])
 def test_help_and_version(program: list[str], work: Path) -> None:
     assert "explain" in run(*program, "--help", cwd=work).stdout
@@ -201,62 +188,4 @@ def test_the_demo_explains_without_anything_of_ones_own(work: Path) -> None:
     assert (work / "page.html").stat().st_size > 10_000
 
 
-def test_configs_are_listed_and_copied(folder: Path) -> None:
-    listed = run(COMMAND, "configs", cwd=folder).stdout
-    assert [line.split()[0] for line in listed.splitlines()] == list(shipped_configs())
-    assert re.search(r"^figure2.yaml +The model of `make figure2`", listed, re.MULTILINE)
-    shown = run(COMMAND, "configs", "figure2.yaml", cwd=folder).stdout
-    assert shown == shipped_configs()["figure2.yaml"].read_text()
-
-
-def test_settings_of_deepspeed_and_slurm_are_installed() -> None:
-    package = Path(olmo_sparsity.__file__).parent
-    for name in ("configs/deepspeed/zero3.json", "slurm/train.sbatch", "slurm/job.sh", "py.typed"):
-        assert (package / name).is_file(), name
-    assert not (package.parent / "analysis").exists()
-
-
 # --- budgets --------------------------------------------------------------------------------------
-
-
-def cpu_s(*words: str, cwd: Path, times: int = 3) -> float:
-    """CPU time of a command, the best of several."""
-    taken = []
-    for _ in range(times):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run(*words, cwd=cwd)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(taken)
-
-
-def test_the_start_is_fast(folder: Path) -> None:
-    nothing = cpu_s(sys.executable, "-c", "pass", cwd=folder, times=5)
-    imported = cpu_s(sys.executable, "-c", "import olmo_sparsity", cwd=folder, times=5)
-    assert imported - nothing < 0.1
-    assert cpu_s(COMMAND, "--help", cwd=folder, times=5) < 0.5
-    # PyTorch and transformers take nearly all of a first explanation: 5 to 7 s, by the processor.
-    (folder / "script.py").write_text(SCRIPT)
-    theirs = "from transformers import AutoTokenizer, LlamaForCausalLM"
-    assert cpu_s(sys.executable, "script.py", cwd=folder) < 1.3 * cpu_s(
-        sys.executable, "-c", theirs, cwd=folder
-    )
-
-
-def needed_by(name: str, found: set[str]) -> set[str]:
-    """The package, and what it requires without extras."""
-    if (name := canonicalize_name(name)) not in found:
-        found.add(name)
-        for line in importlib.metadata.requires(name) or ():
-            required = Requirement(line)
-            if required.marker is None or required.marker.evaluate({"extra": ""}):
-                needed_by(required.name, found)
-    return found
-
-
-def test_what_torch_does_not_bring_is_small() -> None:
-    sizes = {}
-    for name in needed_by("olmo-sparsity", set()) - needed_by("torch", set()):
-        files = [file.locate() for file in importlib.metadata.files(name) or ()]
-        sizes[name] = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
-    assert sum(sizes.values()) < 600e6, sizes

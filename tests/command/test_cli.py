@@ -64,30 +64,6 @@ def test_mistakes_in_a_run(
     assert expected in complaint(capsys, "train", config_path, *words)
 
 
-def test_costs_are_known_before_the_text_is_there(
-    config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    assert main(["train", config_path, "--dry-run", f"--data.folder={tmp_path / 'none'}"]) == 0
-    shown = capsys.readouterr().out
-    assert "is not prepared" in shown
-    assert "# parameters: 37,024" in shown
-
-
-def test_no_documents(config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    words = ["--data.corpus.source=text", f"--data.corpus.path={empty}"]
-    line = complaint(capsys, "prepare", config_path, f"--data.folder={tmp_path / 'd'}", *words)
-    assert f"{empty} holds no text files" in line
-
-
-def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    said = complaint(capsys, "export", str(tmp_path), str(tmp_path / "out"))
-    assert "holds no step* folder; train first" in said
-    assert "metrics.jsonl does not exist; is" in complaint(capsys, "losses", str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

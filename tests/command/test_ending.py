@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -120,43 +119,7 @@ def test_output_is_what_its_stream_can_show_and_no_terminal_executes(encoding: s
     assert json.loads('"' + text.removesuffix("\n").replace("\n", "\\n") + '"') == expected
 
 
-def test_a_command_may_have_no_output() -> None:
-    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *PRINTING], capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_python_without_docstrings_is_named() -> None:
-    done = subprocess.run(
-        [sys.executable, "-OO", "-m", "olmo_sparsity", "demo"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "python -OO (PYTHONOPTIMIZE=2) removes docstrings" in done.stderr
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    out = tmp_path / "copy.yaml"
-    done = subprocess.run(
-        [sys.executable, "-m", "olmo_sparsity", "configs", "quick.yaml", "--out", str(out)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"olmo-sparsity: {out} cannot be written: File too large")
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- Ctrl-C ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["prepare", "train", "sweep", "losses"])
-def test_ctrl_c_is_one_line_in_any_command(
-    command: str, failing: Failing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr("olmo_sparsity.settings.read_yaml", failing(KeyboardInterrupt()))
-    assert main([command, "x"]) == (130 if command == "losses" else 75)
-    goes_on = "" if command == "losses" else "; the same command goes on"
-    assert one_line(capsys) == f"olmo-sparsity: stopped{goes_on}"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR2"])
@@ -194,16 +157,6 @@ def test_an_error_that_is_no_defect_is_one_line(
     failing(error)
     assert main(["losses", "x"]) == 2
     assert re.fullmatch(said, one_line(capsys))
-
-
-@pytest.mark.parametrize("width", [10**12, 10**18])
-def test_a_model_larger_than_any_memory(
-    width: int, run_dict: dict, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    run_dict["model"] |= {"mlp_hidden_size": 2 * width, "d_model": 1024}
-    (tmp_path / "run.yaml").write_text(json.dumps(run_dict))
-    assert main(["train", str(tmp_path / "run.yaml")]) == 2
-    assert "out of memory" in one_line(capsys)
 
 
 def test_a_defect_stays_one(failing: Failing) -> None:

@@ -366,57 +366,23 @@ class Servers(Engine):
             server.meet(self.servers[0] if server is not self.servers[0] else None)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Neighbours of the sorted prompts, which share most, go to one server. `token_forwards`
-        counts what is sent; a server's cache may save some of it."""
+        """Threads take the sorted prompts in turn, so that neighbours meet what a server's cache
+        holds of them. `token_forwards` counts what is sent."""
         different = sorted({prompt.key for prompt in prompts})
-        found: dict[tuple, np.ndarray] = {}
-        alive, reasons = list(self.servers), list[str]()
-        for server in alive:
+        left, found = deque(different), dict[tuple, np.ndarray]()
+        gone = dict[Server, str]()
+        for server in self.servers:
             server.is_known = False
-        while left := [key for key in different if key not in found]:
-            if not alive:
-                raise DataError(f"no server is left: {'; '.join(dict.fromkeys(reasons))}")
-            gone = self._score_on(alive, left, found)
-            reasons += gone.values()
-            alive = [server for server in alive if server not in gone]
+        while left and (alive := [server for server in self.servers if server not in gone]):
+            workers = [s for i in range(self.at_once) for s in alive if not i or s.tells_prompts]
+            in_threads([partial(_work, server, left, found, gone) for server in workers])
+        if left:
+            raise DataError(f"no server is left: {'; '.join(gone.values())}")
         every = np.concatenate([np.empty(0), *found.values()]).tolist()
         ids = [token for _, after in found for token in after]
         refuse_constant(ids, every, self.servers[0].url)
         self.token_forwards += sum(len(a) + len(b) - 1 for a, b in different)
         return [found[prompt.key] for prompt in prompts]
-
-    def _score_on(
-        self, servers: Sequence[Server], keys: Sequence[tuple], found: dict[tuple, np.ndarray]
-    ) -> dict[Server, str]:
-        """Fill `found`; return the servers that did not reply, and why. Each thread takes the next
-        few prompts when it is done with its last ones."""
-        workers = [
-            one for i in range(self.at_once) for one in servers if not i or one.tells_prompts
-        ]
-        num = max(1, len(keys) // (4 * len(workers)))
-        parts = deque(keys[i : i + num] for i in range(0, len(keys), num))
-        gone = dict[Server, str]()
-
-        def work(server: Server) -> None:
-            while parts and server not in gone:
-                try:
-                    part = parts.popleft()
-                except IndexError:
-                    return
-                try:
-                    for before, after in part:
-                        server.recognize()
-                        log_p = server.score([*before, *after], len(before))
-                        server.recognize()  # it may have been restarted meanwhile
-                        found[before, after] = log_p
-                except _Gone as error:
-                    gone[server] = str(error)
-                except BaseException:
-                    parts.clear()  # other threads end, too
-                    raise
-
-        in_threads([partial(work, one) for one in workers])
-        return gone
 
     def recognize_in(self, folder: Path) -> None:
         """Write the first server's numbers for the probe into a folder of results, or raise if
@@ -429,6 +395,31 @@ class Servers(Engine):
 
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         return self.servers[0].generate(ids, max_new_tokens)
+
+
+def _work(
+    server: Server,
+    left: deque[tuple],
+    found: dict[tuple, np.ndarray],
+    gone: dict[Server, str],
+) -> None:
+    """Score the prompts that are left, until the server does not reply."""
+    while server not in gone:
+        try:
+            before, after = left.popleft()
+        except IndexError:
+            return
+        try:
+            server.recognize()
+            log_p = server.score([*before, *after], len(before))
+            server.recognize()  # it may have been restarted meanwhile
+            found[before, after] = log_p
+        except _Gone as error:
+            left.append((before, after))
+            gone[server] = str(error)
+        except BaseException:
+            left.clear()  # other threads end, too
+            raise
 
 
 def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -16,8 +16,7 @@ from olmo_sparsity.analysis.attribution.gate import check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
 from olmo_sparsity.analysis.attribution.request import AttributeRequest
 from olmo_sparsity.analysis.engines import server as module
-from olmo_sparsity.analysis.kernels.engine import Prompt
-from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.settings import SourceSettings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
@@ -125,50 +124,6 @@ def test_questions_resume_after_a_server_has_died(
     assert not check(path, tmp_path / "parts", tmp_path / "whole").notes
     with pytest.raises(ConfigError, match="other model"):
         check(path, tmp_path / "other", tmp_path / "whole")
-
-
-def test_a_log_asks_what_a_message_relied_on() -> None:
-    read = make_tokenizer(bos=False)
-    read.chat_template = (
-        "{% for m in messages %} {{ 'A:' if m.role == 'assistant' else 'Q:' }} {{ m.content }}"
-        "{% endfor %}{% if add_generation_prompt %} A:{% endif %}"
-    )
-    log = [
-        {"role": "system", "content": "w1 w2 w3 w4\n\nw5 w6 w7"},
-        {"role": "user", "content": "w20 w21"},
-        {"role": "assistant", "content": None, "tool_calls": []},
-        {"role": "tool", "name": "find", "content": "w8 w9 w10 w11 w12"},
-        {"role": "assistant", "content": "w1 w2 w3"},
-    ]
-    given = {"decoys": GIVEN["decoys"], "messages": log}
-    found = attribute(model_of(), read, **given)
-    assert found.names == ["system: w1 w2 w3 w4", "system: w5 w6 w7", "tool: find"]
-    ids = found.layout.block.tokens.tolist()
-    text = "Q: w1 w2 w3 w4 w5 w6 w7 Q: w20 w21 A: Q: w8 w9 w10 w11 w12 A: w1 w2 w3"
-    assert ids == read(text).input_ids
-    whole = attribute(wrap_model(model_of(), read), **given)
-    assert whole.matrix.equals(found.matrix)
-    for template in (
-        "{% for m in messages|reverse %} {{ m.content }}{% endfor %}",
-        "{% for m in messages[1:] %} {{ m.content }}{% endfor %}",
-        "{% for m in messages if m.role != 'tool' %} {{ m.content }}{% endfor %}",
-    ):
-        read.chat_template = template + " A:"
-        with pytest.raises(DataError, match="drops, repeats, moves or changes messages"):
-            attribute(model_of(), read, **given)
-    with pytest.raises(ConfigError, match="question cannot be combined with messages"):
-        attribute(model_of(), read, **given, question="w1")
-    with pytest.raises(ConfigError, match="sources must be"):
-        attribute(model_of(), read, question="w1")
-
-
-def test_prompts_need_no_common_length(model: LoadedModel, server: FakeServer) -> None:
-    asked = [Prompt(np.arange(1, 3 + n), np.arange(5, 6 + n)) for n in range(4)]
-    for prompt, log_p in zip(asked, model.model.score(asked), strict=True):
-        log_p_LV = server.model.log_p([*prompt.prefix, *prompt.continuation])
-        first = len(prompt.prefix)
-        own = [log_p_LV[first - 1 + i, token] for i, token in enumerate(prompt.continuation)]
-        np.testing.assert_allclose(log_p, own, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["Mamba", "BLOOM", "Falcon (ALiBi)"])

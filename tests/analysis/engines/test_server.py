@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,31 +194,6 @@ def test_two_servers_share_the_prompts_and_one_is_enough(
         server.start()
 
 
-def test_times_and_sizes_in_messages_are_true(servers: list[FakeServer], said: list[str]) -> None:
-    servers.append(server := FakeServer(TOKENIZER))
-    engine, began = opened(server, patience_s=0.3), time.monotonic()
-    server.fault = lambda number: "slow"
-    with pytest.raises(DataError, match=r"no whole reply within 0\.2 s"):
-        engine.score(prompts(0))
-    assert 0.2 <= time.monotonic() - began < 5
-    assert said[0].endswith("trying again for 0.3 s")
-    server.fault = lambda number: "huge"
-    with pytest.raises(DataError, match=r"more than 1,0\d\d,\d\d\d bytes"):
-        engine.score(prompts(0))
-
-
-def test_an_answer_that_is_no_text_is_refused(
-    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    servers.append(server := FakeServer(TOKENIZER))
-    engine = opened(server)
-    assert len(engine.generate([4, 5], 1)) == 1
-    for text in (None, 3, "\ud800"):
-        monkeypatch.setattr(server, "_text", lambda token, text=text: text)
-        with pytest.raises(DataError, match="returned no text"):
-            engine.generate([4, 5], 1)
-
-
 @pytest.mark.parametrize("key", ["s3cret-kez", "s3cret\nkey", "s3crèt", " s3cret "])
 def test_the_key_is_sent_and_never_written(
     key: str, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
@@ -237,29 +211,13 @@ def test_the_key_is_sent_and_never_written(
 @pytest.mark.parametrize(
     "url",
     [
-        *(
-            "http://127.0.0.1:port",
-            "http://127.0.0.1:99999",
-            "http://[::1",
-            "http://:80",
-            "http://",
-        ),
-        *("http://me:SECRET@127.0.0.1:1", "http://me:SECRET@h:99999", "HTTPS://SECRET@h:port"),
-        *("http://h:1,http://me:SEC@RET@h:1", "http://h:1?key=SECRET", "ftp://me:SECRET@h"),
+        *("http://127.0.0.1:port", "http://h:99999", "http://[::1", "http://", "ftp://h"),
+        *("http://me:SECRET@127.0.0.1:1", "HTTPS://SECRET@h:port", "http://h:1?key=SECRET"),
+        "http://h:1,http://me:SEC@RET@h:1",
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"dtype": "fp16"}, {"tokenizer": make_tokenizer()}])
-def test_wrong_urls_are_refused_without_their_passwords(url: str, options: Any) -> None:
+def test_wrong_urls_are_refused_without_their_passwords(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_model(url, **options)
+        load_model(url, tokenizer=make_tokenizer())
     assert not {"SECRET", "SEC", "RET"} & {*str(refused.value).replace("@", " ").split()}
     assert "SECRET" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "match"),
-    [("http://127.0.0.1:1", "needs the tokenizer"), ("llama:none.gguf", "does not exist")],
-)
-def test_names_lack_what_they_need(name: str, match: str) -> None:
-    with pytest.raises(UserError, match=match):
-        load_model(name)

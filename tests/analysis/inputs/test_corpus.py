@@ -110,15 +110,6 @@ def test_records_beside_plain_text_are_not_chosen_from_silently(tmp_path: Path, 
     assert len(texts(CorpusConfig("files", path=f"{tmp_path}/**/*.jsonl"))) == 2
 
 
-def test_c4_files_are_lines_of_json(tmp_path: Path) -> None:
-    config = CorpusConfig("c4_files", path=str(tmp_path / "*.gz"))
-    with pytest.raises(DataError, match=r"\*\.gz matches no file"):
-        texts(config)
-    (tmp_path / "notes.txt.gz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"notes\.txt\.gz"):
-        texts(config)
-
-
 # --- the hub ------------------------------------------------------------------------------------
 
 
@@ -171,11 +162,3 @@ def test_skipping_and_stopping_cut_the_same_stream(
     else:
         rest = sum(isinstance(record, TextRecord) for record in everything[skip:])
         assert sum(isinstance(record, TextRecord) for record in found) == min(wanted, rest)
-
-
-def test_embedded_and_text_skip_as_well(tmp_path: Path, embedded: list[TextRecord]) -> None:
-    assert list(read_records(CorpusConfig(source="embedded"), skip=5000)) == embedded[5000:]
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text(name)
-    text = CorpusConfig(source="text", path=str(tmp_path))
-    assert [r.text for r in read_records(text, skip=2) if isinstance(r, TextRecord)] == ["c"]

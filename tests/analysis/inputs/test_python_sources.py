@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.analysis.inputs import corpus, python_sources
+from olmo_sparsity.analysis.inputs import corpus
 from olmo_sparsity.analysis.inputs.corpus import list_inputs, read_documents, read_records
 from olmo_sparsity.analysis.inputs.records import BadRecord, CorpusConfig, LeftOut, TextRecord
-from olmo_sparsity.errors import DataError
 
 
 def texts(config: CorpusConfig) -> list[str]:
@@ -48,8 +47,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "stdlib": tmp_path,
         **dict.fromkeys(("purelib", "platlib"), tmp_path / "site-packages"),
     }
-    monkeypatch.setattr(python_sources.sysconfig, "get_paths", lambda: paths)
-    monkeypatch.setattr(python_sources, "TABLE_BITS", 20)
+    monkeypatch.setattr(corpus.sysconfig, "get_paths", lambda: paths)
+    monkeypatch.setattr(corpus, "TABLE_BITS", 20)
     return tmp_path
 
 
@@ -96,20 +95,3 @@ def test_python_files_skipped_still_count_as_read() -> None:
     whole = list(read_records(config))
     for skip in range(12):
         assert list(read_records(config, skip)) == whole[skip:]
-
-
-def test_an_environment_without_python_files_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = dict.fromkeys(("stdlib", "purelib", "platlib"), tmp_path)
-    monkeypatch.setattr(python_sources.sysconfig, "get_paths", lambda: paths)
-    with pytest.raises(DataError, match=r"holds no \.py file"):
-        texts(CorpusConfig(source="python"))
-
-
-def test_the_python_of_this_environment_is_found() -> None:
-    files = python_sources.list_python_files()
-    packages = {package for package, _ in files}
-    assert {"json", "argparse", "torch", "numpy"} <= packages
-    assert not packages & {"olmo_sparsity", "analysis", "site-packages"}
-    assert len({path for _, path in files}) == len(files) > 2000

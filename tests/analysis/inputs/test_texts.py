@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +13,17 @@ import pandas as pd
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs import texts
 from olmo_sparsity.analysis.inputs.corpus import CorpusConfig, is_heldout, read_documents
-from olmo_sparsity.analysis.inputs.documents import Controls, Documents
+from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.results.tables import read_table
-from olmo_sparsity.config.run import config_from_dict
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.runs import training_text
-from tests.conftest import VOCAB, mixed_section, named
+from tests.conftest import named
 from tests.support.corpora import TEXTS, lines, packed
 
 ROWS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
@@ -85,16 +78,6 @@ def test_files_are_documents_of_the_same_numbers_and_names(path: str, model: Loa
     renamed = [{"body": row["text"], "text": "no"} for row in ROWS]
     for rows in (pd.DataFrame(renamed), datasets.Dataset.from_list(renamed), renamed):
         assert read(open_documents(rows, model, field="body")) == TEXTS
-
-
-def test_files_of_text_are_the_same_documents(model: LoadedModel) -> None:
-    paths = ["t/1.txt", "t/2.txt", "t/deep/3.txt", "t/deep/4.txt"]
-    Path("t/deep").mkdir(parents=True)
-    for path, text in zip(paths, TEXTS, strict=True):
-        Path(path).write_text(text)
-    for form in ("t", "t/**/*.txt", "text:t"):
-        documents = open_documents(form, model)
-        assert (read(documents), names(documents)) == (TEXTS, paths)
 
 
 DATASET = datasets.Dataset.from_list(ROWS)
@@ -193,36 +176,17 @@ def test_more_than_can_be_held_is_refused_before_it_is_read(
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def test_bad_records_are_counted_and_said(
-    model: LoadedModel, capsys: pytest.CaptureFixture
-) -> None:
-    good = [{"text": f"text {number}"} for number in range(300)]
-    packed("a.jsonl", lines(good) + b"{\n" + b'{"text": 3}\n')
-    assert len(open_documents("a.jsonl", model)) == 300
-    said = capsys.readouterr().err
-    assert "1 x malformed line (first: a.jsonl:301)" in said
-    assert "1 x no text field (first: a.jsonl:302)" in said
-    packed("a.jsonl", lines(good) + b"{\n" * 9)
-    with pytest.raises(DataError, match=r"9 of the first 309 records are bad.*a\.jsonl:301"):
-        open_documents("a.jsonl", model)
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
         ("nonsense", {}, "text=nonsense is not a file or glob"),
-        ("x" * 5000, {}, "text=x{80} is not .* a list of strings"),
         ("a *text*\nof two lines", {}, "a list of strings"),
-        ("text:", {}, "text=text: is not"),
-        ("text:nowhere", {}, "nowhere matches no file"),
         ("hub:a:b:c:d", {}, "is not"),
         ("nowhere.jsonl", {}, r"nowhere\.jsonl matches no file"),
         ("folder", {}, "folder holds no text files or records"),
         ("notes.txt", {"field": "body"}, r"notes\.txt is plain text"),
         ("text:notes.txt", {"field": "body"}, "field=body means nothing to text:notes"),
-        ("-", {"field": "body"}, "field=body means nothing to -; leave it out"),
         (["a"], {"split_at": "blank-lines"}, "split_at=blank-lines means nothing to list"),
-        ("a.jsonl", {"split_at": "blank-lines"}, "split_at=blank-lines"),
         ("notes.txt", {"split_at": "lines"}, "split_at='lines'"),
         ("notes.txt", {"limit": 1}, r"limit=1 documents \(--max-documents\): pass at least 2"),
         ([], {}, "list holds no documents"),
@@ -240,51 +204,6 @@ def test_what_cannot_be_read_is_one_line(
     with pytest.raises(UserError, match=message) as caught:
         open_documents(text, model, **options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def measurable() -> LoadedModel:
-    config = ModelConfig(
-        d_model=16,
-        n_heads=2,
-        n_layers=1,
-        vocab_size=VOCAB,
-        embedding_size=VOCAB,
-        max_sequence_length=32,
-    )
-    return LoadedModel(build_model(config).eval(), characters(), "tiny", 1, None, "weights")
-
-
-def test_a_folder_of_texts_with_some_manifest_is_none_to_delete(model: LoadedModel) -> None:
-    Path("texts").mkdir()
-    Path("texts/manifest.json").write_text('{"other": 1}')
-    Path("texts/a.txt").write_text("a text")
-    with pytest.raises(DataError, match="is texts a folder of texts, name it text:texts;"):
-        open_documents("texts", model)
-    assert read(open_documents("text:texts", model)) == ["a text"]
-
-
-def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
-    packed("a.jsonl", lines([{"text": f"{n} abcabcabc abcabc"} for n in range(6)]))
-    results = measure(  # reads the text that is named
-        measurable,
-        "a.jsonl",
-        Windows(8, 4, 4),
-        selectors="nearest",
-        ks=1,
-        share=1.0,
-        min_gap=0,
-        draws=1,
-        out="out",
-    )
-    assert results is not None
-    assert results.documents.name.tolist() == [f"a.jsonl:{n}" for n in range(1, 7)]
-    assert read_table(Path("out/documents.parquet"), "documents").num_rows == 6
-    Path("book.txt").write_text("one\n\ntwo")
-    with pytest.raises(DataError, match=r"book\.txt is one document"):
-        measure(measurable, "book.txt", Windows(4, 2), ks=[1])
-    with pytest.raises(ConfigError, match="model must be"):
-        open_documents(["a", "b"], "a folder")  # type: ignore[arg-type] # wrong on purpose
 
 
 # --- the hub --------------------------------------------------------------------------------------
@@ -336,17 +255,6 @@ def test_a_documents_text_never_becomes_control_tokens_unless_wanted(tokenizer: 
     for document in open_documents(pairs, model, prompt_field="prompt"):
         assert document.tokens.tolist() == one * 2
         assert document.target == len(one)
-
-
-def test_a_tokenizer_that_cannot_encode_control_tokens_as_text_is_named() -> None:
-    words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "</s>": 2}, "?"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.add_special_tokens(["</s>", "?"])
-    model = named("somebody/elses", words)
-    assert [d.tokens.tolist() for d in open_documents(["one other", "one"], model)] == [[1, 0], [1]]
-    with pytest.raises(DataError, match=r"</s>.*control_tokens"):
-        open_documents(["one", "one </s>"], model)
-    assert open_documents(["one </s>"], model, control_tokens=True)[0].tokens.tolist() == [1, 2]
 
 
 # --- what a run has, and what it was trained on ---------------------------------------------------
@@ -414,60 +322,6 @@ def test_a_file_that_was_trained_on_is_known_in_every_form(
         open_documents("a.jsonl", run)
 
 
-def test_no_text_of_an_authors_own_is_foreign_to_another(
-    model: LoadedModel, make_config: Callable[..., RunConfig]
-) -> None:
-    rows = [
-        {
-            "text": f"{part} of {by}: " + " ".join(f"{by}{i * part % 23}" for i in range(60)),
-            "by": by,
-        }
-        for by in ("Ada", "Bo", "Cy", "Di", "Ed", "Fay")
-        for part in range(5)
-    ]
-    packed("a.jsonl", lines(rows))
-    grouped = open_documents("a.jsonl", model, group_field="by")
-    assert [d.group for d in grouped] == [row["by"] for row in rows]
-    assert grouped.fingerprint != open_documents("a.jsonl", model).fingerprint
-    controls = Controls(grouped, windows := Windows(24, 8))
-    for document in grouped:
-        block = next(windows.blocks(document.tokens))
-        drawn = [controls.unrelated(document, block, draw) for draw in range(8)]
-        assert document.group not in {far.document.group for far in drawn}
-    # As the run held them out, which its config says.
-    corpus = {"source": "files", "path": "a.jsonl", "group_field": "by"}
-    config = make_config(data__folder="data", data__corpus=corpus, data__heldout_share=0.4)
-    prepare(config.data)
-    run = as_run(config)
-    own, again = open_documents(None, run), open_documents("a.jsonl", run, group_field="by")
-    assert [d.tokens.tolist() for d in own] == [d.tokens.tolist() for d in again]
-    assert len(own) == 5 * len({d.group for d in own}) == 5 * len({d.group for d in again})
-    with pytest.raises(ConfigError, match=r"with field=text, group_field=by.*pass the same"):
-        open_documents("a.jsonl", run)
-
-
-def test_a_run_on_a_mixture_is_measured_on_what_each_corpus_held_out(
-    make_config: Callable[..., RunConfig], mixed_folder: Path
-) -> None:
-    config = make_config(data=mixed_section(mixed_folder))
-    run, parts = as_run(config), open_shards(config.data, "heldout").parts
-    own = open_documents(None, run)
-    first, second = (part.shards for part in parts)
-    assert len(own) == len(first) + len(second)
-    assert own[len(first)].tokens.tolist() == second.document(0).tolist()
-    assert [d.group for d in own.items[len(first) :]] == list(map(second.group, range(len(second))))
-    # Each corpus, known as what the run was trained on.
-    path = str(mixed_folder / "letters.jsonl")
-    letters = open_documents(path, run, group_field="author")
-    assert [d.tokens.tolist() for d in letters] == [
-        second.document(number).tolist() for number in range(len(second))
-    ]
-    assert letters.num_training == 200 - len(second)
-    assert open_documents("embedded", run).num_training > 0
-    with pytest.raises(ConfigError, match=r"with field=text, group_field=author.*pass the same"):
-        open_documents(path, run)
-
-
 def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_folder: Path) -> None:
     model = named("somebody/elses", heldout.tokenizer)
     with pytest.raises(ConfigError, match=r"text=None: .* was not trained here"):
@@ -487,20 +341,3 @@ def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_fo
         open_documents("embedded", named("x", heldout.tokenizer, 9), limit=2)
     with pytest.raises(DataError, match="the model's vocabulary has 9"):
         open_documents(str(data_folder), named("x", heldout.tokenizer, 9), limit=2)
-
-
-def test_folders_prepared_before_fields_had_names_are_still_the_same(tmp_path: Path) -> None:
-    """Their manifest names neither `field` nor `split_at`; new ones, where they are as before."""
-    packed("a.jsonl", lines([{"text": f"a text of {n} words"} for n in range(40)]))
-    corpus = {"source": "c4_files", "path": "a.jsonl"}
-    data = {"folder": "data", "tokenizer": {"train_vocab": 300}, "heldout_share": 0.3}
-
-    def prepared(**changed: Any) -> None:
-        prepare(config_from_dict({"data": data | {"corpus": corpus | changed}}).data)
-
-    prepared()
-    settings = json.loads(Path("data/manifest.json").read_text())["settings"]["corpus"]
-    assert settings == {"source": "c4_files", "path": "a.jsonl", "max_documents": None}
-    prepared(field="text")
-    with pytest.raises(ConfigError, match=re.escape("corpus.field=None (now body)")):
-        prepared(field="body")

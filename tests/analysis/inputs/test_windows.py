@@ -81,21 +81,6 @@ def test_windows_that_mean_nothing_are_refused(windows: Windows) -> None:
         good.check()
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 9), st.integers(0, 3))
-def test_as_many_positions_are_needed_as_are_used(
-    short: int, more: int, stride: int, num_prefix: int
-) -> None:
-    for windows in (
-        Windows(short + more, short, stride, (9,) * num_prefix),
-        Windows("all", short, stride, (9,) * num_prefix),
-        Windows("all", short, stride, (9,) * num_prefix, most=short + more),
-    ):
-        length = windows.first_target + 3 * stride
-        blocks = windows.blocks(np.arange(length))
-        used = max(len(block.tokens) - 1 for block in blocks)
-        assert windows.num_positions(length) == used
-
-
 # --- units ----------------------------------------------------------------------------------------
 
 
@@ -146,11 +131,6 @@ def test_places_and_sums_are_those_of_the_units(
         end = data.draw(st.integers(first + 1, len(units)))
         expected = {place for unit in by_hand[first:end] for place in unit}
         assert units.run(first, end).tolist() == sorted(expected)
-
-
-def test_units_of_fixed_width_and_of_the_text() -> None:
-    named = {"tokens": 1, "span:2": 2, "span:17": 17, "words": None, "paragraphs": None}
-    assert {units: span_width(units) for units in named} == named
 
 
 @pytest.mark.parametrize(

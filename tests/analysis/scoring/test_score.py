@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import zlib
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +23,6 @@ from olmo_sparsity.analysis.scoring.score import (
     score_files,
 )
 from olmo_sparsity.analysis.settings import ScoreSettings, build
-from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.folders import Pieces
 from olmo_sparsity.streams import stream
@@ -161,6 +155,7 @@ def test_files_in_shards_and_after_a_stop(
     """The same bytes from one process, from two that share the parts, from one that stopped, and
     from one whose parts were damaged."""
     monkeypatch.setattr(module, "PART_DOCUMENTS", 2)
+    monkeypatch.setattr(module, "POOL", 5)  # the last document is in nobody's control
     rows = [{"text": text, "id": STRANGE[number]} for number, text in enumerate(texts)]
     lines = tmp_path / "texts.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -196,6 +191,13 @@ def test_files_in_shards_and_after_a_stop(
         assert len(calls) - before == (2 if before == 2 else 1)  # of three parts
     with pytest.raises(ConfigError, match="settings"):
         into("whole", seed=4)
+    rows[-1]["text"] += " w3"  # the part that holds a changed text is computed again
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before, begun = read(whole), len(calls)
+    changed = read(into("whole"))
+    assert changed[:-1] == before[:-1]
+    assert changed[-1]["tokens"] == before[-1]["tokens"] + 1
+    assert len(calls) - begun == 1
     needed = 0  # as the documentation of `score` says
     for row in read(whole):
         fits = [context for context in CONTEXTS if row[f"loss_{context}"] is not None]
@@ -244,31 +246,3 @@ def test_another_tokenizer_or_template_is_another_work(texts: list[str], tmp_pat
         request = request_of(wrap_model(model, tokenizer), lines, tmp_path / "a.jsonl")
         with pytest.raises(ConfigError, match=name):
             score_files(request)
-
-
-def test_a_killed_command_resumes_to_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And scores a text again that changed, with the part that holds it."""
-    monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"text": make_words(60, seed)}) for seed in range(260)]
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    words = ["score", "demo", "--text", "t.jsonl", "--contexts", "40", "--local", "8", "--out"]
-    killed = subprocess.Popen([sys.executable, "-m", "olmo_sparsity", *words, "a.parquet"])
-    parts = tmp_path / "a.parquet.parts"
-    while killed.poll() is None and len(list(parts.glob("0*.json"))) < 2:
-        time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert not (tmp_path / "a.parquet").exists()
-    assert main([*words, "a.parquet"]) == main([*words, "b.parquet"]) == 0
-    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-    before, num = read(tmp_path / "a.parquet"), len(list(parts.glob("0*")))
-    assert (len(before), num) == (260, 5)
-    lines[-1] = json.dumps({"text": make_words(60, 999)})
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    assert main([*words, "a.parquet"]) == 0
-    after = read(tmp_path / "a.parquet")
-    assert after[:-1] == before[:-1]
-    assert after[-1]["loss_8"] != before[-1]["loss_8"]
-    assert len(list(parts.glob("0*"))) == num

@@ -12,7 +12,6 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.scoring.cost import CountingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
@@ -47,13 +46,6 @@ def document() -> np.ndarray:
 @pytest.fixture(scope="module")
 def block(document: np.ndarray) -> Block:
     return next(iter(Windows(16, 6, 4).blocks(document)))
-
-
-def test_a_counting_scorer_has_losses_of_all_sizes(model: Any, block: Block) -> None:
-    """With equal ones a rule that chooses by losses would always choose the first."""
-    scorer = CountingScorer(shown_alone(model))
-    (nll_W,) = scorer.losses([scorer.context(block).long_row()])
-    assert len({*nll_W.tolist()}) == len(nll_W) > 1
 
 
 @pytest.mark.parametrize("windows", [*WINDOWS, LONG_BLOCK], ids=str)
@@ -100,12 +92,6 @@ def test_rows_for_single_targets_equal_those_for_the_whole_block(
 
 
 @ONE_FAMILY
-def test_no_target_no_rows(model: Any) -> None:
-    found = context_losses(shown_alone(model), Document(np.arange(5)), Windows(10, 4))
-    assert len(found.target) == len(found.loss_long) == len(NOTHING) == 0
-
-
-@ONE_FAMILY
 def test_rows_of_several_contexts_look_back_at_their_own_far_tokens(
     model: Any, document: np.ndarray
 ) -> None:
@@ -118,26 +104,6 @@ def test_rows_of_several_contexts_look_back_at_their_own_far_tokens(
     for together, apart in zip(scorer.losses(rows), alone, strict=True):
         np.testing.assert_allclose(together, apart, atol=1e-5)
     assert np.abs(alone[0] - alone[3]).max() > 1e-3
-
-
-def test_a_batch_counts_the_far_states_it_looks_back_at(
-    document: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = tiny("olmo")
-    block = next(iter(Windows(30, 6, 1).blocks(document)))
-    scorer = Scorer(ours, CPU, batch_tokens=80)
-    context = scorer.context(block)
-    sizes, hidden = [], ours.hidden
-
-    def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
-        sizes.append(len(tokens_BL))
-        return hidden(tokens_BL, *given, **named)
-
-    monkeypatch.setattr(ours, "hidden", counted)
-    scorer.losses([context.set_row(np.arange(10))] * 20)  # the states of 10 places, in each row
-    assert max(sizes) == 80 // (6 + 10)
-    scorer.losses([context.set_row(np.arange(24))] * 20)  # all states, shared by the rows
-    assert max(sizes) == 80 // 6
 
 
 @pytest.mark.parametrize("change", [{}, {"n_kv_heads": 2}, {"query_scale_length": 40.0}])
@@ -190,14 +156,6 @@ def test_where_memory_does_not_suffice_batches_are_halved(
     monkeypatch.setattr(ours, "hidden", never)
     with pytest.raises(torch.OutOfMemoryError):
         recovered(scorer)
-
-
-@pytest.mark.parametrize(("parameters", "tokens"), [(1e7, 131072), (4e8, 40960), (8e9, 16384)])
-def test_on_a_gpu_batches_of_a_small_model_hold_more_tokens(parameters: float, tokens: int) -> None:
-    scorer = Scorer(tiny("olmo"), torch.device("cuda"))
-    scorer.num_parameters = int(parameters)
-    assert scorer._tokens_at_once() == tokens
-    assert Scorer(tiny("olmo"), CPU).batch_tokens == 4096
 
 
 @pytest.mark.parametrize("given", ["runs/mine", None])
