@@ -25,8 +25,9 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     **{f"study/tables/{path.name}": f"tables/{path.name}" for path in ROOT.glob("study/tables/*")},
     "README.md": "index.md",
-    "slurm/README.md": "slurm.md",
+    "olmo_sparsity/slurm/README.md": "slurm.md",
     "benchmarks/README.md": "benchmarks.md",
+    "study/records/benchmarks.md": "benchmarks_record.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -320,7 +320,7 @@ def test_the_results_through_reasoning_are_those_of_the_stored_traces() -> None:
 
 def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:
     rows = other_table("source_rivals").set_index("rival")
-    text = (ROOT / "benchmarks/README.md").read_text()
+    text = (ROOT / "study/records/benchmarks.md").read_text()
     assert len(rows) > 8
     for name, row in rows.iterrows():
         numbers = [*(f"{number:.2f}" for number in row[:-1]), f"{row.iloc[-1]:,.0f}"]

@@ -67,7 +67,7 @@ MessageTimeout=3
 TCPTimeout=1
 KillWait=60
 MinJobAge=600
-NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=64 Gres=gpu:4
+NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=64 Gres=gpu:8
 """
 
 
@@ -110,9 +110,9 @@ class Cluster:
             )
             + PARTITIONS
         )
-        for gpu in range(4):  # in name only
+        for gpu in range(8):  # in name only
             (self.folder / f"gpu{gpu}").touch()
-        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-3]\n")
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-7]\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))

@@ -414,12 +414,12 @@ def assert_same(found: Results, whole: Results) -> None:
         pd.testing.assert_frame_equal(getattr(whole, name), getattr(found, name), atol=1e-5)
 
 
-# --- slurm/README.md ------------------------------------------------------------------------------
+# --- docs/train.md and slurm/README.md ------------------------------------------------------------
 
-README = (ROOT / "slurm/README.md").read_text()
+PAGES = "".join((ROOT / page).read_text() for page in ("docs/train.md", "slurm/README.md"))
 COMMANDS = [
     shlex.split(line, comments=True)
-    for block in re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    for block in re.findall(r"```bash\n(.*?)```", PAGES, flags=re.DOTALL)
     for line in block.splitlines()
     if line.startswith(("sbatch", "squeue")) or "--slurm" in line
 ]
@@ -427,7 +427,7 @@ COMMANDS = [
 
 @pytest.mark.accept
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_the_commands_of_the_readme(
+def test_the_commands_of_the_pages(
     words: list[str], jobs: dict[Scenario, Future[Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SLURM's own are submitted for a test, and a run of a sweep as ours submits it."""
