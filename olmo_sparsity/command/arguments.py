@@ -10,17 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from olmo_sparsity import __version__
-from olmo_sparsity.analysis import api
-from olmo_sparsity.analysis.settings import (
-    QUICK,
-    QUICK_BLOCKS,
-    AskSettings,
-    ModelOptions,
-    ScoreSettings,
-    Settings,
-    SourceSettings,
-    TextOptions,
-)
+from olmo_sparsity.analysis import api, settings
+from olmo_sparsity.analysis.settings import ModelOptions
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.settings import add_options, arguments_of, spell
 
@@ -67,12 +58,10 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     _add_training(command)
     _add_explain(command("explain", "show which far tokens one prediction depends on"))
     _add_attribute(command("attribute", "show which source each statement of an answer relies on"))
-    _add_measure(
-        command("measure", "measure which far tokens the losses on many documents depend on")
-    )
-    _add_score(
-        command("score", "score documents for long-context training by what distant text adds")
-    )
+    which = "which far tokens the losses on many documents depend on"
+    _add_measure(command("measure", f"measure {which}"))
+    what = "by what distant text adds"
+    _add_score(command("score", f"score documents for long-context training {what}"))
     _add_results(command)
     return parser
 
@@ -122,7 +111,7 @@ def _add_explain(sub: Parser) -> None:
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     _add(sub, help, target="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, AskSettings, ModelOptions, help=help)
+    add_options(sub, settings.AskSettings, ModelOptions, help=help)
     sub.add("--check", action="store_true", help="compare with unrelated texts")
     _add(sub, help, foreign="TEXT")
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
@@ -150,7 +139,7 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--candidates", type=_words, metavar="NAME,…", help=help["candidates"])
     _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, SourceSettings, ModelOptions, help=help)
+    add_options(sub, settings.SourceSettings, ModelOptions, help=help)
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
     sub.add("--out", metavar="FOLDER", help="of --questions; the same command resumes")
@@ -178,12 +167,12 @@ def _add_measure(sub: Parser) -> None:
     )
     _add(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")
     sub.add("--at", action="append", metavar="WORDS", help=AT)
-    add_options(sub, Settings, TextOptions, ModelOptions, help=help)
+    add_options(sub, settings.Settings, settings.TextOptions, ModelOptions, help=help)
     several = "i/n: the i-th (from 0) of n processes that measure into one folder"
     sub.add("--shard", default="0/1", help=f"{several}; the last writes the results")
     quick = " ".join(
         f"--{name.replace('_', '-')} {spell(value)}"
-        for name, value in (QUICK | QUICK_BLOCKS).items()
+        for name, value in (settings.QUICK | settings.QUICK_BLOCKS).items()
     )
     sub.add("--quick", action="store_true", help=f"random blocks of few documents: {quick}")
     how = sub.add_mutually_exclusive_group()
@@ -201,44 +190,27 @@ def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
 def _add_score(sub: Parser) -> None:
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--text", required=True, help="a file or glob of .parquet, .jsonl or plain text")
-    sub.add(
-        "--out",
-        required=True,
-        help="a .parquet or .jsonl file: a row for each document, with all its fields; the same "
-        "command resumes",
-    )
+    out = "a .parquet or .jsonl file: a row for each document; the same command resumes"
+    sub.add("--out", required=True, help=out)
     sub.add("--field", default="text", help="the field that holds the text (%(default)s)")
-    add_options(sub, ScoreSettings, ModelOptions)
-    sub.add(
-        "--shard",
-        default="0/1",
-        help="i/n: the i-th (from 0) of n processes; the last one writes OUT",
-    )
+    add_options(sub, settings.ScoreSettings, ModelOptions)
+    several = "i/n: the i-th (from 0) of n processes; the last one writes OUT"
+    sub.add("--shard", default="0/1", help=several)
     sub.add("--dry-run", action="store_true", help="estimate the cost")
 
 
 def _add_results(command: Commands) -> None:
     sub = command("figure", "draw Figure 2 of measurements")
     sub.add("results", metavar="RESULTS", nargs="+")
-    sub.add(
-        "--out",
-        required=True,
-        help="a .png, .pdf or .svg file",
-    )
+    sub.add("--out", required=True, help="a .png, .pdf or .svg file")
     sub.add("--labels", help="comma-separated names of the models")
 
-    sub = command(
-        "compare",
-        "compare two measurements of the same text: the difference of net "
-        "excess, each document resampled for both at once",
-    )
+    how = "the difference of net excess, each document resampled for both at once"
+    sub = command("compare", f"compare two measurements of the same text: {how}")
     sub.add("first", metavar="RESULTS")
     sub.add("second", metavar="RESULTS")
-    sub.add(
-        "--transfer",
-        action="store_true",
-        help="each was measured with the other's --choices: the mean of both directions",
-    )
+    both = "each was measured with the other's --choices: the mean of both directions"
+    sub.add("--transfer", action="store_true", help=both)
     sub.add("--out", help="a .csv file of all values")
 
     sub = command("report", "write a measurement as one page to read in a browser")

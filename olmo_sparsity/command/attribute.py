@@ -27,8 +27,7 @@ OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "html", "jso
 def attribute(options: argparse.Namespace) -> int:
     if options.questions is not None:
         return _attribute_questions(options)
-    from olmo_sparsity.analysis.attribution import statements
-    from olmo_sparsity.analysis.attribution.messages import read_log
+    from olmo_sparsity.analysis.attribution import messages, statements
     from olmo_sparsity.analysis.attribution.request import AttributeRequest
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.results.tables import plain
@@ -44,7 +43,7 @@ def attribute(options: argparse.Namespace) -> int:
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
     given = given_options(options, AttributeRequest.names()) | {
         "sources": None if options.source is None else _read_sources(options.source),
-        "messages": None if options.messages is None else read_log(options.messages),
+        "messages": None if options.messages is None else messages.read_log(options.messages),
     }
     given |= {name: given[name] and read_text(given[name], inline=True) for name in texts}
     request = AttributeRequest.of(**given)
@@ -65,13 +64,7 @@ def attribute(options: argparse.Namespace) -> int:
 
 
 def _attribute_questions(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.attribution import gate
-    from olmo_sparsity.analysis.attribution.questions import (
-        count_questions,
-        describe,
-        identity_of_questions,
-        measure_questions,
-    )
+    from olmo_sparsity.analysis.attribution import gate, questions
     from olmo_sparsity.analysis.attribution.request import AttributeRequest
     from olmo_sparsity.analysis.models.load import load_model
 
@@ -84,7 +77,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         raise ConfigError(f"--margin={options.margin} must be a number of nats, 0 or more")
     if options.gate and options.shard != "0/1":
         raise ConfigError("--gate: run it once all shards have finished, without --shard")
-    model, questions, out = options.model, options.questions, options.out
+    model, path, out = options.model, options.questions, options.out
     loading = build(ModelOptions, vars(options))
     loaded = load_model(model, tokenizer=options.tokenizer, whole_prompts=True, **loading.loading)
     settings = build(SourceSettings, vars(options))
@@ -92,24 +85,24 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         model=loaded, decoys=options.decoys, settings=settings, loading=loading
     )
     if options.dry_run:
-        print(count_questions(common, questions))
+        print(questions.count_questions(common, path))
         return 0
     if out is None:
         raise ConfigError("--questions requires --out, the folder of the results")
     against = options.baseline, options.allow_other_model
     if options.gate:
-        identity = identity_of_questions(common, questions)
-        gate.refuse_without_checks(questions, out, identity, *against)
+        identity = questions.identity_of_questions(common, path)
+        gate.refuse_without_checks(path, out, identity, *against)
     shard = arguments.parse_shard(options.shard)
-    found = measure_questions(common, questions, out, shard=shard)
+    found = questions.measure_questions(common, path, out, shard=shard)
     if found is None:
         return 0
-    print(describe(found))
+    print(questions.describe(found))
     print(f"tables: {out}/statements.parquet, matrix.parquet")
     if not options.gate:
         return 0
-    checked = gate.check(questions, out, *against, margin=options.margin)
-    checked.write(Path(out), Path(questions).name)
+    checked = gate.check(path, out, *against, margin=options.margin)
+    checked.write(Path(out), Path(path).name)
     print(checked.describe())
     return int(bool(checked.failures))
 

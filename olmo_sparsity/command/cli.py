@@ -17,20 +17,10 @@ import traceback
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from olmo_sparsity.command import arguments
-from olmo_sparsity.command.ending import (
-    EXIT_BAD_INPUT,
-    EXIT_DEFECT,
-    EXIT_LOST_PROCESS,
-    close_streams,
-    exit_code_of,
-    flush_results,
-    interrupt_on_signals,
-    prepare_streams,
-    print_error,
-)
+from olmo_sparsity.command import arguments, ending
+from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
 from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, naming_extras
 from olmo_sparsity.io import refuse_suffix, write_atomically
 from olmo_sparsity.settings import given_options
@@ -44,14 +34,14 @@ AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score"), "goes o
 def entry(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit."""
     gc.set_threshold(10_000)  # imports allocate without garbage: a tenth of the time of a start
-    prepare_streams()
-    interrupt_on_signals()
+    ending.prepare_streams()
+    ending.interrupt_on_signals()
     try:
         code = main(arguments)
     except Exception:
         traceback.print_exc()
-        code = EXIT_DEFECT
-    close_streams()
+        code = ending.EXIT_DEFECT
+    ending.close_streams()
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # DeepSpeed keeps process groups alive, and with them gloo's threads. If one of them frees a
         # tensor during Python's shutdown, the process aborts, and the launcher fails the job.
@@ -77,10 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with naming_extras():
             code = options.run(options)
-        flush_results()
+        ending.flush_results()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        return exit_code_of(error, again=AGAIN.get(options.command))
+        return ending.exit_code_of(error, again=AGAIN.get(options.command))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -133,7 +123,7 @@ def train(options: argparse.Namespace) -> int:
         return print_error(
             f"another process of this run is gone ({lost}); the same command goes on from the last "
             "checkpoint",
-            EXIT_LOST_PROCESS,
+            ending.EXIT_LOST_PROCESS,
         )
 
 
@@ -200,10 +190,8 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.explain.ask import count_cost, explain
-    from olmo_sparsity.analysis.explain.explanation import to_json
+    from olmo_sparsity.analysis.explain import ask, explanation, request
     from olmo_sparsity.analysis.explain.prompt import read_text
-    from olmo_sparsity.analysis.explain.request import ExplainRequest
     from olmo_sparsity.analysis.measurement.targets import parse_at
 
     keep_freed_memory()
@@ -211,17 +199,17 @@ def explain(options: argparse.Namespace) -> int:
         refuse_suffix("--html", options.html, ".html")
     if options.foreign is not None and not options.check:
         raise ConfigError("--foreign requires --check, which uses this text: add --check")
-    given = given_options(options, ExplainRequest.names()) | {
+    given = given_options(options, request.ExplainRequest.names()) | {
         "text": None if options.text is None else read_text(options.text),
         "at": options.at and [parse_at(at) for at in options.at],
         "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
         "foreign": options.foreign or "builtin:embedded",
     }
-    request = ExplainRequest.of(**given)
+    asked = request.ExplainRequest.of(**given)
     if options.dry_run:
-        print(count_cost(request))
+        print(ask.count_cost(asked))
         return 0
-    result = explain(request)
+    result = ask.explain(asked)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     try:
@@ -231,7 +219,7 @@ def explain(options: argparse.Namespace) -> int:
                 print(f"\n{checked}")
     finally:  # a check that fails loses nothing of what is found
         if options.json:
-            print(to_json(result))
+            print(explanation.to_json(result))
         if options.html is not None:
             result.to_html(options.html)
             print(options.html, file=sys.stderr)
@@ -246,28 +234,25 @@ def attribute(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.measurement.estimate import estimate
-    from olmo_sparsity.analysis.measurement.measurement import measure, sum_up_partial
-    from olmo_sparsity.analysis.measurement.plan import plan
+    from olmo_sparsity.analysis.measurement import estimate, measurement, plan, targets
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
-    from olmo_sparsity.analysis.measurement.targets import parse_at
-    from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.analysis.results.summary import describe
     from olmo_sparsity.runtime import typed_command
 
     keep_freed_memory()
     out, given = Path(options.out), given_options(options, MeasureRequest.names())
     given |= {"shard": arguments.parse_shard(options.shard), "command": tuple(typed_command())}
-    given |= {"at": options.at and [parse_at(words) for words in options.at]}
+    given |= {"at": options.at and [targets.parse_at(words) for words in options.at]}
     request = MeasureRequest.of(documents=options.text, **given)
     if options.dry_run:
-        print(estimate(plan(request), request.shard))
+        print(estimate.estimate(plan.plan(request), request.shard))
         return 0
     if options.partial:
-        results: Results | None = sum_up_partial(plan(request), out, request.command)
+        planned = plan.plan(request)
+        results: Any = measurement.sum_up_partial(planned, out, request.command)
         out /= "partial"
     else:
-        results = measure(request)
+        results = measurement.measure(request)
     if results is not None:
         print(describe(results))
         print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
@@ -275,13 +260,13 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def score(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.scoring.score import ScoreRequest, count_score, score_files
+    from olmo_sparsity.analysis.scoring import score
 
-    given = given_options(options, ScoreRequest.names())
-    request = ScoreRequest.of(**given | {"shard": arguments.parse_shard(options.shard)})
+    given = given_options(options, score.ScoreRequest.names())
+    request = score.ScoreRequest.of(**given | {"shard": arguments.parse_shard(options.shard)})
     if options.dry_run:
-        print(count_score(request))
-    elif score_files(request):
+        print(score.count_score(request))
+    elif score.score_files(request):
         print(options.out)
     return 0
 
@@ -290,10 +275,8 @@ def figure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.report.figures import draw_figure2
     from olmo_sparsity.analysis.results.results import read_results
 
-    folders = [Path(folder) for folder in options.results]
     labels = options.labels.split(",") if options.labels else None
-    results = [read_results(folder) for folder in folders]
-    draw_figure2(results, Path(options.out), labels)
+    draw_figure2([*map(read_results, options.results)], Path(options.out), labels)
     print(options.out)
     return 0
 
