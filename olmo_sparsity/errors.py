@@ -53,9 +53,8 @@ def naming_extras() -> Iterator[None]:
         missing = (error.name or "").split(".")[0]
         for extra, (purpose, modules) in EXTRAS.items():
             if missing in modules.split():
-                raise ConfigError(
-                    f"{purpose} needs the extra: pip install 'olmo-sparsity[{extra}]'"
-                ) from None
+                install = f"pip install 'olmo-sparsity[{extra}]'"
+                raise ConfigError(f"{purpose} needs the extra: {install}") from None
         raise
 
 
@@ -69,9 +68,7 @@ def naming_panics(origin: str) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
             raise
         reason = one_line(f"{type(error).__name__}: {error}")
-        raise DataError(
-            f"{origin}: its tokenizer cannot read the text ({reason}); correct its tokenizer.json"
-        ) from None
+        raise DataError(f"{origin}: its tokenizer cannot read the text ({reason})") from None
 
 
 def one_line(error: object) -> str:

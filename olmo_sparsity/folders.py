@@ -176,10 +176,8 @@ class WorkFolder:
         others = [path.name for path in sorted(self.path.glob("[!.]*")) if not _may_precede(path)]
         # Looked for last, as another process may begin just now.
         if others and not self.identity.exists():
-            raise ConfigError(
-                f"{self.setting}={self.path} holds other files ({', '.join(others[:3])}) and no "
-                f"{self.identity_name}; name a new folder"
-            )
+            names = f"other files ({', '.join(others[:3])}) and no {self.identity_name}"
+            raise ConfigError(f"{self.setting}={self.path} holds {names}; name a new folder")
 
     def create(self, *inner: str) -> None:
         """Create the folder and those inside it, without what killed processes left."""
@@ -233,10 +231,7 @@ def _may_precede(path: Path) -> bool:
 
 def refuse_changes(folder: str, changed: Sequence[str]) -> None:
     if changed:
-        raise ConfigError(
-            f"{folder} holds work with {', '.join(changed)}; name a new folder, or delete that one "
-            "to start over"
-        )
+        raise ConfigError(f"{folder} holds work with {', '.join(changed)}; name a new folder")
 
 
 @dataclass(frozen=True)

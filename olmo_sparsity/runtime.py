@@ -128,9 +128,7 @@ def choose_device(
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"{setting}={name} cannot be used: {reason}; set it to auto or cpu"
-        ) from None
+        raise ConfigError(f"{setting}={name} cannot be used ({reason}); try cpu") from None
     return device
 
 

@@ -133,10 +133,8 @@ def _fill(given: dict, schema: type, where: str) -> Any:
         place, beside = (f"{where}.{one}".lstrip(".") for one in (name, sibling))
         beside_it = f"{beside}={getattr(section, sibling)}" if sibling else ""
         if values.get(name) is not None and not applies(section, item):
-            raise ValueError(
-                f"{place} is set, but {beside_it} does not use it; remove it, unset it with "
-                f"--{place}=null, or set {beside} to {' or '.join(uses)}"
-            )
+            remedy = f"unset it (--{place}=null), or set {beside} to {' or '.join(uses)}"
+            raise ValueError(f"{place} is set, but {beside_it} does not use it; {remedy}")
         is_missing = "required" in item.metadata and getattr(section, name) is None
         if is_missing and applies(section, item):
             raise ValueError(f"{beside_it} needs {place}" if sibling else f"{place} is missing")
@@ -154,10 +152,8 @@ def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
     elif any(get_origin(one) is list for one in kinds) and isinstance(value, str | int | float):
         raise ValueError(f"{place} must be a list: {place}=[{value}]")
     elif str in kinds and (is_number or isinstance(value, bool)):
-        raise ValueError(
-            f"{place} must be a string, but {value} is a {'number' if is_number else 'boolean'} in "
-            f"YAML. Quote it (on the command line: '--{place}=\"…\"')"
-        )
+        what = "number" if is_number else "boolean"
+        raise ValueError(f"{place} must be a string, but {value} is a {what} in YAML; quote it")
     value = conform(value, kind, place, _fill)
     least, most = item.metadata.get("least"), item.metadata.get("most")
     shown = spell(value) if isinstance(value, tuple) else value

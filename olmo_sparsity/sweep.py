@@ -115,9 +115,7 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
             runs.append(Run(folder.name, folder, num_steps, config, words, settings))
     for name, count in Counter(run.name for run in runs).items():
         if count > 1:
-            raise ConfigError(
-                f"{path}: {count} runs would be called {name}; rename a config or choice"
-            )
+            raise ConfigError(f"{path}: {count} runs would be called {name}; rename a choice")
     return runs
 
 
@@ -129,9 +127,7 @@ def expand_grid(
     for axis, values in grid.items():
         named = isinstance(values, dict) and all(isinstance(k, dict) for k in values.values())
         if not values or not (named or isinstance(values, list)):
-            raise ConfigError(
-                f"{where}.{axis} must be a list of values, or names each with `key: value` pairs"
-            )
+            raise ConfigError(f"{where}.{axis} must be a list of values, or named sets of keys")
     axes = [
         [(str(label), keys) for label, keys in values.items()]
         if isinstance(values, dict)

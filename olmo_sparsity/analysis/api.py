@@ -308,9 +308,7 @@ def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwar
     """
     ways = {explain: _explain, attribute: _attribute, measure: _measure}
     if function not in ways:
-        raise ConfigError(
-            f"estimate_cost takes one of explain, attribute, measure, not {function!r}"
-        )
+        raise ConfigError(f"{function=} must be one of explain, attribute, measure")
     request, _, cost = ways[function]()
     found: Cost = cost(_request(request, function, *args, **kwargs))
     return found

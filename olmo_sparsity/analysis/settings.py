@@ -214,9 +214,7 @@ class Settings:
         self.windows.check()
         self._check_sample()
         if self.halves != 0 and self.halves < MIN_HALVES:
-            raise ConfigError(
-                f"halves={self.halves}: a rank correlation needs at least {MIN_HALVES}; 0 for none"
-            )
+            raise ConfigError(f"halves={self.halves} must be 0 or at least {MIN_HALVES}")
         self._check_ks()
 
     def _check_sample(self) -> None:
@@ -233,10 +231,8 @@ class Settings:
             num_far = self.windows.least_far
             num_units = num_far if width is None else num_far - width + 1
             if max(self.ks) > num_units:
-                raise ConfigError(
-                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} distant units "
-                    f"({units}) of the first target with long={self.long} and short={self.short}"
-                )
+                of = f"{max(num_units, 0)} distant units ({units}) of the first target"
+                raise ConfigError(f"ks: {max(self.ks)} is more than the {of}")
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

@@ -118,9 +118,7 @@ class LlamaCpp(Engine):
                 batch.logits[i] = begin + i >= first
             if code := llama_cpp.llama_decode(context, batch):
                 self._keep(0)
-                raise DataError(
-                    f"llama.cpp cannot compute a prompt of {len(tokens):,} tokens ({code})"
-                )
+                raise DataError(f"llama.cpp failed on {len(tokens):,} tokens ({code})")
             self.token_forwards += len(part)
             self._cached += part
             for i in range(max(first - begin, 0), len(part)):

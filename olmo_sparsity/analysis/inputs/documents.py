@@ -279,9 +279,7 @@ class Controls:
         elif is_all and sum(len(other.tokens) for other in others) >= length:
             other = self._joined(others, (document.number, purpose, *keys), length, generator)
         else:
-            raise DataError(
-                f"the controls need another document of at least {length:,} tokens; pass more text"
-            )
+            raise DataError(f"controls need another document of at least {length:,} tokens")
         first = int(generator.integers(len(other.tokens) - length + 1))
         return FarText.at(other, first, block.num_far)
 

@@ -163,10 +163,8 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
         return CorpusConfig("files", path=text, **options)
     on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|\w[\w.-]*/[\w.-]+", text)
     if on_hub is None:
-        raise ConfigError(
-            f"text={' '.join(text[:80].split())} is not {FORMS}; to measure a string itself, pass "
-            "a list of strings"
-        )
+        shown = " ".join(text[:80].split())
+        raise ConfigError(f"text={shown} is not {FORMS}; of a string itself: a list of strings")
     name, config, split = on_hub.groups()
     options = options | {"hub_name": name or text, "hub_config": config or None}
     return CorpusConfig("c4", hub_split=split or "train", **options)
@@ -288,10 +286,8 @@ def _read_prepared(
         for number, n in enumerate(chosen)
     ]
     largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
-    if largest >= model.model.vocab_size:
-        raise DataError(
-            f"{name} holds token {largest}, the model's vocabulary has {model.model.vocab_size}"
-        )
+    if largest >= (size := model.model.vocab_size):
+        raise DataError(f"{name}: token {largest}, the model's vocabulary has {size}")
     return documents
 
 
@@ -307,10 +303,7 @@ def _encode_alike(prepared: PreparedText, tokenizer: Any) -> bool:
 
 def _check_size(num_tokens: int, name: str) -> None:
     if num_tokens > MOST_TOKENS:
-        raise DataError(
-            f"{name}: more than {MOST_TOKENS:,} tokens, more than fit in memory; limit the "
-            "documents (max_documents, in Python limit)"
-        )
+        raise DataError(f"{name}: more than {MOST_TOKENS:,} tokens; limit max_documents")
 
 
 # --- targets that are given -----------------------------------------------------------------------
@@ -326,9 +319,7 @@ def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
     if windows.long != "all":
         cut = [replace(d, tokens=d.tokens[(d.target or 0) - long :], target=long) for d in kept]
     if len(cut) < 2:
-        raise DataError(
-            f"{documents.name}: {len(cut)} of {len(documents)} prompts have long={long} tokens or "
-            "more, and measuring needs two; pass longer prompts, or lower long"
-        )
+        found = f"{len(cut)} of {len(documents)} prompts have {long=} tokens or more"
+        raise DataError(f"{documents.name}: {found}, and measuring needs two; lower long")
     items = [replace(document, number=number) for number, document in enumerate(cut)]
     return replace(documents, items=items, num_too_short=len(documents) - len(cut))

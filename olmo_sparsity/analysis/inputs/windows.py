@@ -230,8 +230,6 @@ def span_width(units: str) -> int | None:
     if kind != "span" or not width.isdecimal() or int(width) < 2:
         if find_added(units, "olmo_sparsity.units", "units") is not None:
             return None
-        raise ConfigError(
-            f"units={units} is none of tokens, words, sentences, paragraphs, span:W with W of 2 or "
-            "more, and your_file.py:your_function"
-        )
+        known = "tokens, words, sentences, paragraphs, span:W (W of 2 or more), file.py:function"
+        raise ConfigError(f"units={units} is none of {known}")
     return int(width)

@@ -119,10 +119,8 @@ class Scorer:
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
         if isinstance(model, Engine):
-            raise ConfigError(
-                "a server and llama.cpp return log-probabilities only, which is enough for "
-                "`attribute`; this needs states of the model: load it with transformers"
-            )
+            only = "returns log-probabilities only, which `attribute` takes; load its weights"
+            raise ConfigError(f"model={type(model).__name__} {only}")
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={model!r:.80} must be the `model` of what load_model returns")
         if far_states not in get_args(Reading):
@@ -391,11 +389,8 @@ def refuse_no_numbers(losses: np.ndarray, of: str) -> None:
     """`losses`: a row, or a number, for each of them."""
     finite = np.isfinite(losses.astype(float))
     if not finite.all():
-        raise DataError(
-            f"{(~finite).sum()} of {finite.size} losses of {of} are not finite: the model's "
-            "weights hold NaN, perhaps in the embedding of one token, or its dtype overflows; look "
-            "at them, or try dtype=fp32"
-        )
+        found = f"{(~finite).sum()} of {finite.size} losses of {of} are not finite"
+        raise DataError(f"{found}: weights hold NaN, or the dtype overflows (try dtype=fp32)")
 
 
 # --- the losses of a document ---------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_noise_is_measured_and_no_other_model(owner: str, servers: list[FakeServ
 @pytest.mark.parametrize(
     ("owner", "match"),
     [
-        ("misplaced", "do not belong to the tokens beside them"),
+        ("misplaced", "do not belong to it"),
         ("llamacpp", "of generated tokens only"),
     ],
 )
