@@ -28,6 +28,7 @@ ELSEWHERE = {
     "olmo_sparsity/slurm/README.md": "slurm.md",
     "benchmarks/README.md": "benchmarks.md",
     "study/records/benchmarks.md": "benchmarks_record.md",
+    "study/claims.md": "claims.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -1,4 +1,4 @@
-"""The claims of study/claims.yaml: recompute their verdicts, write docs/claims.md.
+"""The claims of study/claims.yaml: recompute their verdicts, write study/claims.md.
 
 `python -m study.claims` writes the page. A verdict is "yes" exactly if all conditions of its rows
 hold: `ROW: column >= number, …` (study/rows.py names rows and columns), or the difference of two,
@@ -23,7 +23,7 @@ from study.rows import stored_numbers
 
 CLAIMS = ROOT / "study/claims.yaml"
 RECORDS = ROOT / "study/records"
-PAGE = ROOT / "docs/claims.md"
+PAGE = ROOT / "study/claims.md"
 OPERATORS = {">=": ge, ">": gt, "<=": le, "<": lt}
 VERDICTS = ("yes", "no", "partly", "open", "void")
 COMPARISON = re.compile(r"([^<>=]+|[^<>]+?) (>=|<=|>|<) (-?[\d.]+)(?:, |$)")

@@ -25,8 +25,8 @@ from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.sweep import Run, expand
 from olmo_sparsity.training.loop import train
-from study.benchmarks import engines, reasoning
-from study.benchmarks.questions import read_rows, tables
+from study.benchmarks import engines
+from study.benchmarks.questions import read_rows
 from study.pages.stored import evaluations, measurements, other_table, others, tasks
 from study.tasks.experiment import run_settings
 from study.tasks.schemes import SCHEMES
@@ -59,7 +59,7 @@ GUIDES = ["README.md", "slurm/README.md"] + [
         "long_documents",
         "results",
         "../study/tables/commands",
-        "theory",
+        "tasks",
         "train",
         "tutorial",
     )
@@ -279,7 +279,6 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
     first = {name: run for name, run in earlier.items() if "_seed" in name}  # of all statements
     later = {name: run for name, run in earlier.items() if name not in first}
     for runs, digits, shares, page in [
-        (now, 3, ["counted", *kinds, *swapped], "docs/results_sources.md"),
         (later, 3, ["counted", *kinds, *swapped], "study/records/log.md"),
         (first, 2, ["whole", "counted", *kinds], "study/records/log.md"),
     ]:
@@ -293,29 +292,10 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
         assert max(run[share] for share in ("false_rests_on", *swapped[::2])) <= 0.05
 
 
-def test_the_results_on_real_questions_are_those_of_the_stored_run() -> None:
-    """As the benchmark prints them."""
-    printed = tables(read_rows(ROOT / "study/results/questions.jsonl"))
-    page = (ROOT / "docs/results_sources.md").read_text()
-    assert f"```text\n{printed}\n```" in page
-    short = (ROOT / "docs/sources.md").read_text()
-    for share in re.findall(r"\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", short):
-        assert share in printed
-    for name, begins in {"twenty": "40 questions", "packages": "rivals"}.items():
-        told = tables(read_rows(ROOT / "study/results/questions.jsonl", name))
-        (quoted,) = re.findall(rf"```text\n({begins}.*?)\n```", page, re.DOTALL)
-        assert quoted in told, name
-
-
 def test_the_results_of_engines_are_those_of_the_stored_run() -> None:
     for name in ("engines", "servers"):
         printed = engines.table(read_rows(ROOT / f"study/results/{name}.jsonl"))
         assert f"```text\n{printed}\n```" in (ROOT / "docs/engines.md").read_text()
-
-
-def test_the_results_through_reasoning_are_those_of_the_stored_traces() -> None:
-    printed = reasoning.table(reasoning.read(ROOT / "study/results/reasoning.jsonl"))
-    assert f"```text\n{printed}\n```" in (ROOT / "docs/results_sources.md").read_text()
 
 
 def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:

@@ -13,12 +13,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity.analysis.report.figures import Curve, draw_headline
-from olmo_sparsity.analysis.results.summary import FAR_STATES
 from olmo_sparsity.drawing import (
     BLACK,
     BLUE,
@@ -34,13 +31,9 @@ from olmo_sparsity.drawing import (
 from study.pages.stored import (
     FIGURES,
     SHOWN,
-    by_context,
-    by_distance,
-    read_all,
     read_evaluations,
     read_meta,
     read_summary,
-    scheme_losses,
     task_rows,
 )
 
@@ -138,11 +131,6 @@ def between(numbers: Collection[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def mark_length(axes: Axes, trained: int) -> None:
-    axes.axvline(trained, color=GREY, linewidth=0.6, linestyle=":")
-    axes.text(trained, axes.get_ylim()[1], " training length", fontsize=8, va="top")
-
-
 def legend_above(figure: Figure, axes: Axes, title: str | None = None, ncols: int = 2) -> None:
     figure.legend(
         *axes.get_legend_handles_labels(),
@@ -182,99 +170,6 @@ def copying() -> Figure:
     axes.set_title("Loss reduction on a repeated passage of 128 tokens, by seed")
     legend_above(figure, axes)
     return figure
-
-
-def distance() -> Figure:
-    """Loss reduction by the best distant token, by its distance."""
-    shown = SHOWN["figures"]["distance"]
-    figure = Figure((WIDTH, 3.1), layout="constrained")
-    axes = figure.subplots()
-    nums: set[int] = set()
-    for number, (name, called) in enumerate(shown["of"].items()):
-        nums.add(int(read_summary(name).loc["add_one", 1].num_targets))
-        rows = by_distance(name, shown["edges"]).query("targets >= 5")
-        color = RED if "RoPE" in called else (BLUE, SKY, GREEN)[number % 3]
-        at = np.sqrt(rows["from"] * rows["to"]) * 1.06 ** (number - 1.5)
-        errors = [rows.nats - rows.nats_low, rows.nats_high - rows.nats]
-        axes.errorbar(at, rows.nats, errors, fmt="o-", color=color, markersize=4, label=called)
-    axes.axhline(0, color=GREY, linewidth=0.6)
-    mark_length(axes, shown["trained"])
-    axes.set_xscale("log")
-    axes.set_xticks(shown["edges"], map(str, shown["edges"]))
-    axes.minorticks_off()
-    axes.set(xlabel="distance of the token, in tokens", ylabel="nats beyond unrelated text")
-    axes.set_title(
-        f"Code, 0.96M parameters, windows {windows_of(name)} tokens,\n"
-        f"n = {between(nums)} targets; 95% over documents"
-    )
-    legend_above(figure, axes)
-    return figure
-
-
-def context() -> Figure:
-    """Recovery and net excess on SmolLM2, by the length of the text before the target."""
-    shown = SHOWN["figures"]["context"]
-    figure = Figure((WIDTH, 4.8), layout="constrained")
-    panels = figure.subplots(2, 1, sharex=True)
-    counts = []
-    lines = [(name, *line) for name, of in shown["of"].items() for line in of["shown"]]
-    for number, ((name, units, k), color) in enumerate(colored(lines)):
-        called = shown["of"][name]["called"]
-        label = f"{called}, {k} {units if k > 1 else units.removesuffix('s')}"
-        rows = by_context(name, shown["edges"], [k]).query("units == @units")
-        counts.append(f"{called}, n = {', '.join(map(str, rows.targets))}")
-        at = np.arange(len(rows)) + 0.08 * (number - (len(lines) - 1) / 2)
-        for axes, column in zip(panels, ("recovery", "net"), strict=True):
-            ends = [rows[f"{column}_low"], rows[f"{column}_high"]]
-            errors = np.abs(np.subtract(ends, rows[column].to_numpy()))
-            label = f"{called}, {k} {units if k > 1 else units.removesuffix('s')}"
-            axes.errorbar(
-                at, rows[column], errors, fmt="o-", color=color, markersize=4, label=label
-            )
-    for axes, called in zip(panels, ("recovery", "net excess"), strict=True):
-        axes.axhline(0, color=GREY, linewidth=0.6)
-        axes.set_ylabel(called)
-    ends = [f"up to {shown['edges'][1]:,}", *(f"to {most:,}" for most in shown["edges"][2:])]
-    panels[1].set_xticks(range(len(ends)), ends)
-    panels[1].set_xlabel("tokens before the target")
-    panels[0].set_title("\n".join(["SmolLM2-135M, 95% over documents;", *dict.fromkeys(counts)]))
-    legend_above(figure, panels[0])
-    return figure
-
-
-def schemes() -> Figure:
-    """Loss by position of models that are extended beyond their training length: the mean over
-    seeds, and the band from lowest to highest."""
-    shown = SHOWN["figures"]["schemes"]
-    figure = Figure((WIDTH, 2.4 * len(shown["texts"]) + 0.8), layout="constrained")
-    panels = figure.subplots(len(shown["texts"]), 2, sharex=True, sharey="row", squeeze=False)
-    for row, (text, prefix) in zip(panels, shown["texts"].items(), strict=True):
-        losses = scheme_losses(prefix, shown["seeds"][prefix])
-        for axes, (how, title) in zip(row, shown["how"].items(), strict=True):
-            draw_schemes(axes, losses, how)
-            axes.set(title=f"{text}: {title}")
-        row[0].set_ylabel("loss, nats a token")
-    mark_length(panels[0, 0], shown["trained"])
-    for axes in panels[-1]:
-        axes.set_xlabel("position")
-    num = len(shown["seeds"][prefix])
-    legend_above(figure, panels[0, 1], f"Mean of {num} seeds; band: lowest to highest", 3)
-    return figure
-
-
-def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
-    shown = SHOWN["figures"]["schemes"]
-    edges = [[int(edge) for edge in between.split("-")] for between in losses.columns]
-    at = [np.sqrt(max(first, end / 4) * end) for first, end in edges]
-    for (scheme, called), color in colored(shown["of"].items()):
-        if f"{how}_{scheme}" in losses.index:
-            of_seeds = losses.loc[f"{how}_{scheme}"]
-            axes.plot(at, of_seeds.mean(), "o-", color=color, markersize=3, label=called)
-            band(axes, at, of_seeds.min(), of_seeds.max(), color)
-    axes.axvline(shown["trained"], color=GREY, linewidth=0.6, linestyle=":")
-    axes.set_xscale("log")
-    axes.set_xticks([end for _, end in edges], [f"{end:,}" for _, end in edges])
-    axes.minorticks_off()
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -346,33 +241,8 @@ def length() -> Figure:
     return figure
 
 
-def headline(name: str, title: str) -> Figure:
-    """Recovery and removal by k, own text against unrelated text, contextual and isolated."""
-    curves = []
-    for far, label in FAR_STATES.items():
-        measurement = f"net_{name}_{far}"
-        rows = read_all(measurement).query("target_set == 'gap' and selector == 'add_one'")
-        rows = rows.rename(columns={"recovery_low": "low", "recovery_high": "high"})
-        curves.append(Curve(label, rows, read_meta(measurement)["windows"]))
-    return draw_headline(curves[::-1], f"{title}; units ranked by add_one")
-
-
-def quick() -> Figure:
-    """The quick model of Wikipedia."""
-    return headline("figure2", "Quick model, 0.56M parameters, Wikipedia")
-
-
-def code() -> Figure:
-    """A model of Python sources."""
-    return headline("figure2_code", "0.96M parameters, Python sources")
-
-
 DRAWN: dict[str, Callable[[], Figure]] = {
-    f"results_{draw.__name__}": draw
-    for draw in (
-        *(forest, copying, distance, length, schemes),
-        *(quick, code, context),
-    )
+    f"results_{draw.__name__}": draw for draw in (forest, copying, length)
 }
 
 

@@ -26,6 +26,7 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.summary import FAR_STATES
 from olmo_sparsity.io import write_atomically
+from study.benchmarks import questions, reasoning
 from study.pages.stored import (
     FIGURES,
     PAGES,
@@ -944,6 +945,26 @@ def gpu_check(of: str) -> str:
     rows = others()[of]["rows"]
     lines = ([row["check"], "yes" if row["holds"] else "no", row["found"]] for row in rows)
     return table("check | holds | found", lines, left=3)
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def printed(of: str, run: str = "five") -> str:
+    """What a benchmark prints of its stored rows."""
+    if of == "reasoning":
+        text = reasoning.table(reasoning.read(RESULTS / "reasoning.jsonl"))
+    else:
+        text = questions.tables(questions.read_rows(RESULTS / f"{of}.jsonl", run))
+    return f"```text\n{text}\n```"
+
+
+def laboratory(of: str, shares: dict[str, str]) -> str:
+    runs = others()[of]
+    lines = [
+        [name, *(f"{run[share]:.3f}" for run in runs.values())] for share, name in shares.items()
+    ]
+    return table(" | ".join(["share", *(name.rpartition("_")[2] for name in runs)]), lines)
 
 
 if __name__ == "__main__":

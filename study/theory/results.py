@@ -159,7 +159,7 @@ _NAMES = {"attention": "", "rope": "transformer, RoPE: ", "pose": "transformer, 
 
 def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
     """One row per case: risks at the tested lengths, growth to the longest, δ and both bounds;
-    then the fastest growth found, and the steps from one bound to the other. For docs/theory.md."""
+    then the fastest growth found, and the steps from one bound to the other. For docs/tasks.md."""
     L = meta["train_length"]
     multiples = meta["test_multiples"]
     heads = ["setting", "k", "attention", "L", "objective"]

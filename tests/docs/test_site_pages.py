@@ -27,7 +27,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_is_on_the_site(site: Path) -> None:
     pages = {path.stem for path in ROOT.glob("docs/*.md")}
     pages |= {f"tables/{path.stem}" for path in ROOT.glob("study/tables/*.md")}
-    elsewhere = {"index", "slurm", "benchmarks", "benchmarks_record", "contributing", "changelog"}
+    elsewhere = {
+        "index",
+        "slurm",
+        "benchmarks",
+        "benchmarks_record",
+        "claims",
+        "contributing",
+        "changelog",
+    }
     built = {str(path.relative_to(site).with_suffix("")) for path in site.glob("**/*.html")}
     made = ("figures/", "gallery/")
     assert pages | elsewhere == {page for page in built if not page.startswith(made)} - {"404"}
