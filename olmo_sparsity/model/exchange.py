@@ -169,9 +169,7 @@ def config_of(source: str) -> dict[str, Any]:
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
     family = FAMILIES.get(theirs.model_type)
     if family is None:
-        reason = REFUSED.get(
-            theirs.model_type, f"only {', '.join(FAMILIES)} have a counterpart here"
-        )
+        reason = REFUSED.get(theirs.model_type, f"only {', '.join(FAMILIES)} have a counterpart")
         raise ConfigError(f"init_from='{source}' is of type {theirs.model_type}: {reason}")
     get = theirs.to_dict().get
     rope = get("rope_parameters") or {}

@@ -13,13 +13,6 @@ from olmo_sparsity.model.layers import rotate
 from tests.support.models import FIELDS, GAPPED, draw_tokens, tiny_olmo
 
 
-def test_rotating_part_of_a_head_is_something_else() -> None:
-    whole, part = tiny_olmo(), tiny_olmo(rotary_fraction=0.5)
-    part.load_state_dict(whole.state_dict())
-    tokens_BL = draw_tokens()
-    assert not torch.allclose(whole(tokens_BL, GAPPED), part(tokens_BL, GAPPED), atol=1e-5)
-
-
 def test_queries_are_scaled_by_the_log_of_the_keys_they_see() -> None:
     """Against a forward of one layer whose queries were scaled by hand, place by place."""
     scaled = tiny_olmo(n_layers=1, query_scale_length=5.0)
@@ -37,21 +30,6 @@ def test_queries_are_scaled_by_the_log_of_the_keys_they_see() -> None:
     # A query that sees four keys is left as it is; others are not.
     torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, 3], plain(tokens_BL, GAPPED)[:, 3])
     assert not torch.allclose(scaled(tokens_BL, GAPPED)[:, 11], plain(tokens_BL, GAPPED)[:, 11])
-
-
-def test_the_last_query_and_the_keys_are_collected() -> None:
-    block, *others = tiny_olmo().eval().blocks
-    x_BLD = torch.randn(2, 6, FIELDS["d_model"])
-    block.seen = []
-    block(x_BLD, None, None)
-    ((query_BHK, keys, bias),) = block.seen
-    assert bias is None
-    _, k, v = block._project(block.attn_norm(x_BLD), None)
-    torch.testing.assert_close(keys, k)
-    weights = (query_BHK[:, :, None] @ k.mT * query_BHK.shape[-1] ** -0.5).softmax(-1)
-    mixed = block.mix(*block._project(block.attn_norm(x_BLD), None), None)
-    torch.testing.assert_close((weights @ v)[:, :, 0], mixed[:, :, -1])
-    assert all(other.seen is None for other in others)
 
 
 def test_a_compiled_rotation_has_the_gradient_that_the_compiler_finds(

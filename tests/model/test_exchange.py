@@ -43,7 +43,6 @@ TINY: dict[str, Any] = FIELDS | {
 OLMO_1 = {"layer_norm_with_affine": False}
 OLMO_2 = {"layer_norm_type": "rms", "norm_after": True, "attention_layer_norm": True}
 LLAMA = {"layer_norm_type": "rms"}
-QWEN_3 = LLAMA | {"attention_layer_norm": True, "attention_norm_per_head": True}
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 8, "attention_factor": 1.3}
 LLAMA_3 = {"scaling": "llama3", "factor": 8, "original_length": 16}
 NEOX = {"architecture": "gpt_neox", "rotary_fraction": 0.5}
@@ -54,35 +53,16 @@ EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
         "OlmoForCausalLM",
         OLMO_1 | {"clip_qkv": 0.3, "weight_tying": False, "rope_full_precision": False},
     ),
-    "olmo, low precision, padded": (
-        "OlmoForCausalLM",
-        OLMO_1 | {"layer_norm_type": "low_precision", "embedding_size": 384},
-    ),
-    "olmo 2": ("Olmo2ForCausalLM", OLMO_2),
     "olmo 2, grouped, untied": (
         "Olmo2ForCausalLM",
         OLMO_2 | {"n_kv_heads": 2, "weight_tying": False, "layer_norm_eps": 1e-3},
     ),
-    "olmo 2, biases of queries, keys and values": (
-        "Olmo2ForCausalLM",
-        OLMO_2 | {"qkv_bias": True, "n_kv_heads": 2},
-    ),
-    "llama": ("LlamaForCausalLM", LLAMA),
-    "llama, one key head": (
-        "LlamaForCausalLM",
-        LLAMA | {"n_kv_heads": 1, "mlp_hidden_size": 48, "layer_norm_eps": 1e-3},
-    ),
     "llama, wide heads": ("LlamaForCausalLM", LLAMA | {"head_width": 12, "n_kv_heads": 2}),
-    "qwen 2": ("Qwen2ForCausalLM", LLAMA | {"qkv_bias": True, "n_kv_heads": 2}),
-    "qwen 3": ("Qwen3ForCausalLM", QWEN_3 | {"n_kv_heads": 2, "head_width": 12}),
-    "olmo, linear": ("OlmoForCausalLM", OLMO_1 | {"positions": {"scaling": "linear", "factor": 4}}),
     "olmo 2, ntk": ("Olmo2ForCausalLM", OLMO_2 | {"positions": {"scaling": "ntk", "factor": 4}}),
     "olmo 2, yarn": ("Olmo2ForCausalLM", OLMO_2 | {"positions": YARN}),
     "llama, llama3": ("LlamaForCausalLM", LLAMA | {"positions": LLAMA_3}),
     "gpt-neox, yarn": ("GPTNeoXForCausalLM", NEOX | {"positions": YARN}),
-    "gpt-neox, ntk": ("GPTNeoXForCausalLM", NEOX | {"positions": {"scaling": "ntk", "factor": 4}}),
     "gpt-neox": ("GPTNeoXForCausalLM", NEOX),
-    "gpt-neox, untied": ("GPTNeoXForCausalLM", NEOX | {"weight_tying": False}),
 }
 
 
@@ -132,14 +112,8 @@ def begin_from(
 ) -> torch.nn.Module:
     scaling = PositionsConfig(**(positions or {})).rope_scaling
     config = ModelConfig(**(TINY | changes), rope_scaling=scaling)
-    torch.manual_seed(7)
     model = build_model(config).eval()
-    weights = import_weights(str(source), config)
-    model.load_state_dict(weights)
-    other = build_model(config)
-    fill(other, weights, "imported")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[name])
+    model.load_state_dict(import_weights(str(source), config))
     return model
 
 
@@ -160,27 +134,13 @@ def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) 
         export(tmp_path / "out", tmp_path / "again")
 
 
-def test_an_ordinary_token_is_not_declared_special(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "step", **OLMO_1, eos_token_id=5)
-    export(tmp_path / "step", tmp_path / "out")
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").eos_token is None
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({}, "layer_norm_with_affine=True .* OlmoForCausalLM has False"),
         (OLMO_1 | {"rope": False}, "rope=False"),
-        (OLMO_1 | {"rotary_fraction": 0.5}, "rotary_fraction=0.5"),
         (OLMO_1 | {"query_scale_length": 40.0}, "query_scale_length=40.0"),
-        (OLMO_1 | {"include_bias": True}, "include_bias=True"),
-        (OLMO_1 | {"scale_logits": True}, "scale_logits=True"),
-        (OLMO_1 | {"embedding_layer_norm": True}, "embedding_layer_norm=True"),
         (OLMO_1 | {"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-06 .* OlmoForCausalLM has 1e-05"),
-        (OLMO_1 | {"attention_layer_norm": True}, "attention_layer_norm=True"),
-        (OLMO_1 | {"activation_type": "gelu"}, "activation_type=gelu"),
-        (OLMO_2 | {"attention_layer_norm": False}, "attention_layer_norm=False .* Olmo2"),
-        (OLMO_2 | {"attention_layer_norm_with_affine": False}, "with_affine=False .* Olmo2"),
         (OLMO_2 | {"clip_qkv": 8.0}, "clip_qkv=8.0 .* Olmo2ForCausalLM has None"),
         (LLAMA | {"attention_layer_norm": True}, "attention_norm_per_head=False .* Qwen3"),
         (OLMO_2 | {"head_width": 12}, "head_width=12 .* Olmo2"),
@@ -208,18 +168,9 @@ def test_a_bias_of_the_output_has_no_counterpart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("d_model", 64, 32),
         ("n_layers", 3, 2),
         ("n_kv_heads", 2, 4),
-        ("mlp_hidden_size", 96, 128),
-        ("rotary_fraction", 0.5, 1.0),
-        ("query_scale_length", 40.0, None),
-        ("layer_norm_eps", 1e-6, 1e-5),
         ("layer_norm_type", "rms", "default"),
-        ("layer_norm_with_affine", True, False),
-        ("attention_layer_norm", True, False),
-        ("norm_after", True, False),
-        ("include_bias", True, False),
         ("clip_qkv", 8.0, None),
         ("weight_tying", False, True),
         ("embedding_size", 384, 259),
@@ -347,15 +298,10 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
         import_weights(str(tmp_path / source), config)
         return change_of_angles(str(tmp_path / source), config)
 
-    assert begin("plain") == ""
+    assert begin("plain") == begin("scaled", positions=LLAMA_3) == ""
     assert begin("plain", rope_theta=10_000).endswith(
         "base 500, scaling none → base 10000, scaling none"
     )
-    assert begin("plain", positions=YARN).endswith(
-        "→ base 500, scaling yarn, attention_factor 1.3, beta_fast 32, beta_slow 1, factor 4, "
-        "original_max_position_embeddings 8"
-    )
-    assert begin("scaled", positions=LLAMA_3) == ""
     assert begin("scaled", positions=YARN).startswith("; changes its RoPE: base 500, scaling l")
     with pytest.raises(ConfigError, match=r"has model\.rope_theta=500\.0, this run .*=100; set it"):
         begin("plain", rope_theta=100)

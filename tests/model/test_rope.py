@@ -19,7 +19,6 @@ from olmo_sparsity.model.rope import (
     rotary_tables,
     to_rope_parameters,
 )
-from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
 
 CPU = torch.device("cpu")
 
@@ -80,41 +79,6 @@ def test_angles_at_all_lengths_are_those_of_transformers(
     assert not torch.allclose(frequencies, plain, rtol=1e-3), "nothing was scaled"
 
 
-def test_which_frequencies_a_scaling_lowers() -> None:
-    """By definition, not as any code computes it."""
-    plain, width = rotary_frequencies(config_with({}), CPU), 128
-    ratios = {
-        name: plain / rotary_frequencies(config_with(positions), CPU)
-        for name, positions in SCALED.items()
-    }
-    assert torch.allclose(ratios["linear"], torch.tensor(4.0))
-    index = torch.arange(width // 2) / (width // 2 - 1)
-    torch.testing.assert_close(ratios["ntk"], 4.0**index)
-    turns = 2048 * plain / (2 * math.pi)
-    assert torch.allclose(ratios["yarn"][turns > 40], torch.tensor(1.0))
-    assert torch.allclose(ratios["yarn"][turns < 0.8], torch.tensor(4.0))
-    between = ratios["yarn"][(turns < 25) & (turns > 1.5)]
-    assert ((between > 1) & (between < 4)).all()
-    assert attention_factor(config_with(SCALED["yarn"])) == 0.1 * math.log(4) + 1
-    turns = 8192 * plain / (2 * math.pi)
-    assert torch.allclose(ratios["llama3"][turns > 4], torch.tensor(1.0))
-    assert torch.allclose(ratios["llama3"][turns < 1], torch.tensor(32.0))
-
-
-@pytest.mark.parametrize("positions", SCALED.values(), ids=SCALED)
-def test_a_scaling_survives_the_way_through_transformers(positions: dict[str, Any]) -> None:
-    config = config_with(positions)
-    written = to_rope_parameters(config)
-    again = ModelConfig(
-        d_model=256,
-        n_heads=2,
-        rope_theta=written["rope_theta"],  # type: ignore[arg-type]
-        rope_scaling=from_rope_parameters(written, "there"),
-    )
-    both = zip(rotary_tables(GAPPED, config), rotary_tables(GAPPED, again), strict=True)
-    assert all(torch.equal(ours, theirs) for ours, theirs in both)
-
-
 def test_a_scaling_without_counterpart_is_named() -> None:
     yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
     with pytest.raises(ConfigError, match=r"'m': rope_type=longrope .* only default, linear"):
@@ -125,32 +89,3 @@ def test_a_scaling_without_counterpart_is_named() -> None:
     assert deepseek is not None
     expected = (0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1)
     assert deepseek["attention_factor"] == pytest.approx(expected)
-
-
-def test_the_temperature_multiplies_scores_by_its_square() -> None:
-    scaled = tiny_olmo(
-        rope_scaling={
-            "rope_type": "yarn",
-            "factor": 1.0,
-            "attention_factor": 1.5,
-            "original_max_position_embeddings": 64,
-        }
-    )
-    plain = tiny_olmo()
-    with torch.no_grad():
-        for block, other in zip(plain.blocks, scaled.blocks, strict=True):
-            block.load_state_dict(other.state_dict())
-            queries, keys, _ = block.att_proj.weight.split(block.fused_dims)
-            queries *= 1.5
-            keys *= 1.5
-    plain.transformer.wte.load_state_dict(scaled.transformer.wte.state_dict())
-    tokens_BL = draw_tokens()
-    torch.testing.assert_close(scaled(tokens_BL, GAPPED), plain(tokens_BL, GAPPED))
-    (one, other) = (
-        torch.autograd.grad(model(tokens_BL, COUNTED).square().sum(), model.embedding.weight)[0]
-        for model in (scaled, plain)
-    )
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    with torch.no_grad():
-        found = scaled.last_hidden(tokens_BL, GAPPED, None, 3)
-        torch.testing.assert_close(found, scaled.hidden(tokens_BL, GAPPED)[:, -3:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,9 @@ SHARED = {  # the last layers look at keys and values of earlier ones
     "bos_token_id": 1,
 }
 LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
+    **{"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8},
+    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "moe_intermediate_size": 16},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "first_k_dense_replace": 1,
 }
 LONGROPE = {
@@ -70,149 +62,109 @@ LONGROPE = {
     "long_factor": [4.0] * 4,
     "original_max_position_embeddings": 16,
 }
-VISION = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "image_size": 28,
-    "patch_size": 14,
+VISION = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+IMAGES = {
+    "text_config": {**SIZES, **HEADS, **SLIDING},
+    "vision_config": {"hidden_size": 16, "intermediate_size": 16, **VISION},
+    "mm_tokens_per_image": 4,
 }
+NEO = {k: v for k, v in SIZES.items() if "num_" not in k} | {"num_layers": 2, "num_heads": 4}
+MAMBA = {k: v for k, v in SIZES.items() if k not in ("num_attention_heads", "num_key_value_heads")}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 61}
 
 
 @dataclass(frozen=True)
 class Family:
     name: str
     class_name: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, Any] = field(default_factory=lambda: SIZES)
+    settings: dict[str, Any]
+
+
+def family(name: str, class_name: str, sizes: dict[str, Any] = SIZES, /, **settings: Any) -> Family:
+    """`class_name`: without ForCausalLM."""
+    whole = (
+        class_name if "For" in class_name or "Head" in class_name else f"{class_name}ForCausalLM"
+    )
+    return Family(name, whole, {**sizes, **settings})
 
 
 SUPPORTED = [
-    Family("Llama 1, 2, 3", "LlamaForCausalLM"),
-    Family(
-        "Llama 4 (text)",
-        "Llama4ForCausalLM",
-        {**HEADS, "num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 16},
+    family("Llama 1, 2, 3", "Llama"),
+    family(
+        *("Llama 4 (text)", "Llama4"),
+        **(HEADS | {"num_local_experts": 2, "intermediate_size_mlp": 48}),
+        attention_chunk_size=16,
     ),
-    Family("Mistral", "MistralForCausalLM", {"sliding_window": 16}),
-    Family("Ministral", "MinistralForCausalLM", {**HEADS, **SLIDING}),
-    Family("Mixtral", "MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": None}),
-    Family("Qwen 2, 2.5", "Qwen2ForCausalLM"),
-    Family("Qwen 2 MoE", "Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 16}),
-    Family("Qwen 3", "Qwen3ForCausalLM", HEADS),
-    Family("Qwen 3 MoE", "Qwen3MoeForCausalLM", {**HEADS, **EXPERTS}),
-    Family("Gemma", "GemmaForCausalLM", HEADS),
-    Family("Gemma 2", "Gemma2ForCausalLM", {**HEADS, **SLIDING}),
-    Family("Gemma 3 (text)", "Gemma3ForCausalLM", {**HEADS, **SLIDING}),
-    Family(
-        "Gemma 3n (text)",
-        "Gemma3nForCausalLM",
-        {**HEADS, **SHARED, "laurel_rank": 4, "activation_sparsity_pattern": None},
+    family("Mistral", "Mistral", sliding_window=16),
+    family("Ministral", "Ministral", **HEADS, **SLIDING),
+    family("Mixtral", "Mixtral", num_local_experts=4, sliding_window=None),
+    family("Qwen 2, 2.5", "Qwen2"),
+    family("Qwen 2 MoE", "Qwen2Moe", **EXPERTS, shared_expert_intermediate_size=16),
+    family("Qwen 3", "Qwen3", **HEADS),
+    family("Qwen 3 MoE", "Qwen3Moe", **HEADS, **EXPERTS),
+    family("Gemma", "Gemma", **HEADS),
+    family("Gemma 2", "Gemma2", **HEADS, **SLIDING),
+    family("Gemma 3 (text)", "Gemma3", **HEADS, **SLIDING),
+    family(
+        *("Gemma 3n (text)", "Gemma3n"),
+        **(HEADS | SHARED | {"laurel_rank": 4, "activation_sparsity_pattern": None}),
     ),
-    Family("Gemma 4 (text)", "Gemma4ForCausalLM", {**HEADS, **SHARED, "global_head_dim": 16}),
-    Family(
-        "Gemma 3 (with images)",
-        "Gemma3ForConditionalGeneration",
-        sizes={
-            "text_config": {**SIZES, **HEADS, **SLIDING},
-            "vision_config": VISION,
-            "mm_tokens_per_image": 4,
-        },
+    family("Gemma 4 (text)", "Gemma4", **HEADS, **SHARED, global_head_dim=16),
+    family("Gemma 3 (with images)", "Gemma3ForConditionalGeneration", IMAGES),
+    family("Phi 1, 2", "Phi"),
+    family("Phi 3, 4", "Phi3", sliding_window=None),
+    family(
+        *("Phi 3, 4 (LongRoPE)", "Phi3"),
+        rope_parameters=LONGROPE,
+        original_max_position_embeddings=16,
     ),
-    Family("Phi 1, 2", "PhiForCausalLM"),
-    Family("Phi 3, 4", "Phi3ForCausalLM", {"sliding_window": None}),
-    Family(
-        "Phi 3, 4 (LongRoPE)",
-        "Phi3ForCausalLM",
-        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16},
+    family("OLMo", "Olmo"),
+    family("OLMo 2", "Olmo2"),
+    family("OLMo 3", "Olmo3", **SLIDING),
+    family("OLMoE", "Olmoe", **EXPERTS),
+    family("DeepSeek V2", "DeepseekV2", **LATENT),
+    family("DeepSeek V3, R1", "DeepseekV3", **LATENT),
+    family(
+        *("gpt-oss", "GptOss"),
+        **(HEADS | SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ),
-    Family("OLMo", "OlmoForCausalLM"),
-    Family("OLMo 2", "Olmo2ForCausalLM"),
-    Family("OLMo 3", "Olmo3ForCausalLM", SLIDING),
-    Family("OLMoE", "OlmoeForCausalLM", EXPERTS),
-    Family("DeepSeek V2", "DeepseekV2ForCausalLM", LATENT),
-    Family("DeepSeek V3, R1", "DeepseekV3ForCausalLM", LATENT),
-    Family(
-        "gpt-oss",
-        "GptOssForCausalLM",
-        {**HEADS, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    family("Cohere Command R", "Cohere"),
+    family("Cohere Command R7B, A", "Cohere2", **HEADS, **SLIDING),
+    family("Granite", "Granite", logits_scaling=3.0, attention_multiplier=0.3),
+    family("SmolLM 3", "SmolLM3", no_rope_layers=[1, 0]),
+    family("StableLM", "StableLm"),
+    family("StarCoder", "GPTBigCode", OLDER),
+    family("StarCoder 2", "Starcoder2", sliding_window=16),
+    family("GLM 4", "Glm4", **HEADS, partial_rotary_factor=0.5),
+    family("EXAONE 4", "Exaone4", **HEADS, **SLIDING),
+    family("nanochat", "NanoChat"),
+    family("Falcon (RoPE)", "Falcon", num_kv_heads=4),
+    family("GPT-NeoX, Pythia", "GPTNeoX", rotary_pct=0.5),
+    family("GPT-2", "GPT2LMHeadModel", OLDER),
+    family("GPT-J", "GPTJ", OLDER, rotary_dim=4),
+    family(
+        *("GPT-Neo", "GPTNeo", NEO),
+        attention_types=[[["global", "local"], 1]],
+        window_size=16,
     ),
-    Family("Cohere Command R", "CohereForCausalLM"),
-    Family("Cohere Command R7B, A", "Cohere2ForCausalLM", {**HEADS, **SLIDING}),
-    Family("Granite", "GraniteForCausalLM", {"logits_scaling": 3.0, "attention_multiplier": 0.3}),
-    Family("SmolLM 3", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}),
-    Family("StableLM", "StableLmForCausalLM"),
-    Family("StarCoder", "GPTBigCodeForCausalLM", sizes=OLDER),
-    Family("StarCoder 2", "Starcoder2ForCausalLM", {"sliding_window": 16}),
-    Family("GLM 4", "Glm4ForCausalLM", {**HEADS, "partial_rotary_factor": 0.5}),
-    Family("EXAONE 4", "Exaone4ForCausalLM", {**HEADS, **SLIDING}),
-    Family("nanochat", "NanoChatForCausalLM"),
-    Family("Falcon (RoPE)", "FalconForCausalLM", {"num_kv_heads": 4}),
-    Family("GPT-NeoX, Pythia", "GPTNeoXForCausalLM", {"rotary_pct": 0.5}),
-    Family("GPT-2", "GPT2LMHeadModel", sizes=OLDER),
-    Family("GPT-J", "GPTJForCausalLM", {"rotary_dim": 4}, sizes=OLDER),
-    Family(
-        "GPT-Neo",
-        "GPTNeoForCausalLM",
-        {
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 16,
-        },
-        sizes={k: v for k, v in SIZES.items() if "num_" not in k},
-    ),
-    Family("CodeGen", "CodeGenForCausalLM", {"rotary_dim": 4}, sizes=OLDER),
-    Family("OPT", "OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    family("CodeGen", "CodeGen", OLDER, rotary_dim=4),
+    family("OPT", "OPT", ffn_dim=48, word_embed_proj_dim=32),
 ]
-
-MAMBA = {k: v for k, v in SIZES.items() if k not in ("num_attention_heads", "num_key_value_heads")}
-ENCODER_DECODER = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 REFUSED = [
-    Family(
-        "BLOOM",
-        "BloomForCausalLM",
-        {"n_layer": 2, "n_head": 4},
-        sizes={"vocab_size": 61, "hidden_size": 32, **TOKEN_IDS},
+    family("BLOOM", "Bloom", {"vocab_size": 61, "hidden_size": 32}, n_layer=2, n_head=4),
+    family("Falcon (ALiBi)", "Falcon", alibi=True, num_kv_heads=4),
+    family("Mamba", "Mamba", MAMBA),
+    family(
+        *("RecurrentGemma", "RecurrentGemma"),
+        **(HEADS | {"lru_width": 32, "attention_window_size": 16}),
     ),
-    Family(
-        "MPT",
-        "MptForCausalLM",
-        sizes={
-            "vocab_size": 61,
-            "d_model": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "max_seq_len": 64,
-            **TOKEN_IDS,
-        },
+    family(
+        *("Qwen 3 Next", "Qwen3Next"),
+        **(HEADS | EXPERTS | {"layer_types": ["linear_attention", "full_attention"]}),
     ),
-    Family("Falcon (ALiBi)", "FalconForCausalLM", {"alibi": True, "num_kv_heads": 4}),
-    Family("Mamba", "MambaForCausalLM", sizes=MAMBA),
-    Family(
-        "RWKV",
-        "RwkvForCausalLM",
-        {"attention_hidden_size": 32},
-        sizes={"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, **TOKEN_IDS},
-    ),
-    Family(
-        "RecurrentGemma",
-        "RecurrentGemmaForCausalLM",
-        {**HEADS, "lru_width": 32, "attention_window_size": 16},
-    ),
-    Family(
-        "Qwen 3 Next",
-        "Qwen3NextForCausalLM",
-        {**HEADS, **EXPERTS, "layer_types": ["linear_attention", "full_attention"]},
-    ),
-    Family("LFM 2", "Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
-    Family("BERT (not a decoder)", "BertLMHeadModel"),
-    Family(
-        "T5",
-        "T5ForConditionalGeneration",
-        sizes={"vocab_size": 61, **ENCODER_DECODER, "decoder_start_token_id": 0},
-    ),
+    family("LFM 2", "Lfm2", layer_types=["conv", "full_attention"]),
+    family("BERT (not a decoder)", "BertLMHeadModel"),
+    family("T5", "T5ForConditionalGeneration", T5, decoder_start_token_id=0),
 ]
 
 
@@ -220,7 +172,7 @@ def build(family: Family, **changes: Any) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     model_class = getattr(transformers, family.class_name)
     # Copied: configs write into the dicts that they are given.
-    config = model_class.config_class(**deepcopy(family.sizes | family.settings | changes))
+    config = model_class.config_class(**deepcopy(family.settings | changes))
     model = model_class(config).eval()
     # GPT-2 and its kin: whatever the config says, their own 0.02 leaves nothing to attend to.
     with torch.no_grad():
@@ -300,11 +252,8 @@ def page() -> str:
         head = f"| family | class in transformers | {title} |\n"
         rows = "".join(f"| {name} | `{cls}` | {said} |\n" for name, cls, said in entries)
         assert head in text
-        text = re.sub(
-            re.escape(head) + r"(\|.*\n)*",
-            lambda _, new=head + "| --- | --- | --- |\n" + rows: new,
-            text,
-        )
+        before, _, after = text.partition(head)
+        text = before + head + "| --- | --- | --- |\n" + rows + re.sub(r"^(\|.*\n)*", "", after)
     return text
 
 

@@ -17,11 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from olmo_sparsity.errors import is_out_of_memory, one_line
-from olmo_sparsity.runtime import say
+from olmo_sparsity.errors import is_out_of_memory
 
 OWN_ATTENTION = "olmo_sparsity"
 """The name of our attention function in the registry of transformers."""
+
+USUAL = {OWN_ATTENTION: "sdpa", "olmo_sparsity_eager": "eager"}
+"""The only attention that ours takes the place of, by our name for each."""
 
 
 def attend(
@@ -89,45 +91,9 @@ def _attend_with_sum(
         num_keys = bias.shape[-1]
         aligned = F.pad(bias, (0, -num_keys % 16))  # rows of a bias begin at multiples of 16 bytes
         bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
-    if k.shape[2] >= KEYS_FOR_CUDNN and q.dtype.itemsize == 2:
-        found = _attend_by_cudnn(q, k, v, bias, scale)
-        if found is not None:
-            return found
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     mixed, sum_BHL, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
     return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # padded by the kernel
-
-
-KEYS_FOR_CUDNN = 2048
-"""Keys from which cuDNN's attention is worth the tens of milliseconds that it plans each shape."""
-
-_cudnn_works: dict[tuple[torch.device, torch.dtype, int], bool] = {}
-
-
-def _attend_by_cudnn(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor] | None:
-    """Return None where another kernel must compute it: if cuDNN refused these sizes or numbers of
-    this kind, or was wrong in the trial before their first use."""
-    kind = q.device, q.dtype, q.shape[-1]
-    try:
-        if kind not in _cudnn_works:
-            _cudnn_works[kind] = True
-            off = far_error(*kind, KEYS_FOR_CUDNN)
-            if _cudnn_works[kind] and not off <= 1:
-                raise RuntimeError(f"its result is off by {off:.1f} times what rounding allows")
-        if not _cudnn_works[kind]:
-            return None
-        kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
-        mixed, sum_BHL1, *_ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
-        return mixed, sum_BHL1.squeeze(-1)
-    except RuntimeError as error:
-        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
-            _cudnn_works.pop(kind, None)
-            raise
-        _cudnn_works[kind] = False
-        say(f"far places are attended to without cuDNN: {one_line(error)}")
-        return None
 
 
 def can_share_far(
@@ -156,10 +122,10 @@ def _far_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int
         return False
 
 
-def far_error(device: torch.device, dtype: torch.dtype, head_width: int, far: int = 300) -> float:
+def far_error(device: torch.device, dtype: torch.dtype, head_width: int) -> float:
     """The largest difference between `attend_to_far` and attention to all places, over what
     rounding allows. A kernel that does not take these sizes raises RuntimeError."""
-    queries = 40  # several blocks of any kernel
+    queries, far = 40, 300  # several blocks of any kernel
     generator = torch.Generator().manual_seed(0)
     shape = (2, 1, far + queries, 2, head_width)
     numbers = torch.randn(shape, generator=generator, dtype=torch.float)

@@ -18,15 +18,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION, attend_to_far, attend_within
+from olmo_sparsity.analysis.kernels.attention import USUAL, attend_to_far, attend_within
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
 """Arguments that change nothing here: the own places of a row are causal, and a text that is longer
 than a sliding window is rejected."""
 
-USUAL = "sdpa"
-"""The only attention that ours takes the place of."""
+_OWN = {usual: own for own, usual in USUAL.items()}
 
 
 @dataclass
@@ -35,7 +34,6 @@ class _Wanted:
 
     far: FarStates | None = None
     mask: Tensor | None = None
-    copied: set[torch.device] = field(default_factory=set)
     weights: list[Tensor] = field(default_factory=list)
     num_calls: int = 0
 
@@ -83,12 +81,13 @@ _users: dict[int, int] = {}
 
 @contextmanager
 def own_attention(configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, layers with these configurations and the attention `USUAL` call ours."""
+    """Inside, layers with these configurations call ours in place of their usual attention."""
     with _switching:
-        configs = [c for c in configs if c._attn_implementation == USUAL or id(c) in _users]
+        configs = [c for c in configs if c._attn_implementation in _OWN or id(c) in _users]
         for config in configs:
             _users[id(config)] = _users.get(id(config), 0) + 1
-            config._attn_implementation_internal = OWN_ATTENTION
+            name = config._attn_implementation
+            config._attn_implementation_internal = _OWN.get(name, name)
     try:
         yield
     finally:
@@ -97,7 +96,7 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
                 _users[id(config)] -= 1
                 if not _users[id(config)]:
                     del _users[id(config)]
-                    config._attn_implementation_internal = USUAL
+                    config._attn_implementation_internal = USUAL[config._attn_implementation]
 
 
 @contextmanager
@@ -146,7 +145,9 @@ def _attend(
         return mixed.transpose(1, 2).contiguous(), None
     wanted = _wanted.get()
     if wanted is None:
-        usual = ALL_ATTENTION_FUNCTIONS[USUAL]
+        name = module.config._attn_implementation
+        name = USUAL.get(name, name)
+        usual = _eager(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         return usual(module, query, key, value, attention_mask, scaling=scaling, **more)
     wanted.num_calls += 1
     if wanted.far is None:
@@ -162,7 +163,7 @@ def _attend(
         wanted.weights.append(weights)
         return mixed, None
     unknown = [name for name, given in more.items() if given is not None and name not in _HARMLESS]
-    if unknown or not _is_same(attention_mask, wanted.mask, wanted.copied):
+    if unknown or not _is_same(attention_mask, wanted.mask):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
     far_k, far_v = (part.transpose(1, 2) for part in wanted.far.layers[module.layer_idx])
     mixed = attend_to_far(query, key, value, far_k, far_v, wanted.far.bias_BF, scaling)
@@ -177,21 +178,13 @@ def _eager(module: Any) -> Any:
     raise NotImplementedError(f"{type(module).__name__} has no eager attention")
 
 
-def _is_same(given: Tensor | None, mask: Tensor | None, copied: set[torch.device]) -> bool:
-    """With a device map, accelerate copies the mask for each layer on another device. The numbers
-    of the first copy there are compared, which waits for that device."""
+def _is_same(given: Tensor | None, mask: Tensor | None) -> bool:
+    """With a device map, accelerate copies the mask for each layer on another device."""
     if given is mask or given is None or mask is None or given.device == mask.device:
         return given is mask
-    if given.shape != mask.shape or given.dtype != mask.dtype:
-        return False
-    if given.device not in copied and torch.equal(given.to(mask.device), mask):
-        copied.add(given.device)
-    return given.device in copied
+    return given.dtype == mask.dtype and torch.equal(given.to(mask.device), mask)
 
 
-def _mask(*given: Any, **more: Any) -> Any:
-    return ALL_MASK_ATTENTION_FUNCTIONS[USUAL](*given, **more)
-
-
-AttentionInterface.register(OWN_ATTENTION, _attend)
-AttentionMaskInterface.register(OWN_ATTENTION, _mask)
+for _name, _usual in USUAL.items():
+    AttentionInterface.register(_name, _attend)
+    AttentionMaskInterface.register(_name, ALL_MASK_ATTENTION_FUNCTIONS[_usual])

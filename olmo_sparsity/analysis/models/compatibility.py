@@ -7,32 +7,13 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION, causal_bias
-from olmo_sparsity.analysis.kernels.far_states import FarStates
+from olmo_sparsity.analysis.kernels.attention import USUAL, causal_bias
 from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_of_memory, one_line
-
-
-class Wrapped(Protocol):
-    """What is tried of a wrapped model; see `HuggingFaceLM`."""
-
-    model: Any
-
-    def hidden(self, *given: Any, **named: Any) -> Tensor: ...
-    def hidden_sharing(self, *given: Any, **named: Any) -> Tensor: ...
-    def far_states(self, *given: Any, **named: Any) -> FarStates: ...
-    def raw_logits(self, hidden: Tensor) -> Tensor: ...
-    @property
-    def body(self) -> nn.Module: ...
-    @property
-    def embedding(self) -> nn.Embedding: ...
-    @property
-    def device(self) -> torch.device: ...
-
 
 # --- how long a text may be -----------------------------------------------------------------------
 
@@ -127,12 +108,12 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @torch.no_grad()
-def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool, float]:
+def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, float]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits match the given
     model (`original`, with its adapters). Returns how they follow from the last linear map,
     whether `hidden_sharing` gives the same as copies of the kept states, and by how many nats
-    losses change with the other rows of the batch."""
+    losses change with the other rows of the batch. `wrapped`: a HuggingFaceLM."""
     config = wrapped.model.config
     family = f"{type(wrapped.model).__name__} (model_type {config.model_type})"
 
@@ -165,7 +146,7 @@ def reason_of(error: Exception) -> str:
 Require = Callable[[bool, str], None]
 
 
-def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None:
+def _check_kind(wrapped: Any, original: nn.Module, require: Require) -> None:
     """Find what config and signature show."""
     model, text = wrapped.model, wrapped.model.config.get_text_config()
     require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
@@ -190,14 +171,14 @@ def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None
     )
     kernel = getattr(text, "_attn_implementation", None)
     require(
-        kernel in (None, "eager", "sdpa", OWN_ATTENTION),
+        kernel in (None, *USUAL, *USUAL.values()),
         f"its attention ({kernel}) takes a gap in position IDs for the start of another text; "
         'first model.set_attn_implementation("sdpa")',
     )
 
 
 def _check_logits(
-    wrapped: Wrapped, original: nn.Module, family: str, require: Require
+    wrapped: Any, original: nn.Module, family: str, require: Require
 ) -> tuple[LogitMap, float]:
     """Return how the logits of eight tokens follow from the last linear map, and by which share
     numbers may differ by rounding."""
@@ -224,7 +205,7 @@ def _check_logits(
     return logit_map, rounding
 
 
-def _check_positions(wrapped: Wrapped, rounding: float, require: Require) -> bool:
+def _check_positions(wrapped: Any, rounding: float, require: Require) -> bool:
     """Compare hidden states of eight tokens with and without a gap in the middle of their position
     IDs. Return whether `hidden_sharing` gives the same as copies of kept states."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
@@ -282,7 +263,7 @@ def _check_positions(wrapped: Wrapped, rounding: float, require: Require) -> boo
     return alike(shared, looked_back) and small(error, effect)
 
 
-def _eight_tokens(wrapped: Wrapped) -> tuple[Tensor, Tensor]:
+def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:
     """Return tokens_BL, and their position IDs without a gap."""
     counted_BL = torch.arange(8, device=wrapped.device)[None]
     return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
@@ -295,7 +276,7 @@ def _not_finite(model: nn.Module) -> str:
     return "; its weights are finite, so try dtype=fp32"
 
 
-def _batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
+def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
     """The largest change of seven losses. Some quantized models round all rows of a batch by their
     largest number."""
     tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7

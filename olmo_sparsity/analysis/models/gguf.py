@@ -33,7 +33,6 @@ from olmo_sparsity.analysis.models.transformers_folder import (
     without_warnings,
 )
 from olmo_sparsity.errors import (
-    ConfigError,
     DataError,
     UserError,
     is_out_of_memory,
@@ -86,10 +85,7 @@ def find_gguf(path: Path) -> list[Path]:
             path.with_name(f"{named[1]}-{i:05}-of-{last:05}.gguf") for i in range(1, last + 1)
         ]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise DataError(
-                f"'{path}' is one of {last} shards, and {missing[0]} is missing; download all of "
-                "them to one folder"
-            )
+            raise DataError(f"'{path}' is one of {last} shards, and {missing[0]} is missing")
         return shards
     if not path.is_dir():
         return []
@@ -397,10 +393,8 @@ def _check_entries(header: Header) -> None:
 
 
 def _unknown_type(path: Path, tensor: str, kind: object) -> DataError:
-    return DataError(
-        f"'{path}': '{tensor}' has quantization type {kind}, which cannot be read; supported: "
-        f"{', '.join(_supported_types())}"
-    )
+    supported = ", ".join(_supported_types())
+    return DataError(f"'{path}': '{tensor}' has type {kind}, none of the supported {supported}")
 
 
 def _supported_types() -> list[str]:
@@ -444,9 +438,8 @@ def supported_architectures() -> list[str]:
 def _check_architecture(header: Header) -> None:
     if _entries_read(header.architecture) is None:
         raise DataError(
-            f"'{header.path}': GGUF of architecture '{header.architecture}' is not supported; "
-            f"supported are {', '.join(supported_architectures())}; for other architectures "
-            "load the safetensors"
+            f"'{header.path}': GGUF of architecture '{header.architecture}' is not supported, only "
+            + ", ".join(supported_architectures())
         )
 
 
@@ -561,9 +554,7 @@ def _check_count(model: PreTrainedModel, header: Header) -> None:
     in_model = count_parameters(model)
     if in_file != in_model:
         raise DataError(
-            f"'{header.path}' holds {in_file:,} weights, {type(model).__name__} has "
-            f"{in_model:,}: transformers does not read this file as a whole; load the model's "
-            "safetensors instead"
+            f"'{header.path}' holds {in_file:,} weights, of which transformers reads {in_model:,}"
         )
 
 
@@ -680,11 +671,8 @@ def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
         if pre not in GGUF_PRE_TOKENIZER_SPLITS:
-            known = sorted({*_GPT2, *_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS})
-            raise DataError(
-                f"'{path}': its tokenizer splits text by '{pre}' (tokenizer.ggml.pre), which is "
-                f"not supported; supported: {', '.join(known)}"
-            )
+            known = ", ".join(sorted({*_GPT2, *_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS}))
+            raise DataError(f"'{path}': tokenizer.ggml.pre={pre} is none of the supported {known}")
         words = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), "isolated")
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         split = pre_tokenizers.Sequence([words, plain])
@@ -703,13 +691,8 @@ def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
 
 def _by_transformers(header: Header, about: dict[str, Any]) -> Tokenizer:
     """SentencePiece and other kinds."""
-    try:
-        from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-    except ImportError:
-        raise ConfigError(
-            f"'{header.path}': its tokenizer of kind '{about['model']}' needs transformers 5.20 or "
-            "later"
-        ) from None
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
     names = GGUF_TOKENIZER_MAPPING["tokenizer"]
     theirs = {names[f"ggml.{key}"]: value for key, value in about.items() if f"ggml.{key}" in names}
     try:

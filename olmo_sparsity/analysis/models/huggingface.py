@@ -4,7 +4,7 @@ H heads, V vocabulary."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.analysis.kernels.attention import (
     OWN_ATTENTION,
+    USUAL,
     Documents,
     can_share_far,
     causal_bias,
@@ -99,7 +100,7 @@ class HuggingFaceLM(nn.Module):
     @property
     def _usual_configs(self) -> list[Any]:
         """Configurations of layers in which ours may replace the attention."""
-        usual = ("sdpa", OWN_ATTENTION)
+        usual = {*USUAL, *USUAL.values()}
         return [c for c in self._configs if getattr(c, "_attn_implementation", None) in usual]
 
     @property
@@ -241,21 +242,7 @@ class HuggingFaceLM(nn.Module):
         last: int | None,
         **more: Any,
     ) -> Tensor:
-        hidden_BLD = self._run(tokens_BL, positions_BL, mask, cache, **more).last_hidden_state
-        if last is not None:
-            hidden_BLD = hidden_BLD[:, -last:]
-        return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
-
-    def _run(
-        self,
-        tokens_BL: Tensor,
-        positions_BL: Tensor,
-        mask: Tensor,
-        cache: Cache | None,
-        **more: Any,
-    ) -> Any:
-        """The body's own output."""
-        return self.body(
+        hidden_BLD = self.body(
             input_ids=tokens_BL,
             position_ids=positions_BL.expand_as(tokens_BL),
             attention_mask=mask,
@@ -263,7 +250,10 @@ class HuggingFaceLM(nn.Module):
             return_dict=True,
             **{self._cache_name: cache},
             **more,
-        )
+        ).last_hidden_state
+        if last is not None:
+            hidden_BLD = hidden_BLD[:, -last:]
+        return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
 
     def _refuse_beyond(self, positions_BL: Tensor, num_places: int) -> None:
         if self.wrong_beyond is not None:
@@ -299,32 +289,15 @@ class HuggingFaceLM(nn.Module):
         assert far.bias_BF is None
         from olmo_sparsity.analysis.kernels.sharing import reading_weights
 
-        attentions: Sequence[Tensor] = ()
-        if self._usual_configs:  # the fused kernels keep no weights, so ours computes them
-            before = self._before_last(tokens_BL, positions_BL, far)
-            with reading_weights(self._usual_configs) as attentions:
-                self._last_place(tokens_BL, positions_BL, before)
-        if len(attentions) < self.text_config.num_hidden_layers:
-            before = self._before_last(tokens_BL, positions_BL, far)
-            with _no_hook_stays(self.body):
-                attentions = self._last_place(
-                    tokens_BL, positions_BL, before, output_attentions=True
-                ).attentions
-        return torch.cat(
-            [weights_BH1K[:, :, 0].to(tokens_BL.device) for weights_BH1K in attentions], 1
-        )
-
-    def _before_last(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Cache:
         cache = _as_cache(far)
         if tokens_BL.shape[1] > 1:
             self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
-        return cache
-
-    def _last_place(
-        self, tokens_BL: Tensor, positions_BL: Tensor, cache: Cache, **more: Any
-    ) -> Any:
         mask = tokens_BL.new_ones(len(tokens_BL), cache.get_seq_length() + 1)
-        return self._run(tokens_BL[:, -1:], positions_BL[:, -1:], mask, cache, **more)
+        with reading_weights(self._usual_configs) as weights:
+            self._last_hidden(tokens_BL[:, -1:], positions_BL[:, -1:], mask, cache, 1)
+        if len(weights) < self.text_config.num_hidden_layers:
+            raise ConfigError(f"{type(self.model).__name__} does not return its attention weights")
+        return torch.cat([of_layer[:, :, 0].to(tokens_BL.device) for of_layer in weights], 1)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         return self.logit_map(self.raw_logits(hidden))
@@ -351,22 +324,6 @@ def _recomputing(body: nn.Module) -> Iterator[None]:
                 stack.callback(setattr, layer, "forward", layer.forward)
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         yield
-
-
-@contextmanager
-def _no_hook_stays(body: nn.Module) -> Iterator[None]:
-    """Remove the hooks that transformers installs for good if attention weights are requested."""
-    flag, modules = "_output_capturing_hooks_installed", list(body.modules())
-    before = [(set(module._forward_hooks), flag in vars(module)) for module in modules]
-    try:
-        yield
-    finally:
-        for module, (hooks, flagged) in zip(modules, before, strict=True):
-            for key, hook in list(module._forward_hooks.items()):
-                if key not in hooks and "output_captur" in getattr(hook, "__module__", ""):
-                    del module._forward_hooks[key]
-            if not flagged:
-                vars(module).pop(flag, None)
 
 
 def _as_cache(far: FarStates) -> Cache:

@@ -6,7 +6,6 @@ Place in the flow: below `in_use` and `LoadedModel.fingerprint`.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.io import sha256_of
 
@@ -108,8 +106,6 @@ def _settings(module: nn.Module) -> Any:
         )
         or key in _OF_ADAPTERS
     }
-    if "_hf_hook" not in vars(module) and "forward" in vars(module):
-        found["forward"] = _name(module.forward)
     tensors = {**module._parameters, **module._buffers}
     shapes = {key: (t.dtype, tuple(t.shape)) for key, t in tensors.items() if t is not None}
     return f"{type(module).__module__}.{type(module).__qualname__}", sorted(found.items()), shapes
@@ -127,10 +123,7 @@ def _config(model: nn.Module) -> Any:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):  # of ours
         return asdict(config) if is_dataclass(config) and not isinstance(config, type) else None
-    kernel: Any = getattr(config, "_attn_implementation", None)
-    kernel = "sdpa" if kernel == OWN_ATTENTION else kernel
-    attend = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS.get(kernel)
-    return _of_config(config), None if attend is None else _name(attend)
+    return _of_config(config)
 
 
 def _of_config(value: Any) -> Any:

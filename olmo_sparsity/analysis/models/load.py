@@ -40,7 +40,6 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
     find_tokenizer,
     has_tokenizer,
-    inserted_tokens,
     read_transformers_tokenizer,
     special_tokens,
     spelled_in,
@@ -127,15 +126,11 @@ class LoadedModel:
             return []
         if prefix == "auto":
             theirs, head = self.transformers_tokenizer, text[:1000]
-            before = tokens_before(self.tokenizer if theirs is None else theirs, head)
-            return before + inserted_tokens(self.tokenizer, head)
+            return tokens_before(self.tokenizer if theirs is None else theirs, head)
         if prefix == "bos":
             bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
             if bos is None:
-                raise ConfigError(
-                    f"prefix=bos: '{self.name}' its tokenizer has no beginning-of-text token; "
-                    "pass none or a text"
-                )
+                raise ConfigError(f"prefix=bos: '{self.name}' has no beginning-of-text token")
             return [int(bos)]
         if self.tokenizer is None:
             raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
@@ -166,17 +161,15 @@ class LoadedModel:
 
     def _encode(self, tokenizer: Tokenizer | None, texts: list[str]) -> list[list[int]]:
         assert tokenizer is not None
-        found = []
         with naming_panics(f"'{self.name}'"):
             encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-        for text, ids in zip(texts, (one.ids for one in encoded), strict=True):
-            if (largest := max(ids, default=0)) >= self.model.vocab_size:
-                raise DataError(
-                    f"'{self.name}': the text holds '{tokenizer.decode([largest], False)}', "
-                    f"token {largest}, and the embedding has {self.model.vocab_size} rows"
-                )
-            inserted = inserted_tokens(tokenizer, text)
-            found.append(ids[len(inserted) :] if ids[: len(inserted)] == inserted else ids)
+        found = [one.ids for one in encoded]
+        largest = max((max(ids, default=0) for ids in found), default=0)
+        if largest >= self.model.vocab_size:
+            raise DataError(
+                f"'{self.name}': the text holds '{tokenizer.decode([largest], False)}', token "
+                f"{largest}, and the embedding has {self.model.vocab_size} rows"
+            )
         return found
 
     @property
@@ -324,9 +317,8 @@ def _load_engine(
     urls = [] if name.startswith(LLAMA) else [url.strip() for url in name.split(",")]
     for url in urls:
         parse_url(url)  # from here on messages may repeat it: it has no password
-    for option, value, default in (("dtype", dtype, "auto"), ("device_map", device_map, None)):
-        if value != default:
-            raise ConfigError(f"{option}={value}: '{name}' is loaded elsewhere; leave {option} out")
+    if dtype != "auto" or device_map is not None:
+        raise ConfigError(f"dtype={dtype}, device_map={device_map}: '{name}' is loaded elsewhere")
     if (tokenizer is None) == bool(urls):
         rule = "needs the tokenizer of its model" if urls else "has its own tokenizer"
         raise ConfigError(f"tokenizer={tokenizer}: '{name}' {rule}")
@@ -430,12 +422,9 @@ def _unwrapped(model: Any) -> Any:
 def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
     from transformers import PreTrainedModel
 
-    if isinstance(model, str | Path):
-        raise ConfigError(f"wrap_model requires a model in memory; call load_model for '{model}'")
     if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
         raise ConfigError(
-            f"{type(model).__name__} is not a transformers model; give one that "
-            "AutoModelForCausalLM loads, or a PeftModel of it"
+            f"{type(model).__name__} is not a transformers model in memory; load_model opens files"
         )
     return _fitted(model, whole_prompts)
 

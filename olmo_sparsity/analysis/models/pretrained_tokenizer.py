@@ -100,23 +100,6 @@ def tokens_before(tokenizer: Any, text: str) -> list[int]:
     return complete[:start]
 
 
-def inserted_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Return the special tokens that a normalizer, not the text, puts at the beginning."""
-    normalizer, begins = getattr(tokenizer, "normalizer", None), text[:200]
-    if normalizer is None or (normal := normalizer.normalize_str(begins)) == begins:
-        return []
-    special = {content: id for id, content in special_tokens(tokenizer).items()}
-    found = list[int]()
-    while content := max(
-        (name for name in special if normal.startswith(name)), key=len, default=""
-    ):
-        if begins.lstrip().startswith(content):
-            break
-        normal = normal.removeprefix(content).lstrip()
-        found.append(special[content])
-    return found
-
-
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
     encoded = tokenizer.encode(text, add_special_tokens=special)
     return list(getattr(encoded, "ids", encoded))

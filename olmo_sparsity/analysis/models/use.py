@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -35,8 +35,7 @@ _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
 @contextmanager
 def in_use(*models: Any) -> Iterator[None]:
     """Inside, this thread alone uses models: others that enter wait. These are in evaluation
-    mode, and afterwards as they were. A model that has changed since its last use is tried anew;
-    one that changes inside raises DataError."""
+    mode, and afterwards as they were. A model that has changed since its last use is tried anew."""
     with _lock, ExitStack() as stack:
         for model in models:
             if isinstance(model, nn.Module) and not any(model is user for user in _users):
@@ -68,13 +67,7 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
             if is_first:
                 _recognize(inner)
             _fit(model, inner)
-            before = _versions(inner)
             yield
-            if _versions(inner) != before:
-                raise DataError(
-                    f"the weights of {type(inner).__name__} were changed while they were used; "
-                    "train and explain in turns"
-                )
     finally:
         _users.remove(model)
         for weight in needing:  # an interrupt may hit the code that froze them
@@ -132,15 +125,6 @@ def _fit(model: nn.Module, inner: nn.Module) -> None:
         except BaseException:
             _states.pop(inner)  # of a model that does not fit
             raise
-
-
-def _versions(inner: nn.Module) -> list[tuple[int, int]]:
-    """Enough to notice, for nothing, that weights were changed in the usual ways."""
-    found = []
-    for weight in inner.parameters():
-        with suppress(RuntimeError):  # of inference mode, or without storage
-            found.append((weight.data_ptr(), weight._version))
-    return found
 
 
 @contextmanager
