@@ -199,9 +199,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("class_name", "settings", "problem"),
     [
-        ("LlamaForCausalLM", {"mlp_bias": True}, "mlp_bias=True"),
         ("LlamaForCausalLM", {"attention_bias": True}, "attention_bias=True"),
-        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act=gelu"),
         (
             "LlamaForCausalLM",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}},

@@ -22,26 +22,15 @@ from olmo_sparsity.model.rope import (
 
 CPU = torch.device("cpu")
 
+YARN = {"scaling": "yarn", "factor": 16, "original_length": 512}
+LLAMA_3 = {"scaling": "llama3", "factor": 8, "original_length": 1024}
 SCALED: dict[str, dict[str, Any]] = {
     "linear": {"scaling": "linear", "factor": 4},
     "ntk": {"scaling": "ntk", "factor": 4},
     "yarn": {"scaling": "yarn", "factor": 4, "original_length": 2048},
-    "yarn, its own betas and temperature": {
-        "scaling": "yarn",
-        "factor": 16,
-        "original_length": 512,
-        "beta_fast": 20,
-        "beta_slow": 2,
-        "attention_factor": 1.25,
-    },
-    "llama3": {"scaling": "llama3", "factor": 32, "original_length": 8192},
-    "llama3, its own bands": {
-        "scaling": "llama3",
-        "factor": 8,
-        "original_length": 1024,
-        "low_frequency_factor": 2,
-        "high_frequency_factor": 16,
-    },
+    "yarn, its own": {**YARN, "beta_fast": 20, "beta_slow": 2, "attention_factor": 1.25},
+    "llama3": {**LLAMA_3},
+    "llama3, its own": {**LLAMA_3, "low_frequency_factor": 2, "high_frequency_factor": 16},
 }
 
 
