@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import load_model
+from olmo_sparsity.analysis.models import gguf as module
 from olmo_sparsity.analysis.models import smollm2
 from olmo_sparsity.analysis.models.gguf import cache_folder
 from olmo_sparsity.errors import DataError
