@@ -39,8 +39,7 @@ from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer, as_tensors, context_losses
-from olmo_sparsity.analysis.selectors.influence import add_one_screened, influence_map
-from olmo_sparsity.analysis.selectors.selector import Question
+from olmo_sparsity.analysis.selectors.influence import Question, add_one_screened, influence_map
 from olmo_sparsity.command.cli import keep_freed_memory
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import ModelConfig

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from olmo_sparsity import Windows, load_model, measure, open_documents, read_results
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.measurement.request import MeasureRequest
+from olmo_sparsity.analysis.measurement.plan import MeasureRequest
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import FILES, Results
 from olmo_sparsity.analysis.results.statistics import (

@@ -20,9 +20,15 @@ from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.use import in_this_thread
 from olmo_sparsity.analysis.scoring.cost import CountingModel
 from olmo_sparsity.analysis.scoring.scorer import Row, Scorer
-from olmo_sparsity.analysis.selectors.influence import add_one, best_of, loss_reductions, scored
+from olmo_sparsity.analysis.selectors.influence import (
+    Choice,
+    Question,
+    add_one,
+    best_of,
+    loss_reductions,
+    scored,
+)
 from olmo_sparsity.analysis.selectors.saliency import embedding_saliency
-from olmo_sparsity.analysis.selectors.selector import Choice, Question
 from olmo_sparsity.errors import ConfigError
 
 PLACES_AT_ONCE = 2**22

@@ -102,7 +102,7 @@ def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) 
     from olmo_sparsity.analysis.models.load import wrap_model
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
-    from olmo_sparsity.analysis.selectors.selector import Question as Asked
+    from olmo_sparsity.analysis.selectors.influence import Question as Asked
 
     wrapped = wrap_model(model, tokenizer).model
 

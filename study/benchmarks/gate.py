@@ -21,7 +21,7 @@ import pandas as pd
 from olmo_sparsity import load_model
 from olmo_sparsity.analysis.attribution.gate import GateReport, check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
-from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.attribution.segments import AttributeRequest
 from olmo_sparsity.analysis.settings import SourceSettings
 from study.benchmarks.laboratory import NONE, ONE, Exercise, exercises
 

@@ -61,8 +61,7 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import attribute, load_model
-from olmo_sparsity.analysis.attribution.request import AttributeRequest
-from olmo_sparsity.analysis.attribution.segments import Layout, SourcePrompt
+from olmo_sparsity.analysis.attribution.segments import AttributeRequest, Layout, SourcePrompt
 from olmo_sparsity.analysis.attribution.sources import Answer
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.attribution.verdicts import judge

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from olmo_sparsity import attribute, explain, measure
-from olmo_sparsity.analysis.explain.request import ExplainRequest
+from olmo_sparsity.analysis.explain.ask import ExplainRequest
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement import measurement
-from olmo_sparsity.analysis.measurement.request import MeasureRequest
+from olmo_sparsity.analysis.measurement.plan import MeasureRequest
 from olmo_sparsity.analysis.settings import (
     AskSettings,
     ModelOptions,

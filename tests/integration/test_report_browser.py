@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.report.report import write_explanation, write_report
+from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.results import Results
 from tests.integration import needs
 from tests.integration.browser import Browser
-from tests.support.fake_results import META, fake_words, one_document
+from tests.support.fake_results import META, fake_words
 from tests.support.hostile import (
     HOSTILE,
     hostile_explanation,
     hostile_results,
     hostile_words,
-    tiny_explanation,
 )
 from tests.support.sources import asked, with_verdicts
 
@@ -65,19 +62,6 @@ def report(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_report(results, path)
     return path
-
-
-@pytest.fixture(scope="module")
-def explanation() -> Explanation:
-    return tiny_explanation()
-
-
-@pytest.fixture
-def explained(browser: Browser, explanation: Explanation, tmp_path: Path) -> Iterator[Browser]:
-    write_explanation(explanation, tmp_path / "explanation.html")
-    browser.open(tmp_path / "explanation.html")
-    yield browser
-    assert browser.console() == []
 
 
 @pytest.fixture
@@ -145,24 +129,6 @@ def test_pointing_lights_up_the_right_units(
     assert "".join(fake_words(FIRST)[first.far_first : first.far_end]).strip() in panel(page)
 
 
-def test_the_panel_has_the_numbers_of_the_target(page: Browser, results: Results) -> None:
-    target = page.run(TARGETS)[4]
-    page.hover(NODE, target)
-    row = results.losses.query("document == @FIRST and target == @target").iloc[0]
-    shown = panel(page)
-    for value in (row.loss_short, row.loss_long, row.loss_short - row.loss_long):
-        assert f"{value:.2f}" in shown
-    rows = results.recovery.query(
-        "document == @FIRST and target == @target and far_part == 'document' "
-        "and units == 'tokens' and selector == 'add_one' and k == 8"
-    )
-    for control in ("own", "foreign"):
-        assert f"{rows[rows.control == control].loss_set.mean():.2f}" in shown
-    first = influence_of(results, target).iloc[0]
-    assert f"{target - first.far_first} back" in shown
-    assert f"{float(f'{first.influence:.4g}'):.2f}" in shown  # the page keeps four digits
-
-
 def test_a_click_holds_and_escape_lets_go(page: Browser) -> None:
     one, other = page.run(TARGETS)[2:4]
     page.click(NODE, one)
@@ -175,18 +141,6 @@ def test_a_click_holds_and_escape_lets_go(page: Browser) -> None:
     assert "No target chosen" in panel(page)
     page.hover(NODE, one)
     assert page.run(CURRENT) == one
-
-
-def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
-    chosen = results.targets.query("document == @FIRST and far_part == 'document'")
-    searched = sorted(set(chosen.target))
-    assert page.run(TARGETS) == searched
-    page.run(CHOOSE, "set", str(["gap", "bigram"].index("bigram")))
-    assert page.run(TARGETS) == sorted(chosen.target[chosen.target_set == "bigram"])
-    page.run(CHOOSE, "set", "")
-    assert page.run(TARGETS) == searched
-    count = page.run("return document.getElementById('count').textContent")
-    assert count == f"{len(searched)} targets"
 
 
 def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: Results) -> None:
@@ -216,45 +170,6 @@ def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: 
     assert not page.run(inside)
 
 
-def test_every_control_has_a_name_and_every_part_a_landmark(page: Browser) -> None:
-    unnamed = page.run("""
-        return [...document.querySelectorAll('select, input, button, aside, section, form, svg')]
-            .filter((node) => !(node.labels && node.labels.length)
-                && !node.getAttribute('aria-label') && !node.getAttribute('aria-labelledby')
-                && !node.textContent.trim()).map((node) => node.outerHTML.slice(0, 80));
-    """)
-    assert unnamed == []
-    assert page.run("return document.querySelectorAll('main, header, aside').length") == 3
-    assert page.run("return document.querySelectorAll('h1').length") == 1
-    assert page.run("return document.querySelector('figure img').alt").startswith("Figure 2 for ")
-    loaded = page.run("return document.querySelector('figure img').naturalWidth")
-    assert loaded > 100
-
-
-def test_a_target_of_two_tokens_is_one_run(explained: Browser, explanation: Explanation) -> None:
-    spans = explanation.targets[["target", "end"]].to_numpy().tolist()
-    covered = [place for first, end in spans for place in range(first, end)]
-    assert explained.run(TARGETS) == covered
-    buttons = f"{PLACES} return all('[role=button]').map((node) => placeOf.get(node))"
-    assert explained.run(buttons) == [first for first, _ in spans]
-    first, end = next(span for span in spans if span[1] > span[0] + 1)
-    explained.press("Escape")
-    explained.click(NODE, end - 1)  # any of its tokens
-    looked_at = f"{PLACES} return all('.current').map((node) => placeOf.get(node))"
-    assert explained.run(looked_at) == [first, end - 1]
-    word = explanation.targets.set_index("target").text[first].strip()
-    assert panel(explained).startswith(f"Target\n\n{word}\n\ntokens {first}:{end}")
-    assert spoken(explained).startswith(f"{word}. Gap ")
-    assert explained.run(f"{NODE}.getAttribute('aria-label')", first) == word
-    assert explained.run("return document.activeElement.textContent.trim()") == word.split()[0]
-    places = [span[0] for span in spans]
-    at = places.index(first)
-    explained.press("ArrowRight" if at + 1 < len(places) else "ArrowLeft")
-    assert explained.run(CURRENT) == places[at + 1 if at + 1 < len(places) else at - 1]
-    explained.press("Escape")
-    assert explained.run(CURRENT) is None
-
-
 @pytest.mark.parametrize("kind", ["results", "explanation"])
 def test_hostile_text_does_nothing(
     kind: str, browser: Browser, results: Results, tmp_path: Path
@@ -262,7 +177,7 @@ def test_hostile_text_does_nothing(
     if kind == "results":
         write_report(hostile_results(results), tmp_path / "page.html")
     else:
-        write_explanation(hostile_explanation(), tmp_path / "page.html")
+        hostile_explanation().to_html(tmp_path / "page.html")
     browser.open(tmp_path / "page.html")
     # A mark that turns the direction would turn the page around.
     words = [word.replace("\u202e", "⟨U+202E⟩") for word in hostile_words(60)]
@@ -295,44 +210,6 @@ def test_hostile_text_does_nothing(
     """)
     assert browser.run("return typeof canary") == "undefined"
     assert all("Content Security Policy" in line for line in browser.console())
-
-
-@pytest.mark.parametrize("long", [2048, "all"])
-def test_a_book_stays_responsive(browser: Browser, tmp_path: Path, long: int | str) -> None:
-    words = [word for _ in range(60) for word in fake_words(0)][:30_000]
-    assert len(words) == 30_000
-    meta = replace(META, windows=META.windows | {"long": long, "short": 256})
-    far_of = {
-        target: [target - 300 - 100 * rank for rank in range(16)]
-        for target in range(2048, len(words), 10)
-    }
-    results = one_document(words, far_of, meta)
-    every = np.arange(2048, len(words), dtype=np.int32)
-    losses = results.losses.iloc[[0] * len(every)].assign(target=every)
-    write_report(replace(results, losses=losses), tmp_path / "report.html")
-    browser.open(tmp_path / "report.html")
-    assert len(browser.run(TARGETS)) == len(far_of)
-    # A hover touches a few dozen elements, in the middle of the book too.
-    touched = browser.run(f"""
-        {PLACES}
-        const observer = new MutationObserver(() => {{}}), touched = [];
-        observer.observe(document.body,
-            {{subtree: true, childList: true, attributes: true, characterData: true}});
-        for (let place = 15008; place < 15200; place += 10) {{
-            nodes[place].scrollIntoView({{block: 'center', behavior: 'instant'}});
-            nodes[place].dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}));
-            if (!nodes[place].classList.contains('current')) return 'not lit';
-            touched.push(observer.takeRecords().length);
-        }}
-        return touched;
-    """)
-    assert isinstance(touched, list), touched
-    assert 16 < max(touched) < 200
-    # What is far from the window is not laid out.
-    laid_out = "node.checkVisibility({contentVisibilityAuto: true})"
-    num_laid_out = browser.run(f"{PLACES} return nodes.filter((node) => {laid_out}).length")
-    assert 0 < num_laid_out < len(words) / 10
-    assert browser.console() == []
 
 
 # --- an answer and its sources --------------------------------------------------------------------

@@ -18,7 +18,7 @@ from olmo_sparsity.analysis.inputs.documents import FarText
 from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.selectors.selector import Choice, Question
+from olmo_sparsity.analysis.selectors.influence import Choice, Question
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model

@@ -62,7 +62,6 @@ def hostile_results(results: Results) -> Results:
     meta = replace(
         META,
         **{name: dict.fromkeys(getattr(META, name), HOSTILE[0]) for name in ("model", "data")},
-        induction=dict.fromkeys(META.induction, HOSTILE[0]),
         windows=META.windows | {"long": 8, "short": 2, "stride": 1},
         units=["tokens", HOSTILE[5]],
         selectors=["add_one", HOSTILE[2]],

@@ -13,8 +13,7 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import run
-from olmo_sparsity.analysis.measurement.plan import Plan, plan
-from olmo_sparsity.analysis.measurement.request import MeasureRequest
+from olmo_sparsity.analysis.measurement.plan import MeasureRequest, Plan, plan
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.config.sections import ModelConfig

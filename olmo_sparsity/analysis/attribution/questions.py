@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.attribution.segments import AttributeRequest
 from olmo_sparsity.analysis.attribution.sources import Answer, Segment, read_turns
 from olmo_sparsity.analysis.attribution.statements import Attributing, Attribution
 from olmo_sparsity.analysis.explain.prompt import read_text

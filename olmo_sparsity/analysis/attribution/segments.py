@@ -7,26 +7,73 @@ replaced. Dimension key: S sources, D decoys of a source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.attribution.reasoning import num_reasoning
-from olmo_sparsity.analysis.attribution.request import AttributeRequest
-from olmo_sparsity.analysis.attribution.sources import Answer, Segment, Turn, read_turns
+from olmo_sparsity.analysis.attribution.messages import Messages, read_messages
+from olmo_sparsity.analysis.attribution.sources import Answer, Segment, Sources, Turn, read_turns
 from olmo_sparsity.analysis.explain.check import SAME_TEXT, passages
 from olmo_sparsity.analysis.explain.prompt import generate, split_template, through_template
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.settings import ModelOptions, Request, SourceSettings
 from olmo_sparsity.errors import ConfigError, DataError, UserError, printable
 from olmo_sparsity.runtime import Progress, say
 from olmo_sparsity.streams import stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeRequest(Request):
+    model: Any
+    tokenizer: Any = None
+    sources: Sources | None = None
+    question: str | None = None  # None: sources are messages, the last of which is the question
+    messages: Messages | None = None  # `checked` turns them into sources and an answer
+    message: int = -1
+    answer: str | Sequence[str] | Answer | None = None  # None: generated
+    reasoning: str | None = None  # None: the answer up to `</think>`, if it has that
+    candidates: Sequence[str] | None = None
+    decoys: Any = None
+    settings: SourceSettings = field(default_factory=SourceSettings)
+    loading: ModelOptions = field(default_factory=ModelOptions)
+
+    def checked(self) -> Self:
+        self.settings.check()
+        own = {name: getattr(self, name) for name in ("sources", "question", "answer", "reasoning")}
+        if self.messages is not None:
+            if unfit := [name for name, value in own.items() if value is not None]:
+                raise ConfigError(f"{unfit[0]} cannot be combined with messages; leave it out")
+            sources, answer, reasoning = read_messages(self.messages, self.message)
+            read = replace(self, messages=None, sources=sources, answer=answer, reasoning=reasoning)
+            return replace(read, message=-1).checked()
+        if self.message != -1:
+            raise ConfigError(f"message={self.message} belongs to `messages`; leave it out")
+        turns = read_turns(self.sources)
+        is_log = self.question is None and bool(turns and turns[-1].role)
+        if not is_log and (not isinstance(self.question, str) or not self.question.strip()):
+            raise ConfigError(f"question={self.question!r:.60} must be a text, after the sources")
+        if self.reasoning is not None and not isinstance(self.reasoning, str):
+            raise ConfigError(f"reasoning={self.reasoning!r:.60} must be a text")
+        return self
+
+    @property
+    def asked(self) -> str:
+        """The question, or the last message of the user."""
+        if self.question is not None:
+            return self.question
+        turns = read_turns(self.sources)
+        last = next((turn for turn in reversed(turns) if turn.role == "user"), turns[-1])
+        return "\n".join(part.text for part in last.parts)
+
 
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
 TRIES = 20  # attempts for each decoy, before an error reports that no more differ
@@ -382,3 +429,45 @@ def _different(
         if len(found) == draws:
             break
     return np.array([*found.values()], dtype=np.int64).reshape(-1, length)
+
+
+CLOSING = "</think>"
+TAGGED = re.compile(r"(\s*<[\w-]+>)?(.*?)(</[\w-]+>\s*)?", re.DOTALL)
+LEAST = 5  # tokens of a sentence; a shorter one is joined to the next, or to that before
+
+
+def num_reasoning(ids: Sequence[int], tokenizer: Tokenizer | None) -> int:
+    """Return how many tokens precede the answer, up to `</think>` and white space, or 0."""
+    texts = Document(np.array(ids), tokenizer=tokenizer).texts
+    before, closing, _ = "".join(texts).partition(CLOSING)
+    if not closing:
+        return 0
+    num = 1 + int(np.searchsorted(_ends(texts), len(before + closing)))
+    while num < len(texts) and not texts[num].strip():
+        num += 1
+    return num
+
+
+def sentences(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
+    """Return first and end token of each sentence, without tags around all of them."""
+    texts = Document(np.array(ids), tokenizer=tokenizer).texts
+    found, ends = TAGGED.fullmatch("".join(texts)), _ends(texts)
+    assert found is not None
+    first = int(np.searchsorted(ends, found.start(2), side="right"))
+    last = int(np.searchsorted(ends, found.end(2), side="right"))
+    if last <= first or not found[2].strip():
+        return []
+    # By themselves, as statements are.
+    inner = Document(np.array(ids[first:last]), tokenizer=tokenizer)
+    spans, begin = list[tuple[int, int]](), first
+    for end in (first + inner.units("sentences", 0, last - first).end).tolist():
+        if end - begin >= LEAST:
+            spans.append((begin, end))
+            begin = end
+    if begin < last:
+        spans[-1:] = [(spans[-1][0] if spans else begin, last)]
+    return spans
+
+
+def _ends(texts: Sequence[str]) -> np.ndarray:
+    return np.cumsum([len(text) for text in texts], dtype=int)

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.attribution.reasoning import sentences
-from olmo_sparsity.analysis.attribution.request import AttributeRequest
 from olmo_sparsity.analysis.attribution.segments import (
     AnswerIds,
+    AttributeRequest,
     Layout,
+    Piece,
     SourcePrompt,
     draw_decoys,
     read_decoys,
+    sentences,
 )
 from olmo_sparsity.analysis.attribution.sources import Answer
 from olmo_sparsity.analysis.attribution.verdicts import (
@@ -40,6 +41,7 @@ from olmo_sparsity.analysis.explain.ask import load
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import in_use
+from olmo_sparsity.analysis.report.statements_page import AnswerPage
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
@@ -405,9 +407,16 @@ class Attribution:
         return json.dumps(plain(self.to_dict()), ensure_ascii=False, indent=1)
 
     def to_html(self, path: str | Path) -> None:
-        from olmo_sparsity.analysis.report.statements_page import write_page
-
-        write_page(self, Path(path))
+        texts, prompt, at = self.layout.document.texts, list[tuple[str, int | None]](), 0
+        for piece in [*self.prompt.pieces, Piece(self.prompt.near_ids, [])]:
+            end = at + len(piece.text_ids)
+            prompt.append(("".join(texts[at:end]), piece.source))
+            at = end + len(piece.after_ids)
+        chains = [list(self.chain(named)) for named in self.statements.sources]
+        AnswerPage(
+            self.prompt.model.name, self.error_rate, self.names, self.settings.draws, self.pieces,
+            self.statements, self.matrix, self.sources, prompt, chains,
+        ).write(Path(path))  # fmt: skip
 
     def describe(self, bold: bool = False) -> str:
         """For a terminal. `bold`: whether it understands ANSI codes."""
@@ -430,11 +439,6 @@ class Attribution:
 
     def __repr__(self) -> str:
         return self.describe()
-
-    def _repr_html_(self) -> str:
-        from olmo_sparsity.analysis.report.statements_page import lit_answer
-
-        return lit_answer(self)
 
 
 def attribute(request: AttributeRequest) -> Attribution:

@@ -15,8 +15,9 @@ from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.report.report import note
 from olmo_sparsity.analysis.results.statistics import interval, resample_weights
-from olmo_sparsity.analysis.results.view import places, quoted
+from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.settings import MIN_GAP
@@ -104,6 +105,32 @@ class Check:
                 "less); such models mostly gain little from distant text"
             )
         return "; ".join(reasons)
+
+    @property
+    def note(self) -> str:
+        """HTML of the verdict."""
+        why = " ".join(sentence(text) for text in (self.summary, self.warning) if text)
+        is_good = self.num_beyond > 0 and self.excess[1] > (self.placebo or 0.0)
+        return note(is_good, sentence(self.verdict), why)
+
+    @property
+    def html(self) -> str:
+        """HTML of the table."""
+        table = self.table
+        columns = {
+            "target": table.text.map(quoted),
+            "where": map(places, table.target, table.end),
+            "gap": table.gap,
+            "own units": table.own,
+            "unrelated": table.foreign,
+            "at most": table.foreign_most,
+            "do as well": [f"{num} of {self.draws}" for num in table.better],
+        }
+        caption = (
+            f"Loss reduction in nats by {self.k} distant units, and by as many units of "
+            f"{self.draws} unrelated texts, selected by the same rule"
+        )
+        return html_table(caption, columns, True)
 
     def __repr__(self) -> str:
         lines = [

@@ -14,13 +14,17 @@ from olmo_sparsity.analysis.explain.prompt import Prepared
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.load import LoadedModel, using
+from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import describe_noise
-from olmo_sparsity.analysis.results.tables import SCHEMAS
-from olmo_sparsity.analysis.results.view import Shown
+from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
+from olmo_sparsity.analysis.results.view import Shown, escape, spell
 from olmo_sparsity.analysis.settings import AskSettings
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.io import refuse_suffix, write_atomically
+
+NOT_CHECKED = "Not checked against unrelated texts:"
+WHY_CHECK = "any text lowers a loss by something. Use --check, or check() in Python."
 
 _KEPT = ("units", "selector", "k", "far_states", "seed")
 
@@ -144,9 +148,18 @@ class Explanation:
         }
 
     def to_html(self, path: str | Path) -> None:
-        from olmo_sparsity.analysis.report.report import write_explanation
-
-        write_explanation(self, Path(path))
+        settings, check, results = self.settings, self.checked, self.results
+        how = f"{settings.units} ranked by {spell(settings.selector)} · text of "
+        slots = {
+            "subtitle": escape(subtitle(results, f"{how}{len(self.document.tokens):,} tokens")),
+            "note": check.note if check else note(False, NOT_CHECKED, WHY_CHECK),
+            "headline": "",
+            "shown": "",
+            "numbers_title": "Against unrelated texts",
+            "numbers": check.html if check else "",
+        }
+        parts = {"explanation", "numbers"} if check else {"explanation"}
+        write_page(Path(path), results, [0], slots, parts)
 
     def save(self, path: str | Path) -> None:
         """Write .json, or .parquet: a row for each far unit, with the columns of its target."""
@@ -175,6 +188,4 @@ class Explanation:
 
 
 def to_json(explanation: Explanation) -> str:
-    from olmo_sparsity.analysis.results.tables import plain
-
     return json.dumps(plain(explanation.to_dict()), ensure_ascii=False, indent=1)

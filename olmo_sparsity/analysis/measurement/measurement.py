@@ -21,8 +21,13 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.estimate import within_budget
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
-from olmo_sparsity.analysis.measurement.plan import Plan, plan, share_of, targets_meta
-from olmo_sparsity.analysis.measurement.request import MeasureRequest
+from olmo_sparsity.analysis.measurement.plan import (
+    MeasureRequest,
+    Plan,
+    plan,
+    share_of,
+    targets_meta,
+)
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results

@@ -23,8 +23,12 @@ from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.results.tables import PHASES
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
-from olmo_sparsity.analysis.selectors.influence import falls_of_sets
-from olmo_sparsity.analysis.selectors.selector import Choice, Question, find_selector
+from olmo_sparsity.analysis.selectors.influence import (
+    Choice,
+    Question,
+    falls_of_sets,
+    find_selector,
+)
 from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.streams import stream

@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.report.figures import selectors_svg
-from olmo_sparsity.analysis.report.page import image, json_for_html, write_html
+from olmo_sparsity.analysis.report.page import json_for_html, write_html
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
@@ -30,73 +30,46 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.summary import (
     FAR_STATES,
+    conclude,
     describe_gap,
+    describe_induction,
     describe_noise,
     describe_placebo,
 )
 from olmo_sparsity.analysis.results.view import (
     escape,
     html_table,
-    interval,
-    intervals,
     number,
-    places,
-    quoted,
     sentence,
     spell,
 )
 
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.explain.explanation import Check, Explanation
-
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
     """`max_documents`: the most documents on the page; documents with targets come first."""
-    tables = ("influence", "recovery", "targets")
-    shown = replace(results, **{name: _of_documents(getattr(results, name)) for name in tables})
-    documents, reported = _choose_documents(shown, max_documents), results.reported
+    documents, reported = _choose_documents(results, max_documents), results.reported
     counted = f"{len(reported):,} targets in {reported.document.nunique():,} reported documents"
+    because = describe_gap(results) if results.meta.targets.get("threshold") is not None else ""
     slots = {
-        "subtitle": escape(_subtitle(results, counted)),
+        "subtitle": escape(subtitle(results, counted)),
         "note": _induction(results),
-        "headline": _headline(shown),
+        "headline": f'<p class="headline">{escape(conclude(results))}</p>'
+        + (f'<p class="soft">{escape(sentence(because))}</p>' if because else ""),
         "shown": escape(_shown(results, documents)),
-        "figure": image(selectors_svg(results)),
-        "figure_dark": image(selectors_svg(results, dark=True)),
         "numbers_title": "The numbers",
-        "numbers": _summary_tables(shown),
+        "numbers": _summary_tables(results),
     }
-    _write_page(Path(out), shown, documents, slots, {"measurement", "numbers"})
+    write_page(Path(out), results, documents, slots, {"measurement", "numbers"})
 
 
-def write_explanation(explanation: Explanation, path: Path) -> None:
-    """The same page for one text with named targets."""
-    check, results = explanation.checked, explanation.results
-    own = {name: _of_documents(getattr(results, name)) for name in ("influence", "recovery")}
-    results = replace(results, **own)
-    settings, num_tokens = explanation.settings, len(explanation.document.tokens)
-    how = f"{settings.units} ranked by {spell(settings.selector)} · text of {num_tokens:,} tokens"
-    slots = {
-        "subtitle": escape(_subtitle(results, how)),
-        "note": _verdict(check),
-        "headline": "",
-        "shown": "",
-        "numbers_title": "Against unrelated texts",
-        "numbers": _check_table(check) if check else "",
-    }
-    parts = {"explanation"} | ({"numbers"} if check else set())
-    _write_page(Path(path), results, [0], slots, parts)
-
-
-def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the document's own distant text: the page shows no placebo."""
-    return rows[rows.far_part == "document"]
-
-
-def _write_page(
+def write_page(
     out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
 ) -> None:
-    """`parts`: the optional parts of the template to keep."""
+    """Write texts with the far units of their targets, without the placebo's. `parts`: the optional
+    parts of the template to keep."""
+    tables = {n: getattr(results, n) for n in ("influence", "recovery", "targets")}
+    own = {name: rows[rows.far_part == "document"] for name, rows in tables.items()}
+    results = replace(results, **own)
     names = _names(results)
     written = [(d, _document_data(results, d, names)) for d in documents]
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
@@ -141,7 +114,7 @@ def _in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
 
 
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    chosen = set(results.targets.document)
+    chosen = set(results.targets.document[results.targets.far_part == "document"])
     documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in chosen, d))
     return [int(document) for document in documents[:max_documents]]
 
@@ -228,7 +201,7 @@ def _rounded(values: Any) -> list[float | None]:
 # --- text of the page -----------------------------------------------------------------------------
 
 
-def _subtitle(results: Results, counted: str) -> str:
+def subtitle(results: Results, counted: str) -> str:
     meta, windows = results.meta, results.meta.windows
     long = "of all tokens before a target" if windows["long"] == "all" else windows["long"]
     long = f"of at most {windows['most']}" if windows.get("most") else long
@@ -258,77 +231,14 @@ def _shown(results: Results, documents: list[int]) -> str:
 def _induction(results: Results) -> str:
     found = results.meta.induction
     if not found:
-        return _note(False, "Whether this model can copy from its context was not measured.")
-    first, repeated, drop = (number(found[n]) for n in ("loss_first", "loss_repeated", "drop"))
-    why = f"A passage costs it {first} nats per token, repeated once {repeated}: a drop of {drop}."
-    if found["has_induction"]:
-        return _note(True, "This model can copy from its context.", why)
-    why += " Most of what distant units give a model of text is copying: read nats, not only "
-    why += "shares."
-    return _note(False, "This model copies little from its context.", why)
+        return note(False, "Whether this model can copy from its context was not measured.")
+    first, *more = describe_induction(found, results.meta.windows["far_states"]).splitlines()
+    return note(bool(found["has_induction"]), sentence(first), " ".join(map(str.strip, more)))
 
 
-def _verdict(check: Check | None) -> str:
-    if check is None:
-        why = "any text lowers a loss by something. Use --check, or check() in Python."
-        return _note(False, "Not checked against unrelated texts:", why)
-    why = " ".join(sentence(text) for text in (check.summary, check.warning) if text)
-    is_good = check.num_beyond > 0 and check.excess[1] > (check.placebo or 0.0)
-    return _note(is_good, sentence(check.verdict), why)
-
-
-def _note(is_good: bool, verdict: str, why: str = "") -> str:
+def note(is_good: bool, verdict: str, why: str = "") -> str:
     state = "verdict" if is_good else "verdict bad"
     return f'<p class="{state}" role="note"><strong>{escape(verdict)}</strong> {escape(why)}</p>'
-
-
-def _check_table(check: Check) -> str:
-    table = check.table
-    caption = (
-        f"Loss reduction in nats by {check.k} distant units, and by as many units of "
-        f"{check.draws} unrelated texts, selected by the same rule"
-    )
-    columns = {
-        "target": table.text.map(quoted),
-        "where": map(places, table.target, table.end),
-        "gap": table.gap,
-        "own units": table.own,
-        "unrelated": table.foreign,
-        "at most": table.foreign_most,
-        "do as well": [f"{num} of {check.draws}" for num in table.better],
-    }
-    return html_table(caption, columns, True)
-
-
-def _headline(results: Results) -> str:
-    rows, names = with_t_intervals(results.summary), _names(results)
-    rows = rows[rows.target_set == main_set(rows.target_set)].dropna(subset=["excess"])
-    if not len(rows):
-        return '<p class="headline">No target was evaluated.</p>'
-    ks = sorted(rows.k.unique())
-    k = 1 if 1 in ks else ks[len(ks) // 2]
-    units = _in_order(names["units"], rows.units)[0]
-    rows = rows[(rows.k == k) & (rows.units == units)].set_index("selector")
-    sentences = []
-    for selector in _in_order(names["selectors"], rows.index.to_series())[:2]:
-        row = rows.loc[selector]
-        name, title, placebo = "excess", "Excess", "there is no placebo"
-        if not pd.isna(row.net):
-            name, title = "net", "Net excess"
-            placebo = f"the excess of the placebo is {number(row.placebo)}"
-            if not pd.isna(row.net_equal):
-                ends = (row.net_equal, row.net_equal_low, row.net_equal_high)
-                placebo += f"; net at equal gaps: {interval(*ends)}"
-        beyond = interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-        sentences.append(
-            f'<p class="headline">{title} of <b>{escape(spell(selector))}</b> with '
-            f"k = {k} ({escape(units)}), targets of {escape(results.spell_set(row.target_set))}: "
-            f"<b>{beyond}</b>. Its distant units recover {number(row.recovery)} of the "
-            f"gap, units of an unrelated text {number(row.foreign)}; {placebo}.</p>"
-        )
-    if results.meta.targets.get("threshold") is not None:
-        sentences.append(f'<p class="soft">{escape(sentence(describe_gap(results)))}</p>')
-    return "\n".join(sentences)
 
 
 def _summary_tables(results: Results) -> str:
@@ -338,7 +248,7 @@ def _summary_tables(results: Results) -> str:
         rows = summary[summary.target_set == target_set].sort_values(
             ["selector", "units", "k"], key=lambda c: c if c.name == "k" else c.map(order)
         )
-        first = rows.iloc[0]
+        first, intervals = rows.iloc[0], partial(_intervals, rows)
         caption = (
             f"Targets: {results.spell_set(target_set)} · {first.num_targets:,} targets in "
             f"{first.num_documents:,} documents; {describe_placebo(first)}. "
@@ -348,19 +258,26 @@ def _summary_tables(results: Results) -> str:
             "selector": rows.selector.map(spell),
             "units": rows.units,
             "k": rows.k,
-            "net excess": intervals(rows, "net", "net_low", "net_high"),
-            "net at equal gaps": intervals(rows, "net_equal", "net_equal_low", "net_equal_high"),
-            "excess": intervals(rows, "excess", "excess_low", "excess_high"),
+            "net excess": intervals("net"),
+            "net at equal gaps": intervals("net_equal"),
+            "excess": intervals("excess"),
             "placebo": rows.placebo,
-            "recovery": intervals(rows, "recovery", "low", "high"),
+            "recovery": intervals("recovery", ""),
             "mean of ratios": rows.mean_ratio,
             f"share of targets ≥ {ENOUGH}": rows.share_enough,
             "unrelated text": rows.foreign,
-            "lost when removed": intervals(rows, "removal", "removal_low", "removal_high"),
+            "lost when removed": intervals("removal"),
             "lost in the placebo": rows.placebo_removal,
-            "LDS": intervals(rows, "lds", "lds_low", "lds_high"),
+            "LDS": intervals("lds"),
             "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
         is_main = target_set == main_set(summary.target_set)
         tables.append(html_table(caption, columns, is_main))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
+
+
+def _intervals(rows: pd.DataFrame, name: str, ends: str | None = None) -> Iterable[tuple]:
+    """A value and the ends of its interval in each row."""
+    ends = f"{name}_" if ends is None else ends
+    columns = [name, f"{ends}low", f"{ends}high"]
+    return rows[columns].itertuples(index=False, name=None)

@@ -9,76 +9,62 @@ through `escape`. The template is statements_page.html.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.view import escape, number
-
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.attribution.statements import Attribution
 
 NUM_COLOURS = 8
 """Sources beyond share them; each also has its number."""
 
 
-def write_page(found: Attribution, path: Path) -> None:
-    style = "\n".join(
-        f"body:has(#s{i}:checked) :is(#panel{i}, .note{i}) {{ display: block; }}\n"
-        f"body:has(#s{i}:checked) :is(#row{i}{_relied_on(found, row)}) "
-        "{ outline: 3px solid var(--focus); }"
-        for i, row in enumerate(found.statements.itertuples())
-    )
-    slots = {
-        "title": f"{escape(found.prompt.model.name)} · sources",
-        "subtitle": escape(_subtitle(found)),
-        "rate": escape(found.error_rate),
-        "key": _key(found),
-        "answer": _answer(found),
-        "panels": "".join(_panel(found, i) for i in range(len(found.texts))),
-        "matrix": _matrix(found),
-        "prompt": _prompt(found),
-    }
-    write_html(path, "statements_page.html", slots, style=style)
+@dataclass(frozen=True)
+class AnswerPage:
+    """What the page shows of an answer."""
 
+    model: str
+    error_rate: str
+    names: list[str]  # of the sources
+    draws: int  # decoys of each source at most
+    pieces: list[tuple[str, int | None]]  # texts of the answer, each with its statement's number
+    statements: pd.DataFrame
+    matrix: pd.DataFrame
+    sources: pd.DataFrame
+    prompt: list[tuple[str, int | None]]  # texts before the answer, each with its source's number
+    chains: list[list[tuple[int, str, Any]]]  # of each statement: depth, name, row of reasoning
 
-def lit_answer(found: Attribution) -> str:
-    """Return the answer and its verdicts as HTML for a notebook, with inline colours."""
-    colours = (
-        "#ffd9b3",
-        "#cfe5fb",
-        "#cdeedd",
-        "#f6d2ea",
-        "#fdf1ac",
-        "#dcd6f7",
-        "#d9e6b8",
-        "#e4e0d8",
-    )
-    spans, rows = [], []
-    for text, number_of in found.pieces:
-        if number_of is None:
-            spans.append(escape(text))
-            continue
-        row = found.statements.iloc[number_of]
-        tints = [colours[found.names.index(name) % NUM_COLOURS] for name in row.sources]
-        stops = ", ".join([*tints, *tints][: max(2, len(tints))]) or "transparent, transparent"
-        style = f"background:linear-gradient(90deg, {stops});color:#1d1b18" if tints else ""
-        spans.append(f'<span style="{style}">{escape(text)}</span>')
-        rows.append(f"<li>{escape(row.verdict)}</li>")
-    return (
-        f'<div style="white-space:pre-wrap">{"".join(spans)}</div><ol>{"".join(rows)}</ol>'
-        f"<small>{escape(found.error_rate)}</small>"
-    )
+    def write(self, path: Path) -> None:
+        style = "\n".join(
+            f"body:has(#s{i}:checked) :is(#panel{i}, .note{i}) {{ display: block; }}\n"
+            f"body:has(#s{i}:checked) :is(#row{i}{_relied_on(self, row)}) "
+            "{ outline: 3px solid var(--focus); }"
+            for i, row in enumerate(self.statements.itertuples())
+        )
+        slots = {
+            "title": f"{escape(self.model)} · sources",
+            "subtitle": escape(_subtitle(self)),
+            "rate": escape(self.error_rate),
+            "key": _key(self),
+            "answer": _answer(self),
+            "panels": "".join(_panel(self, i) for i in range(len(self.statements))),
+            "matrix": _matrix(self),
+            "prompt": _prompt(self),
+        }
+        write_html(path, "statements_page.html", slots, style=style)
 
 
 # --- parts of the page ----------------------------------------------------------------------------
 
 
-def _subtitle(found: Attribution) -> str:
-    count, settings = found.statements.kind.ne("none").sum(), found.settings
+def _subtitle(page: AnswerPage) -> str:
+    count = page.statements.kind.ne("none").sum()
     return (
-        f"{found.prompt.model.name} · {len(found.names)} sources, {settings.draws} decoys of each "
-        f"at most · {count} of {len(found.texts)} statements rely on a source"
+        f"{page.model} · {len(page.names)} sources, {page.draws} decoys of each at most · "
+        f"{count} of {len(page.statements)} statements rely on a source"
     )
 
 
@@ -86,31 +72,31 @@ def _colour(source: int) -> str:
     return f"c{source % NUM_COLOURS}"
 
 
-def _chosen(found: Attribution, row: Any) -> list[int]:
-    return [found.names.index(name) for name in row.sources]
+def _chosen(page: AnswerPage, row: Any) -> list[int]:
+    return [page.names.index(name) for name in row.sources]
 
 
-def _mark(found: Attribution, row: Any) -> str:
+def _mark(page: AnswerPage, row: Any) -> str:
     """The numbers of its sources: colour alone would not do."""
     joint = " or " if row.kind == "either" else " + "
-    return joint.join(str(source + 1) for source in _chosen(found, row)) or "none"
+    return joint.join(str(source + 1) for source in _chosen(page, row)) or "none"
 
 
-def _key(found: Attribution) -> str:
+def _key(page: AnswerPage) -> str:
     return "".join(
         f'<li class="{_colour(i)}"><b>{i + 1}</b> {escape(name)}</li>'
-        for i, name in enumerate(found.names)
+        for i, name in enumerate(page.names)
     )
 
 
-def _answer(found: Attribution) -> str:
+def _answer(page: AnswerPage) -> str:
     parts = []
-    for text, i in found.pieces:
+    for text, i in page.pieces:
         if i is None:
             parts.append(escape(text))
             continue
-        row = found.statements.iloc[i]
-        chosen = _chosen(found, row)
+        row = page.statements.iloc[i]
+        chosen = _chosen(page, row)
         classes = f"{_colour(chosen[0])} {'several' if len(chosen) > 1 else ''}" if chosen else "no"
         second = f' data-second="{_colour(chosen[1])}"' if len(chosen) > 1 else ""
         word = text.strip()
@@ -121,13 +107,13 @@ def _answer(found: Attribution) -> str:
             f'{escape(before)}<input type="radio" name="statement" id="s{i}"{checked} '
             f'aria-label="{escape(word)}: {escape(row.verdict)}">'
             f'<label for="s{i}" class="statement {classes}"{second}>{escape(word)}'
-            f"<sup>{_mark(found, row)}</sup></label>{escape(after)}"
+            f"<sup>{_mark(page, row)}</sup></label>{escape(after)}"
         )
     return "".join(parts)
 
 
-def _panel(found: Attribution, i: int) -> str:
-    row, cells = found.statements.iloc[i], found.matrix.loc[i]
+def _panel(page: AnswerPage, i: int) -> str:
+    row, cells = page.statements.iloc[i], page.matrix.loc[i]
     lines = "".join(
         f'<tr{" class=named" if name in row.sources else ""}><th scope="row" '
         f'class="{_colour(number_of)}"><b>{number_of + 1}</b> {escape(name)}</th>'
@@ -138,7 +124,7 @@ def _panel(found: Attribution, i: int) -> str:
     verdict = row.verdict[:1].upper() + row.verdict[1:]
     return (
         f'<section class="panel" id="panel{i}" aria-live="polite"><p class="quoted">'
-        f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>{_chain(found, row)}"
+        f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>{_chain(page.chains[i])}"
         f'<div class="wide" tabindex="0" role="region" aria-label="Numbers of the statement">'
         "<table><thead><tr><th rowspan=2></th><th colspan=2>among decoys</th>"
         "<th colspan=2>replaced by a decoy</th></tr><tr>"
@@ -147,24 +133,24 @@ def _panel(found: Attribution, i: int) -> str:
     )
 
 
-def _chain(found: Attribution, row: Any) -> str:
+def _chain(chain: list[tuple[int, str, Any]]) -> str:
     """List what each sentence of the reasoning behind a statement relies on."""
     lines = "".join(
         f"<li>{'→ ' * (depth - 1)}{escape(f'{name}, “{step.text}”, {step.verdict}')}</li>"
-        for depth, name, step in found.chain(row.sources)
+        for depth, name, step in chain
     )
     return f'<ul class="chain">{lines}</ul>' if lines else ""
 
 
-def _matrix(found: Attribution) -> str:
+def _matrix(page: AnswerPage) -> str:
     """The larger of what each source gives and what is lost without it."""
     head = "".join(
         f'<th scope="col" class="{_colour(i)}"><b title="{escape(name)}">{i + 1}</b></th>'
-        for i, name in enumerate(found.names)
+        for i, name in enumerate(page.names)
     )
     rows = []
-    for i, row in enumerate(found.statements.itertuples()):
-        cells = found.matrix.loc[i]
+    for i, row in enumerate(page.statements.itertuples()):
+        cells = page.matrix.loc[i]
         shown = "".join(
             f'<td class="{f"{_colour(s)} named" if name in row.sources else ""}">{number(value, 1)}'
             "</td>"
@@ -177,27 +163,25 @@ def _matrix(found: Attribution) -> str:
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _prompt(found: Attribution) -> str:
+def _prompt(page: AnswerPage) -> str:
     """All that precedes the answer, in order: sources, and between them what stays in view."""
-    texts, verdicts = found.layout.document.texts, found.sources
-    parts, at = list[str](), 0
-    for piece in [*found.prompt.pieces, None]:
-        num = len(found.prompt.near_ids) if piece is None else len(piece.text_ids)
-        text = escape("".join(texts[at : at + num]).strip())
-        at += num + (0 if piece is None else len(piece.after_ids))
-        if piece is None or piece.source is None:
+    parts = list[str]()
+    for text, source in page.prompt:
+        text = escape(text.strip())
+        if source is None:
             parts += [f'<p class="quoted soft">{text}</p>'] if text else []
             continue
-        i, row = piece.source, verdicts.iloc[piece.source]
+        row = page.sources.iloc[source]
         is_open = " open" if row.statements else ""
         parts.append(
-            f'<details id="source{i}" class="{_colour(i)}"{is_open}><summary><b>{i + 1}</b> '
-            f'{escape(row.source)} <span class="soft">{escape(row.verdict)}</span></summary>'
+            f'<details id="source{source}" class="{_colour(source)}"{is_open}><summary>'
+            f"<b>{source + 1}</b> {escape(row.source)} "
+            f'<span class="soft">{escape(row.verdict)}</span></summary>'
             f'<p class="quoted">{text}</p></details>'
         )
     return "".join(parts)
 
 
-def _relied_on(found: Attribution, row: Any) -> str:
+def _relied_on(page: AnswerPage, row: Any) -> str:
     names = dict.fromkeys((*row.sources, *row.origins))
-    return "".join(f", #source{found.names.index(name)}" for name in names)
+    return "".join(f", #source{page.names.index(name)}" for name in names)

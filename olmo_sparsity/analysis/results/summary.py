@@ -34,9 +34,6 @@ LOUD_NOISE = 0.02
 FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 """Readable names of the two far states."""
 
-BEYOND = {"net": "net excess", "excess": "excess"}
-"""Readable names of the headline columns; without a placebo it is the excess."""
-
 BY_OUTCOME = ("gap",)
 """Target sets that are selected by what the distant text does to the prediction."""
 
@@ -164,10 +161,6 @@ def chosen_losses(results: Results) -> pd.DataFrame:
     main = (targets.far_part == "document") & (targets.target_set == main_set(targets.target_set))
     losses = losses_of_targets(results.losses, targets[main])
     return losses.merge(targets.loc[main, KEYS], on=KEYS)
-
-
-def curve_name(selector: str, units: str) -> str:
-    return spell(selector) + ("" if units == "tokens" else f", {units}")
 
 
 def describe_windows(windows: dict[str, Any]) -> list[str]:

@@ -49,18 +49,8 @@ def interval(value: Any, low: Any, high: Any, **how: Any) -> str:
     return shown if shown == "–" else f"{shown} [{number(low, **how)}, {number(high, **how)}]"
 
 
-def intervals(rows: pd.DataFrame, *names: str) -> Iterable[tuple]:
-    """A value and the ends of its interval in each row."""
-    return rows[list(names)].itertuples(index=False, name=None)
-
-
-def html_table(
-    caption: str, columns: dict[str, Iterable], is_open: bool, buttons: Iterable[str] = ()
-) -> str:
-    """The first column groups the rows, and is shown once per group. `buttons`: HTML of a last
-    cell of each row."""
-    if last := list(buttons):
-        columns = columns | {"": map(Safe, last)}
+def html_table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:
+    """The first column groups the rows, and is shown once per group."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     lines, before = [], None
     for group, *values in zip(*columns.values(), strict=True):
@@ -75,13 +65,7 @@ def html_table(
     )
 
 
-class Safe(str):
-    """HTML of our own."""
-
-
 def _cell(value: Any) -> str:
-    if isinstance(value, Safe):
-        return value
     if isinstance(value, tuple):
         return interval(*value)
     digits = 0 if isinstance(value, int) else 2

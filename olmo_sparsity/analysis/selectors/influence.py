@@ -11,12 +11,12 @@ Dimension key: T chosen targets, F far places, U far units, K ranks, W targets o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Units
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans, Units
 from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
 from olmo_sparsity.analysis.selectors.saliency import (
@@ -26,7 +26,57 @@ from olmo_sparsity.analysis.selectors.saliency import (
     head_attention,
     loss,
 )
-from olmo_sparsity.analysis.selectors.selector import SELECTORS, Choice, Question, Selector
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.extend import find_added
+
+
+@dataclass(frozen=True)
+class Question:
+    """The targets and candidates that a selector ranks."""
+
+    context: Context  # its distant tokens are the candidates
+    units: Units
+    spans: Spans  # the targets, as indices into the block
+    k: int
+    generator: np.random.Generator  # for random selectors
+
+    def total(self, score_UW: np.ndarray) -> np.ndarray:
+        """score_TU: sums over the tokens of each target."""
+        return np.stack([score_UW[:, first:end].sum(1) for first, end in self.spans])
+
+
+@dataclass(frozen=True)
+class Choice:
+    unit_TK: np.ndarray  # the chosen units, the most influential first
+    influence_TK: np.ndarray  # their scores by the selector
+    score_TU: np.ndarray  # of all units; 0 for units that the selector did not evaluate
+
+
+@dataclass(frozen=True)
+class Selector:
+    call: Callable[[Scorer, Question], Choice]
+    evaluates_every_unit: bool = False
+    """Its score of a unit is a difference of losses, for each unit."""
+
+    draws: int = 1
+    """How often a random rule is drawn."""
+
+    def __call__(self, scorer: Scorer, question: Question) -> Choice:
+        return self.call(scorer, question)
+
+
+def find_selector(name: str) -> Selector:
+    if name in SELECTORS:
+        return SELECTORS[name]
+    found = find_added(name, "olmo_sparsity.selectors", "selectors")
+    if found is None:
+        raise ConfigError(
+            f"selectors: '{name}' is not a selector; pass one of {', '.join(SELECTORS)}, or write "
+            "your_file.py:your_rule"
+        )
+    if not callable(found):
+        raise ConfigError(f"selectors: '{name}' is not a function (scorer, question) → Choice")
+    return found if isinstance(found, Selector) else Selector(found)
 
 
 @with_model_in_use
@@ -232,7 +282,7 @@ def random(scorer: Scorer, question: Question) -> Choice:
     return best_of(question.generator.random(shape)[firsts], question.k)
 
 
-SELECTORS |= {
+SELECTORS: dict[str, Selector] = {
     "add_one": Selector(add_one, evaluates_every_unit=True),
     "add_one_screened": Selector(add_one_screened),
     "add_one_nested": Selector(add_one_nested),

@@ -22,9 +22,8 @@ from olmo_sparsity.analysis.attribution.questions import (
     identity_in,
 )
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.io import sha256_of
-from tests.support.explanations import make_tokenizer
 from tests.support.sources import SOURCES, asked, places, saved, with_verdicts
 
 FIRST, SECOND = {"a": 4.0, "b": 0.0}, {"a": 0.2, "b": 0.1}
@@ -117,14 +116,6 @@ def test_failures_are_written_for_people_and_machines(questions: Any, tmp_path: 
     assert (about["passed"], about["checks"][0]["expected"]) == (False, "b")
 
 
-@pytest.mark.parametrize("wrong", [3, {"source": "a"}, {"sources": ["a"], "nats": -1}, [[3]]])
-def test_an_expectation_of_another_form_is_refused(
-    questions: Any, tmp_path: Path, wrong: Any
-) -> None:
-    with pytest.raises(DataError, match="expect="):
-        check(questions(wrong), stored(tmp_path / "out", FIRST))
-
-
 # --- a baseline -----------------------------------------------------------------------------------
 
 BEFORE = {"a": 4.0, "b": 0.0}, {"a": 0.9, "b": 0.0}
@@ -150,11 +141,6 @@ def test_a_baseline_fails_changed_verdicts_beyond_noise(
     found = check(questions(None), stored(tmp_path / "now", *now, early=early), before)
     assert [case.statement for case in found.failures] == fails
     assert bool(found.notes) == (len(now) != 2 or "a" not in now[0])
-
-
-def test_what_neither_run_evaluated_is_no_noise(questions: Any, tmp_path: Path) -> None:
-    now = stored(tmp_path / "now", {"a": 0.0, "b": 0.0}, se=None)
-    assert check(questions(None), now, stored(tmp_path / "before", FIRST)).failures
 
 
 def test_questions_match_by_content(tmp_path: Path) -> None:
@@ -205,11 +191,6 @@ def test_a_baseline_of_another_model_is_refused(questions: Any, tmp_path: Path, 
     found = check(questions(None), out, before, allow_other_model=True)
     assert not found.failures
     assert name in found.notes[0]
-
-
-def test_other_draws_are_no_other_model(questions: Any, tmp_path: Path) -> None:
-    before = stored(tmp_path / "before", FIRST, settings={"draws": 4, "seed": 1})
-    assert not check(questions(None), stored(tmp_path / "out", FIRST), before).notes
 
 
 def test_a_server_with_another_model_is_refused(questions: Any, tmp_path: Path) -> None:
@@ -301,40 +282,3 @@ def test_the_command_exits_with_1_where_a_check_fails(
         assert run("out", [RECORD | {"expect": wrong}], "--gate", *more) == 2
     assert run("out", [RECORD], "--margin", "1") == 2
     assert run("out", [RECORD], "--allow-other-model", "--gate") == 2
-
-
-def test_the_command_compares_with_a_baseline(run: Any, tmp_path: Path) -> None:
-    """Whatever was evaluated of each run: one, two or three sources; and questions that differ."""
-    before = ["--gate", "--baseline", str(tmp_path / "before")]
-    assert run("before", [RECORD]) == 0
-    other = RECORD | {"question": "w21"}
-    assert run("same", [other, RECORD], *before) == 0
-    assert run("other", [other], *before) == 1  # nothing in common
-    assert (tmp_path / "other" / "gate.xml").exists()
-    for names in ("a", "ab"):
-        fewer = RECORD | {"sources": {name: SOURCES[name] for name in names}}
-        assert run(names, [fewer], *before) in (0, 1)
-        assert json.loads((tmp_path / names / "gate.json").read_text())["checks"]
-    tokenizer = tmp_path / "model" / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text().replace('"w39"', '"W39"'))
-    assert run("changed", [RECORD], *before) == 2
-    assert run("same", [other, RECORD]) == 2  # it is of another tokenizer
-    assert run("changed", [RECORD], *before, "--allow-other-model") == 0
-
-
-def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, read = tmp_path / "log.json", make_tokenizer(bos=False)
-    read.chat_template = "{% for m in messages %} {{ m.content }}{% endfor %} A:"
-    folder, decoys = saved(tmp_path, read)
-    log = [
-        {"role": "system", "content": "w1 w2 w3\n\nw5 w6 w7"},
-        {"role": "user", "content": "w20 w21"},
-        {"role": "assistant", "content": "w1 w2 w3"},
-    ]
-    path.write_text(json.dumps(log))
-    words = ["attribute", folder, "--messages", str(path), "--decoys", decoys, "--draws", "4"]
-    assert main([*words, "--dry-run"]) == 0
-    assert main(words) == 0
-    assert "system: w5 w6 w7: " in capsys.readouterr().out
-    assert main([*words, "--message", "0"]) == 2
-    assert main([*words, "--question", "w1"]) == 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from olmo_sparsity import Answer, Segment, attribute
-from olmo_sparsity.analysis.attribution.gate import read_expectations
+from olmo_sparsity import Answer, attribute
 from olmo_sparsity.analysis.attribution.questions import (
     count_questions,
     measure_questions,
     read_questions,
 )
-from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.attribution.segments import AttributeRequest
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
-from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
-from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
-from tests.support.sources import GIVEN, SOURCES, model_of, places, saved
+from tests.support.sources import GIVEN, SOURCES, model_of
 
 RECORDS: list[dict[str, Any]] = [
     {"sources": SOURCES, "question": "w20 w21", "answer": ["w1 w2 w3", "w8 w9"]},
@@ -93,27 +88,6 @@ def test_other_questions_give_decoys_and_the_cost_is_counted(
     one = attribute(model, **RECORDS[0], decoys=texts, draws=4)
     found = pd.read_parquet(tmp_path / "out" / "statements.parquet")
     assert found[found.question == 0].nats.tolist() == one.statements.nats.tolist()
-
-
-def test_a_line_may_hold_messages(model: LoadedModel, path: Path, tmp_path: Path) -> None:
-    """As explain takes them; their sources are decoys of the other questions."""
-    template = "{% for m in messages %} {{ m.content | trim }}{% endfor %}"
-    model.transformers_tokenizer.chat_template = template
-    named = [{"name": name, "text": text} for name, text in SOURCES.items()]
-    turns = [{"role": "system", "content": "w30"}, {"role": "tool", "content": named[:2]}, named[2]]
-    lines = [{"sources": turns, "question": "w20", "answer": "w1 w2"}, *RECORDS[1:]]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    found = measured(model, path, tmp_path / "out", draws=4)
-    a, b, c = (Segment(*item) for item in SOURCES.items())
-    given = [turns[0], {"role": "tool", "content": [a, b]}, c]
-    first, second = RECORDS[1]["sources"], list(RECORDS[2]["sources"].values())
-    one = attribute(
-        model, sources=given, question="w20", answer="w1 w2", decoys=[*first, *second], draws=4
-    )
-    assert isinstance(found, pd.DataFrame)
-    assert found.verdict.tolist()[:1] == one.statements.verdict.tolist()
-    third = attribute(model, **RECORDS[2], decoys=[*SOURCES.values(), *first], draws=4)
-    assert found.nats.tolist()[-1:] == third.statements.nats.tolist()
 
 
 def test_it_resumes_and_processes_share_it(
@@ -192,27 +166,6 @@ def test_lines_that_are_no_questions_are_named(line: str, path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_lines_that_were_edited_by_hand(path: Path) -> None:
-    """300 random edits: requests and expectations, or an error of ours."""
-    generator, whole = random.Random(0), [*RECORDS, {"messages": LOG, "expect": ["a", None]}]
-    for _ in range(300):
-        lines = json.loads(json.dumps(whole))
-        parent, key = generator.choice(places(lines))
-        parent[key] = generator.choice([None, 3, "x", "\ud800", [], {}, ["x"], [[]], True, 1e400])
-        path.write_text("\n".join(map(json.dumps, lines)))
-        with suppress(DataError):
-            assert len(read_questions(common(None), path)) == 4
-        with suppress(DataError):
-            assert len(read_expectations(path)) == 4
-
-
-LOG = [
-    {"role": "user", "content": "w1"},
-    {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "w2"}]},
-    {"role": "assistant", "content": "w3"},
-]
-
-
 @pytest.mark.parametrize(
     ("answer", "read"),
     [
@@ -228,16 +181,3 @@ def test_an_answer_is_read_as_it_is_written(answer: str, read: Any, path: Path) 
     path.write_text(GOOD.replace('["w1 w2 w3", "w8 w9"]', answer) + "\n" + GOOD)
     found = read_questions(common(None), path)
     assert [one.answer for one in found] == [read, ["w1 w2 w3", "w8 w9"]]
-
-
-def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, _ = saved(tmp_path)
-    words = ["attribute", folder, "--questions", str(path), "--out", str(tmp_path / "out")]
-    assert main([*words, "--dry-run"]) == 0
-    assert "\ntoken-forwards  " in "\n" + capsys.readouterr().out
-    assert main([*words, "--draws", "4"]) == 0
-    told = capsys.readouterr().out
-    assert "4 statements of 3 questions\n" in told
-    assert f"tables: {tmp_path / 'out'}/statements.parquet" in told
-    with pytest.raises(DataError, match="holds answers to questions"):
-        read_results(tmp_path / "out")

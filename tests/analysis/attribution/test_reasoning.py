@@ -12,11 +12,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import Segment, attribute, estimate_cost
-from olmo_sparsity.analysis.attribution.messages import read_messages
-from olmo_sparsity.analysis.attribution.reasoning import num_reasoning, sentences
+from olmo_sparsity import Segment, attribute
+from olmo_sparsity.analysis.attribution.segments import num_reasoning, sentences
 from olmo_sparsity.analysis.attribution.statements import Attribution
-from olmo_sparsity.errors import ConfigError
 from tests.support.explanations import WORDS
 from tests.support.sources import GIVEN, SOURCES, made_up, model_of
 
@@ -94,11 +92,6 @@ def test_an_answer_brings_its_reasoning() -> None:
     assert together.to_dict()["answer"].strip() == "w1 w2 w3"
 
 
-def test_a_source_has_no_name_of_the_reasoning() -> None:
-    with pytest.raises(ConfigError, match="'reasoning 1' names a sentence of the reasoning"):
-        found(sources={"reasoning 1": "w1 w2 w3 w4", "b": "w5 w6 w7"})
-
-
 def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
     rows = chained.statements
     assert rows.sources.tolist() == [("reasoning 2",), ("c",)]
@@ -121,13 +114,6 @@ def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
     assert [cell["source"] for cell in first["matrix"]] == ["a", "b", "c"]
 
 
-def test_reasoning_without_a_source_is_no_source(chained: Attribution) -> None:
-    rest_on(chained.steps["reasoning 2"], [0.0, 0.0, 0.0, 0.0, 0.0])
-    assert chained.statements.origins[0] == ()
-    assert chained.relies_on(None, statement=0)
-    assert chained.relies_on("reasoning 2", statement=0)
-
-
 def test_sentences_have_no_tags_and_at_least_five_tokens() -> None:
     def texts(text: str) -> list[str]:
         ids = tokenizer()(text, add_special_tokens=False).input_ids
@@ -142,22 +128,3 @@ def test_sentences_have_no_tags_and_at_least_five_tokens() -> None:
     ids = tokenizer()(f"{REASONING} w1", add_special_tokens=False).input_ids
     assert num_reasoning(ids, tokenizer().backend_tokenizer) == len(ids) - 1
     assert num_reasoning(ids[-1:], tokenizer().backend_tokenizer) == 0
-
-
-def test_the_cost_counts_every_sentence() -> None:
-    given = {"decoys": GIVEN["decoys"], "draws": 4, "question": "w20", "sources": SOURCES}
-    given |= {"answer": ["w1 w2"], "prefix": "</s>"}
-    costs = [
-        estimate_cost(attribute, model_of(), tokenizer(), reasoning=text, **given).token_forwards
-        for text in (None, FIRST, f"{FIRST} {SECOND}")
-    ]
-    assert costs[0] < costs[1] < costs[2]
-    unknown = given | {"answer": None, "max_new_tokens": 2, "reasoning": FIRST}
-    assert estimate_cost(attribute, model_of(), tokenizer(), **unknown).token_forwards >= costs[0]
-
-
-def test_a_log_may_hold_reasoning() -> None:
-    thinking = {"type": "thinking", "thinking": "So it is."}
-    answer = {"role": "assistant", "content": [thinking, {"type": "text", "text": "Yes."}]}
-    _, text, reasoning = read_messages([{"role": "user", "content": "Is it?"}, answer])
-    assert (text, reasoning) == ("Yes.", "<think>\nSo it is.\n</think>\n\n")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -64,8 +63,6 @@ def test_spans_of_an_answer_are_its_statements() -> None:
     assert found.layout.block.targets_W.tolist() == whole.layout.block.targets_W.tolist()
     first = found.losses.without_TSD[..., 0]  # more are evaluated as other statements need them
     np.testing.assert_allclose(first, whole.losses.without_TSD[[0, 2], :, 0], atol=1e-5)
-    html = found._repr_html_()
-    assert html.index("w1 w2") < html.index("w3") < html.index("w8 w9") < html.index("w30")
     for spans in ([(0, 5), (4, 8)], [(3, 3)], [(8, 9)], [(0, 99)], []):
         with pytest.raises(ConfigError, match=r"answer: (the span|it has no spans)"):
             asked(answer=Answer(text, spans))
@@ -81,12 +78,6 @@ def test_pieces_of_an_answer_are_the_answer(text: str, at: list[int]) -> None:
         assert [piece.strip() for piece, is_one in pieces if is_one] == [
             text[a:b].strip() for a, b in spans
         ]
-
-
-@pytest.mark.parametrize("answer", [1921, True, [1, 2], ["w1", None], {"a": "w1"}, b"w1"])
-def test_an_answer_that_is_no_text_is_refused(answer: Any) -> None:
-    with pytest.raises(ConfigError, match="answer"):
-        asked(answer=answer)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +99,6 @@ def test_a_source_that_no_verdict_could_name_is_refused(sources: Any) -> None:
         asked(sources=sources)
 
 
-def test_what_a_message_calls_is_written_or_said(capsys: pytest.CaptureFixture[str]) -> None:
-    read = make_tokenizer()
-    written = "{% for c in m.tool_calls or [] %} {{ c.function.name }}{% endfor %}"
-    template = "{{ bos_token }}{% for m in messages %} {{ m.content }}WRITTEN Q:{% endfor %}"
-    call = {"id": "7", "function": {"name": "w33", "arguments": {"n": 1}}}
-    turns = [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": [Segment("a", "w1 w2")], "tool_call_id": "7"},
-    ]
-    for put, said in ((written, "tool_call_id\n"), ("", "tool_call_id, tool_calls\n")):
-        read.chat_template = template.replace("WRITTEN", put)
-        found = attribute(model_of(), read, **GIVEN | {"sources": turns})
-        assert (
-            f"the chat template leaves out what messages say as {said}" in capsys.readouterr().err
-        )
-        in_view = "".join(found.layout.document.texts[: found.layout.block.start])
-        assert ("w33" in in_view) == bool(put)
-
-
 def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
     """As where each is given as a source; a decoy is a part of the source's."""
     parted = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
@@ -146,14 +118,6 @@ def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
     # A text is no decoy of its own parts.
     with pytest.raises(DataError, match="share no passage"):
         asked(units="words", decoys=list(SOURCES.values()))
-
-
-def test_without_an_answer_the_model_writes_one() -> None:
-    found = asked(answer=None, max_new_tokens=7)
-    block = found.layout.block
-    ids = torch.tensor([block.tokens[: block.num_before].tolist()])
-    wanted = model_of().generate(ids, max_new_tokens=7, do_sample=False)[0, block.num_before :]
-    assert block.targets_W.tolist() == [token for token in wanted.tolist() if token != 2]
 
 
 def test_turns_go_through_the_chat_template() -> None:
@@ -236,10 +200,3 @@ def test_control_tokens_of_sources_are_their_letters() -> None:
         assert (number in found.layout.document.tokens[first:end]) == control_tokens
         assert found.source_text(0).strip() == sources["a"]
         assert number in found.layout.document.tokens[found.layout.num_far :]
-
-
-def test_control_tokens_without_letters_are_refused() -> None:
-    """A tokenizer of whole words knows no other."""
-    with pytest.raises(DataError, match="control_tokens"):
-        asked(sources={"a": "w1 </s> w2"})
-    assert 2 in asked(sources={"a": "w1 </s> w2"}, control_tokens=True).layout.document.tokens

@@ -185,25 +185,3 @@ def test_the_command(
         assert code == 0, err
         assert "sources: 12, decoys" in out
         assert f"--answer @{files[0]} reads the file" in err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--out", "o"],
-        ["--units", "pages"],
-        ["--candidates", "z"],
-        ["--source", "nowhere.txt"],
-        ["--source", "nowhere*.txt"],
-        ["--source", "a=nowhere.txt"],
-        ["--decoys", "nowhere"],
-        ["--html", "page.txt"],
-        ["--draws", "1"],
-    ],
-)
-def test_the_command_refuses(
-    shell_words: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = shell(capsys, *shell_words, *words)
-    assert code == 2
-    assert words[0].removeprefix("--") in err or words[1] in err

@@ -12,7 +12,6 @@ from olmo_sparsity.analysis.attribution import verdicts
 from olmo_sparsity.analysis.attribution.verdicts import (
     PRIOR_NATS,
     Losses,
-    are_named,
     judge,
     look_at,
     looks,
@@ -105,20 +104,6 @@ def test_above_are_nats_beyond_the_least_that_is_named() -> None:
             assert weigh(made_up(moved, moved), 0.05).found_TS[0, 0] == is_named
 
 
-@pytest.mark.parametrize("draws", [2, 4])
-def test_a_clear_case_is_named_with_few_decoys(draws: int) -> None:
-    """One statement; a source gives 5.9 of 5.2 nats and 6.5 are lost without it, the others give
-    0.6 at most, as on a real question."""
-    generator, found = np.random.default_rng(0), 0
-    for _ in range(200):
-        own_TS = np.array([[0.6, 5.9, -0.4, 0.2, -0.3]]) + generator.normal(size=(1, 5)) * 0.3
-        decoys_TSD = generator.standard_t(3, (1, 5, draws)) * 0.3
-        losses = of_effects(own_TS, decoys_TSD)
-        losses = Losses(*(8 + of for of in vars(losses).values()))
-        found += judge(losses, 0.05)[1] == [("one", [1])]
-    assert found / 200 >= 0.95
-
-
 def test_what_was_not_evaluated_is_no_discovery() -> None:
     """And changes nothing of the p-values of sources with as many decoys."""
     losses = made_up([[8.0, 0.0, 0.0]], [[8.0, 0.0, 0.0]])
@@ -203,18 +188,6 @@ def test_statements_that_are_not_asked_about_do_not_lower_the_bar() -> None:
     assert np.mean(found) < 0.05
 
 
-@pytest.mark.parametrize("num_real", [2, 3, 6])
-def test_the_rate_is_that_of_sources_which_are_tested_twice(num_real: int) -> None:
-    """Those that are there are found by both tests, the others by one and by chance."""
-    generator, shares = np.random.default_rng(1), []
-    for _ in range(4000):
-        p_2TS = generator.random((2, 3, 8))
-        p_2TS.reshape(2, -1)[:, :num_real] = 1e-12
-        named = are_named(p_2TS, 0.05)
-        shares.append(1 - num_real / named.sum())
-    assert 0.02 < np.mean(shares) < 0.05
-
-
 def test_what_misleads_is_capped() -> None:
     """Two of eight texts that mislead do not hide what a source gives."""
     losses = made_up([[4.0, 0.0, 3.9]], [[0.0, 0.0, 0.0]], gap=4.0)
@@ -245,7 +218,3 @@ def test_what_misleads_is_capped() -> None:
 )
 def test_verdicts(gives: list[float], lost: list[float], expected: Any) -> None:
     assert judge(made_up([gives], [lost]), 0.05)[1] == [expected]
-
-
-def test_where_sources_give_nothing_no_source_is_named() -> None:
-    assert judge(made_up([[0.09, 0.0]], [[0.09, 0.0]], gap=0.09), 0.05)[1] == [("none", [])]

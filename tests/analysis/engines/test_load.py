@@ -14,7 +14,7 @@ import torch
 from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure
 from olmo_sparsity.analysis.attribution.gate import check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
-from olmo_sparsity.analysis.attribution.request import AttributeRequest
+from olmo_sparsity.analysis.attribution.segments import AttributeRequest
 from olmo_sparsity.analysis.engines import server as module
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.settings import SourceSettings

@@ -63,14 +63,6 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: Any, at: Any, selecto
     assert "copies little" in str(checked)
 
 
-def test_a_share_of_negative_gaps_is_no_share(model: Any) -> None:
-    found = asked(model, at=[slice(40, 41), slice(50, 51)], selector="nearest", k=2)
-    found.targets["gap"] = [2.0, -1.0]
-    checked = found.check(draws=2)
-    assert np.isnan(checked.share)
-    assert "of the gap" not in checked.summary
-
-
 def test_of_targets_that_begin_alike_the_longest_is_asked_about(model: Any) -> None:
     found = asked(model, at=["w7", "w7 w8"], selector="random", k=2)
     assert found.targets.target.is_unique

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 
-from olmo_sparsity import explain
 from olmo_sparsity.analysis.explain.check import _unrelated
 from olmo_sparsity.analysis.explain.explanation import to_json
 from olmo_sparsity.analysis.inputs.documents import Controls
@@ -74,19 +73,6 @@ def test_numbers_are_those_of_plain_transformers(model: Any, prefix: str, far_st
         assert unit.loss_set == pytest.approx(loss(chosen), abs=2e-5)
         without = loss([place for place in every if place not in chosen])
         assert unit.loss_without == pytest.approx(without, abs=2e-5)
-
-
-def test_top_is_a_table(model: Any) -> None:
-    found = asked(model, units="span:3")
-    table = found.top(2)
-    columns = "target rank unit text place back nats loss_set loss_without"
-    assert list(table) == columns.split()
-    assert len(table) == 2 * len(found.targets)
-    words = TEXT.split()
-    for row in table.itertuples():
-        assert row.text.split() == words[row.place : row.place + 3]
-        assert row.unit == f"{row.place}–{row.place + 2}"
-        assert row.back == row.target - row.place
 
 
 @pytest.mark.parametrize("selector", ["add_one", "gradient", "attention"])
@@ -154,48 +140,6 @@ def test_a_long_text_has_at_most_so_many_windows(
     np.testing.assert_allclose(both.gap, both.gap_shared, atol=1e-5)
 
 
-def test_of_long_windows_that_are_passes_of_their_own_few_are_evaluated(
-    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("olmo_sparsity.analysis.explain.prompt.MOST_TOKENS", 200)
-    found = asked(model, at=None, long=30, selector="nearest")
-    later = [block for block in found.prepared.blocks_to_select() if block.first > 0]
-    starts = np.diff([block.start for block in later])
-    assert sum(len(block.tokens) for block in later) <= 200
-    assert len(set(starts)) == 1 < starts[0]
-    assert f"one in {starts[0]} of its later tokens" in capsys.readouterr().err
-    assert set(found.targets.target) <= {
-        place
-        for block in found.prepared.blocks_to_select()
-        for place in range(block.start, block.start + block.num_targets)
-    }
-
-
-@pytest.mark.parametrize("selector", ["attention", "nearest", "random"])
-def test_nats_are_falls_whatever_a_selector_goes_by(model: Any, selector: str) -> None:
-    found = asked(model, selector=selector, at="w8")
-    exact = asked(model, at="w8", k=50).far.set_index(["target", "first"]).nats
-    for row in found.far.itertuples():
-        if (row.target, row.first) in exact.index:
-            assert row.nats == pytest.approx(exact[row.target, row.first], abs=1e-5)
-    assert len(found.far)
-    first = found.far[found.far["rank"] == 1].set_index("target")
-    alone = found.targets.set_index("target").loss_short - first.nats
-    np.testing.assert_allclose(first.loss_set, alone, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("given", "is_said"),
-    [({}, True), ({"selector": "add_one_nested"}, False), ({"long": 48}, False)],
-)
-def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
-    model: Any, given: dict, is_said: bool, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("olmo_sparsity.analysis.explain.ask.MANY_UNITS", 40)
-    asked(model, **given)
-    assert ("up to 52 far tokens" in capsys.readouterr().err) == is_said
-
-
 @pytest.mark.parametrize("far_states", ["contextual", "isolated"])
 def test_a_number_of_tokens_is_at_most_so_many(model: Any, far_states: str) -> None:
     """As if the text began there; a target before it sees all."""
@@ -230,38 +174,6 @@ def test_a_text_longer_than_the_model_is_cut_off(limited: Any, capsys: Any) -> N
     assert capped.targets.equals(found.targets)
 
 
-def test_all_tokens_of_a_target_need_a_position(limited: Any, capsys: Any) -> None:
-    target = slice(45, 48)  # with a beginning of text, its inputs end at position ID 42
-    fitting = asked(limited, long=39, at=target)
-    assert "longer" not in capsys.readouterr().err
-    assert asked(limited, long=40, at=target).targets.equals(fitting.targets)
-    assert "long windows of 39 tokens" in capsys.readouterr().err
-
-
-def test_what_would_be_ignored_is_refused(model: Any, folder: str) -> None:
-    with pytest.raises(ConfigError, match="tokenizer"):
-        explain(folder, make_tokenizer(), text=TEXT)
-    answer = {"text": None, "at": None, "prompt": TEXT, "target": "w3"}
-    for name, wrong in (
-        ("dtype", {"dtype": "bf16"}),
-        ("max_new_tokens", {"max_new_tokens": 5}),
-        ("max_new_tokens", answer | {"max_new_tokens": 5}),
-    ):
-        with pytest.raises(ConfigError, match=name):
-            asked(model, **wrong)
-
-
-def test_a_text_is_given_or_read_from_its_path_and_a_name_alone_is_refused(
-    model: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    found = explain(model, make_tokenizer(), text=path, at="w7", short=SHORT, k=1)
-    pd.testing.assert_frame_equal(found.far, asked(model, at="w7", k=1).far)
-    with pytest.raises(ConfigError, match=r"pass Path\("):
-        explain(model, make_tokenizer(), text=str(path))
-
-
 def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(
     model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,14 +184,6 @@ def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(
     found = asked(model, at=None, units="span:20", selector="nearest")
     assert found.targets.target.min() >= SHORT + 20
     assert found.check(draws=2).placebo is not None
-
-
-def test_a_table_is_saved(model: Any, tmp_path: Path) -> None:
-    found = asked(model, at="w8")
-    found.save(tmp_path / "e.parquet")
-    rows = pd.read_parquet(tmp_path / "e.parquet")
-    assert len(rows) == len(found.far)
-    assert {"target_text", "gap", "nats", "text"} <= set(rows)
 
 
 def test_an_explanation_is_sent_to_another_process_without_its_model(

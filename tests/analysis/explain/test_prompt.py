@@ -9,7 +9,6 @@ import torch
 
 from olmo_sparsity import explain
 from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import TEXT, asked, make_model, make_tokenizer
 
@@ -80,8 +79,3 @@ def test_a_prompt_is_found_where_the_template_puts_it(model: Any) -> None:
         tokenizer.chat_template = broken
         with pytest.raises(DataError, match=r"template of .* does not take a prompt"):
             explain(model, tokenizer, **given)
-
-
-def test_a_text_that_would_fill_the_memory_is_refused() -> None:
-    with pytest.raises(DataError, match="/dev/zero has more than 33,554,432 bytes"):
-        read_text("/dev/zero")

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure
-from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.measurement.matching import (
+from olmo_sparsity.analysis.measurement.reuse import (
     boundaries,
     characters,
     is_other_tokenizer,
@@ -22,8 +22,8 @@ from olmo_sparsity.analysis.measurement.matching import (
 )
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import KEYS, pair
-from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.results.statistics import KEYS
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.measurements import untrained
@@ -124,34 +124,6 @@ def test_targets_are_the_same_characters(
     assert (matched["targets_cut_otherwise"], matched["targets_outside_windows"]) == (cut, outside)
     assert matched["targets"] + cut + outside == matched["of_targets"]
     assert outside > 0
-
-
-def test_recovery_of_a_target_of_several_tokens_is_of_their_sum(
-    small: LoadedModel, of_small: Results
-) -> None:
-    """Losses of its tokens are summed, and so are those with the chosen words."""
-    documents, scorer = open_documents(texts(), small), Scorer(small.model)
-    windows = Settings(**SMALL).windows
-    gaps, falls = [], []
-    for target in of_small.targets.itertuples():
-        document = documents[target.document]
-        losses = context_losses(scorer, document, windows).set_index("target")
-        rows = losses.loc[target.target : target.end - 1]
-        gaps.append((rows.loss_short - rows.loss_long).sum())
-        start = int(windows.start_of(target.target))
-        block = windows.block(document.tokens, start, min(start + 32, len(document.tokens)))
-        best = of_small.influence.query(
-            f"document == {target.document} and target == {target.target} and rank == 1"
-            " and control == 'own'"
-        ).iloc[0]
-        row = scorer.context(block).set_row(
-            np.arange(best.far_first, best.far_end), (target.target - start, target.end - start)
-        )
-        falls.append(rows.loss_short.sum() - float(scorer.losses([row])[0].sum()))
-    rows = pair(of_small.losses, of_small.targets, of_small.recovery).query("k == 1")
-    assert of_small.summary.gap.iloc[0] == pytest.approx(np.mean(gaps), abs=1e-4)
-    assert rows.own.mean() == pytest.approx(np.mean(falls), abs=1e-4)
-    assert rows.foreign.notna().all(), "the small model ranks words of unrelated texts itself"
 
 
 @pytest.fixture(scope="module")
@@ -269,15 +241,3 @@ def test_a_document_that_reads_otherwise_is_left_out_and_counted(
     assert whole.counts["targets_in_other_text"] == 0
     expected = whole.targets[whole.targets.document != number]
     pd.testing.assert_frame_equal(found.targets, expected)
-
-
-def test_a_document_that_a_context_ends_earlier_has_the_targets_before(
-    small: LoadedModel, of_large: Results, of_small: Results
-) -> None:
-    documents = open_documents(texts(), small)
-    items = [replace(d, tokens=d.tokens[:80]) for d in documents]
-    cut = Documents(documents.name, items)
-    found = measure(small, cut, targets=of_large, units="words", ks=1, **SMALL, **OPTIONS)
-    expected = of_small.targets[of_small.targets.end <= 80].reset_index(drop=True)
-    pd.testing.assert_frame_equal(found.targets, expected)
-    assert len(found.targets) < len(of_small.targets)

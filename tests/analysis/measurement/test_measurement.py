@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -23,18 +21,13 @@ from olmo_sparsity.analysis.measurement.measurement import _Measuring, run, sum_
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.analysis.results.results import FILES, read_results
-from olmo_sparsity.analysis.results.statistics import half_of
+from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.results.summary import describe
-from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
+from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.io import write_manifest
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.runtime import Launch
-from tests.support.explanations import FOREIGN, make_model, make_tokenizer
 from tests.support.measurements import FEW, SETTINGS, VOCAB, loaded, measured_into, untrained
 
 PATIENCE = "olmo_sparsity.analysis.measurement.measurement.PATIENCE_S"
@@ -103,13 +96,6 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
         results.show(0, 1)
 
 
-def test_in_memory_and_in_a_folder_are_the_same(
-    model: Any, documents: Documents, measured: Path
-) -> None:
-    found = measure(loaded(model), documents, **SETTINGS.given)
-    pd.testing.assert_frame_equal(found.summary, read_results(measured).summary)
-
-
 def test_each_process_of_a_launch_gets_the_results(
     model: Any, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,29 +118,6 @@ def test_each_process_of_a_launch_gets_the_results(
     found = measure(loaded(model), documents, out=out, **given)
     assert waited
     pd.testing.assert_frame_equal(found.summary, read_results(out).summary)
-
-
-def test_a_sample_of_blocks_of_whole_documents(model: Any, documents: Documents) -> None:
-    """The same numbers as in the full measurement, of fewer targets."""
-    options: dict[str, Any] = {
-        "long": "all", "short": 6, "stride": 4, "share": 0.3, "min_gap": 0.0, "draws": 1,
-        "ks": (1, 4), "selectors": "add_one_screened", "halves": 0,
-    }  # fmt: skip
-    every = measure(loaded(model), documents, **options)
-    some = measure(loaded(model), documents, **options, sample=0.5)
-    same = some.losses.merge(every.losses, on=["document", "target"], suffixes=("", "_all"))
-    assert len(same) == len(some.losses)
-    assert 0.4 < len(same) / len(every.losses) < 0.6
-    for name in ("loss_short", "loss_long", "placebo_loss_long"):
-        np.testing.assert_allclose(same[name], same[f"{name}_all"], atol=1e-5)
-    assert some.meta.windows["sample"] == 0.5
-    assert set(some.targets.target_set) == set(every.targets.target_set)
-    few = measure(loaded(model), documents, **options, blocks=2)
-    num_documents = every.losses.document.nunique()
-    assert len(few.losses) / num_documents == pytest.approx(2 * 4, rel=0.25)
-    for wrong in ({"blocks": 2}, {"at": [30]}):
-        with pytest.raises(ConfigError, match="sample"):
-            measure(loaded(model), documents, **options, sample=0.5, **wrong)
 
 
 def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
@@ -197,24 +160,6 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
     assert len(calls) == len(set(calls)), "a finished document was measured again"
     assert_same_tables(tmp_path, measured)
     assert not read_results(tmp_path).missing
-
-
-def test_the_command_writes_results_so_far(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PATIENCE, 0.0)
-    for part in (make_model(), make_tokenizer()):
-        part.save_pretrained(tmp_path / "model")
-    (tmp_path / "texts").mkdir()
-    for number, text in enumerate(FOREIGN * 2):
-        (tmp_path / f"texts/{number}.txt").write_text(f"w{number} {text[number:500]}")
-    options = "--long 24 --short 8 --max-targets 2 --draws 1 --sets every --selectors add_one"
-    words = f"measure {tmp_path}/model --text {tmp_path}/texts {options} --ks 1 --halves 0"
-    words += f" --out {tmp_path}/out"
-    assert main([*words.split(), "--shard", "0/2"]) == 0
-    assert main([*words.split(), "--partial"]) == 0
-    assert f"report {tmp_path}/out/partial --out" in capsys.readouterr().out
-    assert read_results(tmp_path / "out/partial").missing
 
 
 @pytest.mark.parametrize("launched", [False, True], ids=["shards", "one launch"])
@@ -260,19 +205,6 @@ def test_the_processes_of_a_shard_share_its_documents(
     assert sorted(chain(*shares)) == plan.measured
 
 
-def test_tables_of_an_older_version_are_written_again(
-    model: Any, documents: Documents, measured: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(measured, tmp_path / "old")
-    summary = pq.read_table(folder / "summary.parquet").drop_columns(["lds"])
-    pq.write_table(summary, folder / "summary.parquet")
-    write_manifest(folder, FILES)
-    with pytest.raises(DataError, match="run the command of its measurement again"):
-        read_results(folder)
-    measured_into(folder, model, documents)
-    assert_same_tables(folder, measured)
-
-
 def test_no_target_is_an_error_and_not_an_empty_table(
     model: Any, documents: Documents, tmp_path: Path
 ) -> None:
@@ -281,35 +213,6 @@ def test_no_target_is_an_error_and_not_an_empty_table(
         with pytest.raises(DataError, match=r"the threshold 1000\.00\."):
             do(plan, tmp_path)
         assert not any((tmp_path / "parts/recovery").iterdir())  # known before any is evaluated
-
-
-def test_documents_that_arrive_while_targets_are_chosen_are_not_missed(
-    model: Any, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another shard, whose documents hold the only targets, writes the last losses just then."""
-    plan = Plan.of(loaded(model), documents, SETTINGS)
-    gaps = {n: rows["losses"] for n in plan.measured for rows in [plan.losses(n)]}
-    largest = {n: float(np.max(g["loss_short"] - g["loss_long"])) for n, g in gaps.items()}
-    best = max((n for n in plan.measured if half_of(n) == "report"), key=largest.__getitem__)
-    shard = int(best in share_of(plan.measured, 0, 2))
-    mine = share_of(plan.measured, shard, 2)
-    limit = max(largest[n] for n in mine if half_of(n) == "report")
-    plan = Plan.of(loaded(model), documents, replace(SETTINGS, min_gap=(limit + largest[best]) / 2))
-    other = Parts(tmp_path, plan.identity())
-    choose = Plan.targets
-
-    def slowly(self: Plan, losses: pd.DataFrame) -> pd.DataFrame:
-        chosen = choose(self, losses)
-        for number in set(plan.measured) - set(mine) - other.finished("losses"):
-            other.write("losses", number, plan.losses(number))
-        other.flush()
-        return chosen
-
-    monkeypatch.setattr(
-        "olmo_sparsity.analysis.measurement.measurement._wait_for", lambda *given: None
-    )
-    monkeypatch.setattr(Plan, "targets", slowly)
-    assert run(plan, tmp_path, (shard, 2)) is None
 
 
 def test_another_model_or_window_in_the_same_folder_is_refused(
@@ -347,39 +250,6 @@ def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     assert misses.sum() <= 2, "of ten intervals of 95%, three miss in 1 of 90 trials"
 
 
-def test_two_models_answer_for_the_same_targets(
-    model: Any, documents: Documents, measured: Path, tmp_path: Path
-) -> None:
-    given = read_results(measured)
-    other = replace(loaded(build_model(model.config).eval()), weights_sha256="other")
-    nearest = replace(FEW, selectors=("nearest",), share=Settings.share)
-    ours = run(Plan.of(other, documents, nearest, given), tmp_path)
-    pd.testing.assert_frame_equal(ours.targets, given.targets)
-    # A longer window keeps those of the targets that still have one.
-    longer = replace(nearest, long=20, short=6, stride=8)
-    kept = run(Plan.of(loaded(model), documents, longer, given), tmp_path / "longer").targets
-    wanted = given.targets.query("target >= 20 and far_part == 'document'")
-    pd.testing.assert_frame_equal(kept, wanted.reset_index(drop=True))
-    with pytest.raises(DataError, match="in text or tokens"):
-        Plan.of(loaded(model), Documents.of([np.arange(30)] * 2), nearest, given)
-
-
-@pytest.mark.parametrize("control", ["matched", "shuffled"])
-def test_other_foreign_texts(
-    model: Any, documents: Documents, measured: Path, tmp_path: Path, control: Any
-) -> None:
-    """Only what is foreign changes."""
-    settings = replace(FEW, control=control)
-    results, plain = measured_into(tmp_path, model, documents, settings), read_results(measured)
-    keys = ["target_set", "units", "selector", "k"]
-    both = results.summary.merge(plain.summary, on=keys, suffixes=("", "_plain"))
-    assert len(both) == len(results.summary)
-    np.testing.assert_allclose(both.recovery, both.recovery_plain, atol=1e-5)
-    assert (both.foreign - both.foreign_plain).abs().max() > 0.01
-    alike = plain.recovery.query("selector == 'add_one' and units == 'tokens'")
-    assert len(results.recovery) == len(alike)
-
-
 # --- targets, induction, sources ------------------------------------------------------------------
 
 
@@ -412,12 +282,6 @@ def test_the_check_tells_a_parrot_from_a_model_without_induction(model: Any) -> 
     assert parrot["has_induction"]
     assert not repetition_drop(Scorer(model), passages, 20)["has_induction"]
     assert not repetition_drop(Scorer(model), [], 20)["has_induction"]
-
-
-@pytest.mark.parametrize(("length", "num"), [(128, 64), (512, 32), (3800, 4), (8000, 4)])
-def test_the_check_reads_fewer_passages_if_these_are_long(length: int, num: int) -> None:
-    documents = [Document(np.arange(9000))] * 80
-    assert [len(passage) for passage in passages_of(documents, length)] == [length] * num
 
 
 @pytest.mark.parametrize(("first", "repeated", "copies"), [(2.9, 2.2, True), (5.9, 5.2, False)])

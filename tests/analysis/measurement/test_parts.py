@@ -172,8 +172,3 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     rows["losses"]["loss_long"][3] = np.inf
     with pytest.raises(DataError, match=r"document 1, table losses: loss_long .* 1 of 5 rows"):
         Parts(tmp_path, IDENTITY).write("losses", 1, rows)
-
-
-def test_a_process_that_lives_loses_at_most_the_last_seconds(tmp_path: Path) -> None:
-    write(Parts(tmp_path, IDENTITY, flush_every_s=0), 0)
-    assert Parts(tmp_path, IDENTITY).finished("losses") == {0}

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import DataError
 from tests.support.measurements import VOCAB, loaded, planned, untrained
 
 
@@ -125,40 +123,3 @@ def test_of_named_tokens_only_the_blocks_have_losses(model: Any, tmp_path: Path)
         np.testing.assert_allclose(both[name], both[f"{name}_all"], atol=1e-5)
     with pytest.raises(DataError, match="no document contains at='aa'"):
         measure(letters, named, **options, at="aa", out=tmp_path / "none")
-
-
-def test_records_of_prompt_and_target_are_known_again(
-    model: Any, pairs: Path, tmp_path: Path
-) -> None:
-    letters, out = of_letters(model), tmp_path / "out"
-    records = open_documents(pairs, letters, prompt_field="prompt")
-    wanted = measure(letters, records, **OPTIONS, out=out)
-    found = measure(letters, pairs, **OPTIONS, target_field="target", out=out)
-    pd.testing.assert_frame_equal(found.recovery, wanted.recovery)
-    pairs.write_text(pairs.read_text().replace('", "target": "', 'a", "target": "'))
-    with pytest.raises(ConfigError, match="holds work with data"):
-        measure(letters, pairs, **OPTIONS, prompt_field="prompt", out=out)
-
-
-@pytest.mark.parametrize(
-    ("match", "given"),
-    [
-        ("at and .*prompt", {"at": "e"}),
-        ("share", {"share": 1.0}),
-        ("sets", {"long": "all", "sets": ("gap",)}),  # what is chosen by default, if given
-        ("long=26", {"long": 26}),
-    ],
-)
-def test_what_does_not_go_with_records_of_prompt_and_target(
-    model: Any, pairs: Path, match: str, given: dict[str, Any]
-) -> None:
-    letters = of_letters(model)
-    records = open_documents(pairs, letters, prompt_field="prompt")
-    for text, options in ((pairs, {"prompt_field": "prompt"}), (records, {})):
-        with pytest.raises((ConfigError, DataError), match=match):
-            planned(letters, text, **OPTIONS | options | given)
-    quick = planned(letters, records, **OPTIONS, quick=True)
-    assert quick.given is not None
-    assert len(quick.given) == sum(len(d.tokens) - 18 for d in quick.documents)
-    with pytest.raises(ConfigError, match="prompt_field"):
-        planned(letters, records, **OPTIONS, prompt_field="prompt")

@@ -24,7 +24,6 @@ from tests.support.brute import (
     VOCAB,
     Brute,
     behind,
-    shown_alone,
     tiny,
     units_of,
 )
@@ -33,9 +32,6 @@ from tests.support.brute import (
 @pytest.fixture(scope="module", params=[*OURS, "llama"])
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
-
-
-LOSSES = ("loss_set", "loss_without")
 
 
 @pytest.fixture
@@ -167,32 +163,6 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     assert (spent.token_forwards > 0).all()
 
 
-@ONE_FAMILY
-@READINGS
-def test_a_target_has_the_same_rows_whichever_others_are_asked_about(
-    model: Any, documents: Documents, far_states: Reading
-) -> None:
-    scorer = Scorer(model, CPU, far_states=far_states)
-    every = {part: np.arange(16, 24) for part in TARGETS}
-    whole = recovered(scorer, documents, targets=every)["recovery"]
-    for part, target in (("document", 17), ("placebo", 17), ("document", 23)):
-        alone = recovered(scorer, documents, targets={part: np.array([target])})["recovery"]
-        same = whole[(whole.target == target) & (whole.far_part == part)]
-        by = [name for name in alone.columns if name not in LOSSES]
-        both = alone.merge(same, on=by, validate="one_to_one")
-        assert len(both) == len(alone) == len(same)
-        for name in LOSSES:
-            np.testing.assert_allclose(both[f"{name}_x"], both[f"{name}_y"], atol=2e-6)
-
-
-@ONE_FAMILY
-def test_without_controls_there_is_nothing_foreign(model: Any, documents: Documents) -> None:
-    found = recover(shown_alone(model), documents[0], RECOVERED, ks=(1,))["recovery"]
-    assert found.target.tolist() == list(range(16, 30))
-    assert set(found.control) == {"own"}
-    assert set(found.far_part) == {"document"}
-
-
 EVERYTHING = Windows("all", 6, 3, prefix=(60,))
 LATER = Windows("all", 6, 4, least=5)
 
@@ -246,50 +216,6 @@ def test_the_whole_document_before_a_target(
 
 def behind_all(document: np.ndarray, text: FarText) -> np.ndarray:
     return np.concatenate([text.tokens_F, document[len(text.tokens_F) :]])
-
-
-@READINGS
-def test_windows_of_all_that_stands_before(
-    model: Any, documents: Documents, far_states: Reading
-) -> None:
-    """Of runs of targets that are asked about as one."""
-    document = documents[1]
-    controls = Controls(documents, EVERYTHING, num_draws=2)
-    scorer = Scorer(model, CPU, far_states=far_states)
-    spans = {"document": np.array([(13, 16), (19, 21)]), "placebo": np.array([(13, 16)])}
-    rules = ("add_one", "gradient")
-    tables = recover(
-        scorer, document, EVERYTHING, spans, ks=(1, 2), selectors=rules, controls=controls
-    )
-    blocks = {block.start: block for block in EVERYTHING.blocks(document.tokens)}
-    placebo = behind(document.tokens, blocks[13], controls.placebo(document, blocks[13]))
-    num_seen = 0
-    for part, text in (("document", document.tokens), ("placebo", placebo)):
-        for target, end in spans[part].tolist():
-            places = range(target, end)
-            brutes = [Brute(model, text, EVERYTHING, place, far_states) for place in places]
-            asked = {"target": target, "far_part": part, "control": "own"}
-            for selector in rules:
-                chosen, found = (
-                    rows_of(tables[name], selector=selector, **asked)
-                    for name in ("influence", "recovery")
-                )
-                influence = sum(brute.influences(selector) for brute in brutes)
-                np.testing.assert_allclose(
-                    chosen.influence, np.sort(influence)[::-1][:2], atol=1e-4
-                )
-                for row in found.itertuples():
-                    far = chosen.far_first[: row.k].tolist()
-                    expected = sum(brute.loss(far) for brute in brutes)
-                    assert row.loss_set == pytest.approx(expected, abs=5e-5)
-                    num_seen += 1
-    assert num_seen == 3 * 2 * 2
-    foreign = rows_of(tables["recovery"], control="foreign", target=19, selector="add_one", k=1)
-    for draw, row in enumerate(foreign.itertuples()):
-        text = behind(document.tokens, blocks[19], controls.unrelated(document, blocks[19], draw))
-        brutes = [Brute(model, text, EVERYTHING, place, far_states) for place in (19, 20)]
-        best = min(sum(brute.loss([j]) for brute in brutes) for j in range(13))
-        assert row.loss_set == pytest.approx(best, abs=5e-5)
 
 
 def rows_of(table: Any, **values: Any) -> Any:

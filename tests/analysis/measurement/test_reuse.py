@@ -59,43 +59,6 @@ def evaluated(seed: int, documents: Documents, choices: Results, **options: Any)
     return result
 
 
-def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
-    documents: Documents, found: dict[int, Results]
-) -> None:
-    again = evaluated(0, documents, found[0]).summary
-    both = again.merge(found[0].summary, on=SHARED, suffixes=("", "_before"))
-    assert set(both.selector) == {"add_one"}
-    assert set(both.target_set) == {"gap", "bigram", "every"}
-    for name in ("recovery", "removal", "gap", "num_targets"):
-        np.testing.assert_allclose(both[name], both[f"{name}_before"], atol=1e-5)
-    assert again.net.isna().all()  # no placebo
-
-
-def test_choices_of_other_random_streams_are_refused(
-    documents: Documents, found: dict[int, Results]
-) -> None:
-    """Their unrelated texts were others than those that are drawn now."""
-    meta = found[0].meta
-    old = replace(meta, identity=meta.identity | {"random_streams": 1})
-    with pytest.raises(DataError, match="choices"):
-        evaluated(1, documents, replace(found[0], meta=old))
-
-
-@pytest.mark.parametrize("control", ["unrelated", "matched", "shuffled"])
-def test_every_control_stands_beside_transfer(documents: Documents, control: str) -> None:
-    """The foreign texts are those in which the other model chose, though it had placebo targets."""
-    options = OPTIONS | {"sets": ("gap", "bigram"), "draws": 1, "control": control}
-    first = measure(model_of(0), documents, WINDOWS, **options)
-    again = evaluated(0, documents, first)
-    assert again.meta.controls == {"control": control, "draws": 1}
-    both = again.summary.merge(first.summary, on=SHARED, suffixes=("", "_before"))
-    for name in ("foreign", "excess", "excess_low", "excess_nats"):
-        np.testing.assert_allclose(both[name], both[f"{name}_before"], atol=1e-5)
-    assert both.foreign.notna().any()
-    other = evaluated(1, documents, first).summary.merge(first.summary, on=SHARED)
-    assert (other.excess_nats_x - other.excess_nats_y).abs().max() > 0.01  # its own losses
-
-
 def test_recovery_is_that_of_the_others_units_by_definition(
     documents: Documents, found: dict[int, Results]
 ) -> None:
@@ -137,21 +100,6 @@ def test_both_directions_are_averaged(documents: Documents, found: dict[int, Res
         transfer(one, found[1])
     with pytest.raises(DataError, match="m0 evaluated what m0 chose, not m1"):
         transfer(own, one)
-
-
-def test_models_of_random_weights_give_each_other_nothing() -> None:
-    """Their own choices recover a good part of their gaps."""
-    rng = np.random.default_rng(1)
-    documents = Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(24)])
-    options = OPTIONS | {"sets": "gap", "units": "tokens", "selectors": "add_one", "ks": 1}
-    options["draws"] = 1
-    first, second = (measure(model_of(s), documents, WINDOWS, **options) for s in (0, 1))
-    pairs = evaluated(1, documents, first), evaluated(0, documents, second)
-    given = transfer(*pairs).set_index(["target_set", "k"]).loc[("gap", 1)]
-    assert first.summary.set_index(["target_set", "k"]).loc[("gap", 1)].recovery > 0.5
-    # B's own gap at A's targets is about 0, and may be too small for a ratio.
-    assert abs(given.excess_nats) < 0.1
-    assert given.excess_nats_low <= 0.02
 
 
 def test_settings_are_those_of_the_other_measurement(
@@ -200,24 +148,6 @@ def test_losses_of_the_same_model_are_not_computed_again(
     assert again.meta.token_forwards_of_last_start < expected.meta.token_forwards_of_last_start
     assert again.meta.data["losses_from"].keys() == {"commit", "machine", "command"}
     assert "losses_from" not in expected.meta.data
-
-
-def test_losses_that_another_measurement_lacks_are_computed(
-    documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses, read = found[0].losses, []
-    some = replace(found[0], losses=losses[losses.document != 3])
-    some_known = planned(model_of(0), documents, WINDOWS, losses=some, **OPTIONS)
-    compute = some_known.known[4]
-
-    def count(_: Any, document: Any, *__: Any) -> pd.DataFrame:
-        read.append(document.number)
-        return compute
-
-    monkeypatch.setattr("olmo_sparsity.analysis.measurement.plan.context_losses", count)
-    for document in documents:
-        some_known.losses(document.number)
-    assert read == [3]
 
 
 def test_losses_of_anything_else_are_refused(

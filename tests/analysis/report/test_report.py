@@ -6,25 +6,24 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
-from olmo_sparsity.analysis.report.report import write_explanation, write_report
-from olmo_sparsity.analysis.results.results import SETS, Results
+from olmo_sparsity.analysis.report.report import write_report
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import with_t_intervals
+from olmo_sparsity.analysis.results.summary import conclude
 from olmo_sparsity.analysis.results.view import interval
 from tests.support.explanations import SHORT, TEXT
-from tests.support.fake_results import DOCUMENTS, KS, META, UNITS, WIDTHS, fake_words
+from tests.support.fake_results import DOCUMENTS, KS, UNITS, WIDTHS, fake_words
 from tests.support.hostile import (
     HOSTILE,
     hostile_explanation,
@@ -65,17 +64,6 @@ class Page(HTMLParser):
         return "".join(t for a, t in self.inside if a.get("tag") == tag and "type" not in a)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_figure() -> Iterator[None]:
-    """Drawing takes the longest, and is tested by itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "olmo_sparsity.analysis.report.report.selectors_svg",
-            lambda results, dark=False: b"<svg/>",
-        )
-        yield
-
-
 @pytest.fixture(scope="module")
 def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Page:
     return page_of(results, tmp_path_factory.mktemp("page"))
@@ -94,7 +82,7 @@ def explained(explanation: Explanation, tmp_path_factory: pytest.TempPathFactory
 def page_of(results: Results | Explanation, folder: Path, max_documents: int | None = None) -> Page:
     out = folder / "deep" / "report.html"
     if isinstance(results, Explanation):
-        write_explanation(results, out)
+        results.to_html(out)
     else:
         write_report(results, out, max_documents)
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
@@ -120,21 +108,12 @@ def test_only_the_named_script_and_style_may_run(kind: str, request: pytest.Fixt
             assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value[:80]}>"
 
 
-def test_the_tables_show_values_with_their_intervals(page: Page, results: Results) -> None:
-    cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
-    row = results.summary.iloc[0]
-    assert interval(row.lds, row.lds_low, row.lds_high) in cells
-
-
 def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     data = page.data("page-data")
     assert data["ks"] == list(KS)
     assert data["units"] == list(UNITS)
     named = [(number, f"{number}.txt") for number in DOCUMENTS[1::2]]
     assert [(one["id"], one["name"]) for one in data["documents"]] == named
-    assert ("img", "data:image/svg+xml;base64,PHN2Zy8+") in {
-        (tag, attributes.get("src")) for tag, attributes in page.elements
-    }
     document = page.data("document-3")
     assert "".join(document["text"]) == "".join(fake_words(3))
     losses = results.losses.query("document == 3").set_index("target")
@@ -161,78 +140,42 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
             assert set(sides["own"]["width"]) == {WIDTHS[units]}
 
 
-def test_headline_never_shows_recovery_without_its_controls(page: Page, results: Results) -> None:
-    row = (
-        with_t_intervals(results.summary)
-        .query("target_set == 'gap' and units == 'tokens' and selector == 'add_one' and k == 1")
-        .iloc[0]
-    )
-    asked = r"with k = 1 \(tokens\), targets of large gap"
-    sentence = re.search(f"Net excess of add one {asked}.*", page.text)
-    assert sentence
-    net = f"{row.net:.2f} [{row.net_low:.2f}, {row.net_high:.2f}]"
-    said = [
-        net,
-        f"recover {row.recovery:.2f} of the gap",
-        f"an unrelated text {row.foreign:.2f}",
-        f"the excess of the placebo is {row.placebo:.2f}",
-    ]
-    places = [sentence[0].index(words) for words in said]
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize("main", ["gap", "named"])
-def test_headline_and_open_table_are_of_the_same_targets(
-    results: Results, tmp_path: Path, main: str
-) -> None:
-    summary = results.summary.replace({"gap": main, "bigram": "every"})
-    without = ["net", "net_low", "net_high", "placebo"] if main == "named" else []
-    page = page_of(replace(results, summary=summary.assign(**dict.fromkeys(without))), tmp_path)
-    raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
-    (table,) = re.findall(r"<details open>.*?</details>", raw)
-    assert f"Targets: {SETS[main]} ·" in table
-    asked = rf"with k = 1 \(tokens\), targets of {SETS[main]}"
-    headline = re.search(rf"xcess of add one {asked}: (.*?\])\.", page.text)
-    assert headline
-    assert f"<td>{headline[1]}</td>" in table
-    assert ("there is no placebo" in page.text) == (main == "named")
-
-
-def test_it_opens_on_the_document_of_the_largest_gain(results: Results, tmp_path: Path) -> None:
-    rows = results.recovery
-
-    def opened(changed: pd.Series) -> int:
-        """Where these losses are far lower."""
-        recovery = rows.assign(loss_set=rows.loss_set.mask(changed, -50.0))
-        data = page_of(replace(results, recovery=recovery), tmp_path).data("page-data")
-        return data["documents"][data["start"]]["id"]
-
-    own = (rows.document == 7) & (rows.control == "own") & (rows.k == 4)  # whatever k it is
-    own &= (rows.units == "tokens") & (rows.selector == "add_one") & (rows.far_part == "document")
-    first = own & (rows.target == rows.target[own].iloc[0])
-    assert opened(first) == 7
-    # What foreign units give as well is no gain.
-    assert opened(first.groupby([rows.document, rows.target]).transform("any")) != 7
-    assert opened(rows.far_part == "placebo") == opened(rows.k < 0)
-
-
-def test_the_gate_is_stated_first(results: Results, tmp_path: Path) -> None:
-    gate = {"loss_first": 5.0, "loss_repeated": 4.9, "drop": 0.1, "has_induction": False}
-    text, without = (
-        page_of(replace(results, meta=replace(META, induction=some)), tmp_path).text
-        for some in (gate, {})
-    )
-    assert text.index("This model copies little from its context.") < text.index("Net excess of")
-    assert "repeated once 4.90: a drop of 0.10" in text
-    assert "was not measured" in without
-
-
 def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
     targets = results.targets[~results.targets.document.isin([1, 5])]
     page = page_of(replace(results, targets=targets), tmp_path, max_documents=3)
     assert "3 of 10 measured documents are on this page. 2 more were too short." in page.text
     shown = [document["id"] for document in page.data("page-data")["documents"]]
     assert shown == [3, 7, 9]  # those with chosen targets first
+
+
+def test_the_page_says_what_to_believe_first(page: Page, results: Results) -> None:
+    places = [page.text.index(conclude(results)), page.text.index("Token by token")]
+    assert places == sorted(places)
+    row = with_t_intervals(results.summary).iloc[0]
+    cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
+    assert interval(row.net, row.net_low, row.net_high) in cells
+    assert interval(row.recovery, row.low, row.high) in cells
+    assert "Placebo targets" not in page.text  # of explanations
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_an_explanation_says_whether_to_believe_it(
+    explanation: Explanation, tmp_path: Path, checked: bool
+) -> None:
+    check = explanation.checked
+    assert check is not None
+    text = page_of(replace(explanation, checked=check if checked else None), tmp_path).text
+    assert f"local window {SHORT}, both after a prefix of 1" in text
+    assert "Recovery" not in text  # of measurements
+    assert not re.search(r"\{\{|<!--", text)
+    if not checked:
+        assert "Not checked against unrelated texts:" in text
+        return
+    assert text.index(f"{check.verdict}.") < text.index("Token by token")
+    own = text.split("Against unrelated texts")[1]
+    for row in check.table.itertuples():
+        said = f"{row.own:.2f}{row.foreign:.2f}{row.foreign_most:.2f}{row.better} of 3"
+        assert said.replace("-", "−") in own
 
 
 @pytest.mark.parametrize("name", ["tokens", "targets", "influence", "recovery", "summary"])
@@ -292,51 +235,6 @@ def test_an_explanation_holds_what_was_found(explained: Page, explanation: Expla
         assert foreign["loss"][-1] == pytest.approx(
             row.loss_short - table.foreign[target], abs=1e-4
         )
-
-
-def test_an_explanation_says_whether_to_believe_it(
-    explained: Page, explanation: Explanation
-) -> None:
-    check = explanation.checked
-    assert check is not None
-    text = explained.text
-    windows = f"long window of all tokens before a target, local window {SHORT}"
-    assert f"{windows}, both after a prefix of 1" in text
-    assert f"{check.verdict}." in text
-    assert f"{check.excess[0]:+.2f} nats a target".replace("-", "−") in text
-    assert f"This model {check.warning.removeprefix('this model ')}." in text
-    assert text.index(check.verdict) < text.index("Token by token")
-    own = explained.text.split("Against unrelated texts")[1]
-    for row in check.table.itertuples():
-        said = f"{row.own:.2f}{row.foreign:.2f}{row.foreign_most:.2f}{row.better} of 3"
-        assert said.replace("-", "−") in own
-    assert "figure" not in {tag for tag, _ in explained.elements}
-
-
-def test_an_explanation_that_was_not_checked_says_so(
-    explanation: Explanation, tmp_path: Path
-) -> None:
-    page = page_of(replace(explanation, checked=None), tmp_path)
-    assert "Not checked against unrelated texts: " in page.text
-    assert not {"table", "figure"} & {tag for tag, _ in page.elements}
-    for one in page.data("document-0")["chosen"]:
-        assert one["found"]["0 0"].keys() == {"own"}
-        assert len(one["found"]["0 0"]["own"]["loss"]) == 4
-
-
-def test_nothing_of_the_template_is_left(page: Page, explained: Page) -> None:
-    """Neither places to fill, nor marks of parts."""
-    for one in (page, explained):
-        written = one.text + "".join(str(attributes) for _, attributes in one.elements)
-        assert not re.search(r"\{\{|<!--", written)
-    assert "Recovery" not in explained.text
-    assert "Placebo targets" not in page.text
-
-
-def test_without_a_tokenizer_the_text_is_numbers(results: Results, tmp_path: Path) -> None:
-    page = page_of(replace(results, tokens=results.tokens.assign(text="")), tmp_path)
-    ids = results.tokens.query("document == 1").token_id
-    assert page.data("document-1")["text"] == [f"{token_id} " for token_id in ids]
 
 
 @settings(max_examples=200)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
@@ -18,7 +16,6 @@ from olmo_sparsity.analysis.results.results import FILES, Meta, compare, read_re
 from olmo_sparsity.analysis.results.statistics import summarize
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import write_manifest
-from tests.support.fake_results import DOCUMENTS, META, fake_words
 from tests.support.measurements import losses_table, recovery_rows
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 
@@ -83,20 +80,6 @@ def test_a_damaged_file_is_named(
         read_results(folder)
 
 
-def test_results_of_another_version_are_named(results_folder: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(results_folder, tmp_path / "copy")
-    losses = pq.read_table(folder / "losses.parquet")
-    renamed = losses.rename_columns(["x", *losses.schema.names[1:]])
-    pq.write_table(renamed, folder / "losses.parquet")
-    write_manifest(folder, FILES)
-    with pytest.raises(DataError, match=r"losses\.parquet: column document must be int32"):
-        read_results(folder)
-    (folder / "lds.parquet").unlink()
-    write_manifest(folder, [name for name in FILES if name != "lds.parquet"])
-    with pytest.raises(DataError, match=r"another version: .*lds\.parquet; measure into another"):
-        read_results(folder)
-
-
 def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no measurement"):
         read_results(tmp_path)
@@ -114,33 +97,3 @@ def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None
         write_manifest(tmp_path, FILES)  # by somebody who changed it on purpose
         with pytest.raises(DataError, match=r"meta\.json: "):
             read_results(tmp_path)
-
-
-def test_results_hold_everything_and_pandas_reads_them(results_folder: Path) -> None:
-    results = read_results(results_folder)
-    texts = results.tokens.query(f"document == {DOCUMENTS[1]}").text  # an odd one: reported
-    assert "".join(texts) == "".join(fake_words(DOCUMENTS[1]))
-    assert results.meta.windows == META.windows
-    of_folders = compare(results_folder, str(results_folder))
-    pd.testing.assert_frame_equal(of_folders, compare(results, results))
-    # The one-liner of docs/formats.md.
-    line = re.search(r"pd\.read_parquet\(\"(.*?)\"\)", (ROOT / "docs/formats.md").read_text())
-    assert line
-    table = pd.read_parquet(results_folder / Path(line[1]).name)
-    pd.testing.assert_frame_equal(table, getattr(results, Path(line[1]).stem))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        ({"share": 0.1}, "large gap"),
-        ({"share": 1.0}, "all"),
-        ({"given": "…"}, "chosen in other results"),
-    ],
-)
-def test_a_set_is_named_by_how_its_targets_were_chosen(
-    chosen: dict, words: str, results_folder: Path
-) -> None:
-    results = read_results(results_folder)
-    results.meta.targets = chosen
-    assert results.spell_set("gap") == words

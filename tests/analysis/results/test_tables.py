@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.results.statistics import losses_of_targets
-from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table, to_table, write_table
+from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -21,15 +21,6 @@ def test_the_format_document_names_every_column() -> None:
         section = text.split(f"### `{name}.parquet`")[1].split("\n##")[0]
         documented = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, flags=re.MULTILINE)
         assert documented == [(field.name, str(field.type)) for field in schema], name
-
-
-def test_targets_that_were_stored_without_their_ends_are_single_tokens(tmp_path: Path) -> None:
-    rows = {"document": [1, 1], "target": [3, 9], "far_part": ["document"] * 2}
-    table = to_table("targets", rows | {"target_set": ["gap"] * 2, "end": [5, 10]}, "here")
-    write_table(tmp_path / "new.parquet", table)
-    write_table(tmp_path / "old.parquet", table.drop_columns("end"))
-    ends = [read_table(tmp_path / f"{name}.parquet", "targets")["end"] for name in ("new", "old")]
-    assert [one.to_pylist() for one in ends] == [[5, 10], [4, 10]]
 
 
 def test_losses_of_a_target_of_several_tokens_are_all_there() -> None:

@@ -19,7 +19,6 @@ from tests.support.brute import (
     CPU,
     KINDS,
     OF_KINDS,
-    ONE_FAMILY,
     OURS,
     READINGS,
     VOCAB,
@@ -118,58 +117,6 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
         ]
         np.testing.assert_allclose(choice.score_TU[row], half_of_best, atol=2e-5)
         assert_ranked(choice, row, np.array(half_of_best), 4)
-
-
-@READINGS
-@pytest.mark.parametrize("k", [2, 13])
-def test_partners_are_those_that_a_unit_opens_the_gates_for(
-    model: Any, far_states: Reading, k: int
-) -> None:
-    document = np.random.default_rng(3).integers(0, VOCAB, 61)
-    windows = Windows(60, 6, 1)
-    block = next(iter(windows.blocks(document)))
-    scorer, costs = Scorer(model, CPU, far_states=far_states), []
-    for name in ("add_one_screened", "pairs"):
-        asked, before = question(scorer, block, [0], k), scorer.token_forwards
-        choice = SELECTORS[name](scorer, asked)
-        costs.append(scorer.token_forwards - before)
-    assert costs[1] <= 4 * costs[0]
-    context = scorer.context(block)
-    brute = Brute(model, document, windows, 60, far_states)
-
-    def falls_with(opened: list[int]) -> dict[tuple[int, ...], float]:
-        falls = {}
-        for unit in opened:
-            given_F = gate_gradients(scorer, context, [(0, 1)], 0.1, [np.array([unit])])[0]
-            partners = [other for other in np.argsort(-given_F).tolist() if other != unit][:4]
-            for pair in (tuple(sorted((unit, other))) for other in partners):
-                falls[pair] = brute.loss([]) - brute.loss(pair)
-        return falls
-
-    alone_F = gate_gradients(scorer, context, [(0, 1)])[0]
-    first = np.argsort(-alone_F)[: max(9, k)].tolist()
-    falls = falls_with(first)
-    in_order = [unit for pair in sorted(falls, key=falls.__getitem__)[::-1] for unit in pair]
-    falls |= falls_with(list(dict.fromkeys(unit for unit in in_order if unit not in first))[:2])
-    best = [
-        max((f for pair, f in falls.items() if unit in pair), default=0.0) / 2 for unit in range(54)
-    ]
-    np.testing.assert_allclose(choice.score_TU[0], best, atol=2e-5)
-    assert set(choice.unit_TK[0, :2].tolist()) == set(max(falls, key=falls.__getitem__))
-
-
-@ONE_FAMILY
-def test_pairs_of_a_target_are_the_same_whatever_else_is_asked(model: Any) -> None:
-    """Few units are left to be opened again, of some targets fewer than of others."""
-    windows = Windows(16, 6, 6)
-    for seed in range(6):
-        document = np.random.default_rng(seed).integers(0, VOCAB, 40)
-        block = next(iter(windows.blocks(document)))
-        scorer, targets = Scorer(model, CPU), range(block.num_targets)
-        together = SELECTORS["pairs"](scorer, question(scorer, block, targets, 2))
-        for target in targets:
-            alone = SELECTORS["pairs"](scorer, question(scorer, block, [target], 2))
-            np.testing.assert_allclose(together.score_TU[target], alone.score_TU[0], atol=2e-5)
 
 
 @READINGS
