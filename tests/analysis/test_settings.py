@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from olmo_sparsity import attribute, explain, measure
-from olmo_sparsity.analysis.explain.ask import ExplainRequest
+from olmo_sparsity.analysis.explain.explanation import ExplainRequest
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement import measurement
 from olmo_sparsity.analysis.measurement.plan import MeasureRequest

@@ -108,9 +108,6 @@ class GateReport:
         write_atomically(folder / "gate.json", json.dumps(about, indent=1))
 
 
-# --- what is expected -----------------------------------------------------------------------------
-
-
 def read_expectations(path: str | Path) -> list[list[Expectation]]:
     """Return the field `expect` of each question of a .jsonl file: `none`, the name of a source,
     several names, or {"sources": …, "nats": …}, for all statements together; or a list of these,
@@ -135,9 +132,6 @@ def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
         )
     names = [] if names == ["none"] else names
     return Expectation(tuple(names), float(nats), statement)
-
-
-# --- checks ---------------------------------------------------------------------------------------
 
 
 def refuse_without_checks(
@@ -219,9 +213,6 @@ def _fits(one: Expectation, row: StoredStatement, margin: float) -> bool:
         else name in row.origins and not one.nats
         for name in one.sources
     )
-
-
-# --- the baseline ---------------------------------------------------------------------------------
 
 
 def _compare_identities(
@@ -306,15 +297,9 @@ def _paired(
 
 
 def _changed_sources(now: StoredAnswer, before: StoredAnswer) -> list[str]:
-    ways = {
-        "new": now.source_texts.keys() - before.source_texts.keys(),
-        "gone": before.source_texts.keys() - now.source_texts.keys(),
-        "changed": {
-            n for n, text in now.source_texts.items() if before.source_texts.get(n, text) != text
-        },
-    }
-    said = [f"{way}: {', '.join(sorted(names))}" for way, names in ways.items() if names]
-    return [f"question {now.question + 1}, sources {'; '.join(said)}"] if said else []
+    both = dict(before.source_texts), dict(now.source_texts)
+    said = ", ".join(sorted({name for name, _ in both[0].items() ^ both[1].items()}))
+    return [f"question {now.question + 1}, sources new, gone or changed: {said}"] if said else []
 
 
 def _differ(now: StoredStatement, before: StoredStatement) -> bool:

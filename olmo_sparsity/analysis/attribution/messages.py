@@ -1,7 +1,5 @@
 """Read the log of an agent, as OpenAI's or Anthropic's API takes it, as **sources and an answer**.
-
-Sources are the blocks of the system prompt, what tools returned, and earlier messages of the user.
-"""
+Sources are the blocks of the system prompt, what tools returned, and earlier ones of the user."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Attribute the answers to many questions: a .jsonl file → **tables of all statements**.
-
-Each finished question is one file, so that a killed run resumes, and processes share a folder.
-"""
+Each finished question is one file, so that a killed run resumes, and processes share a folder."""
 
 from __future__ import annotations
 
@@ -107,9 +105,6 @@ def describe(statements: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-# --- questions ------------------------------------------------------------------------------------
-
-
 def read_questions(common: AttributeRequest, path: str | Path) -> list[AttributeRequest]:
     """Return a request for each line. Without `decoys`, these are the sources of other lines."""
     found = list[AttributeRequest]()
@@ -184,9 +179,6 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]
         yield f"{path}:{number}", record, line
 
 
-# --- stored answers -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class StoredCell:
     """Numbers of a statement and a source; see docs/formats.md."""
@@ -215,8 +207,7 @@ class StoredStatement:
     sources: list[str]
     origins: list[str]
     verdict: str
-    cells: dict[str, StoredCell]
-    """By source."""
+    cells: dict[str, StoredCell]  # by source
 
 
 @dataclass(frozen=True)
@@ -225,9 +216,7 @@ class StoredAnswer:
 
     question: int
     asked: str
-    source_texts: dict[str, str]
-    """Hashes, by source."""
-
+    source_texts: dict[str, str]  # hashes, by source
     statements: list[StoredStatement]
 
     @staticmethod

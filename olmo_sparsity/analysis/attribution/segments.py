@@ -345,9 +345,6 @@ def _statements(document: Document, start: int, answer: AnswerIds) -> Spans:
     return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
 
 
-# --- decoys ---------------------------------------------------------------------------------------
-
-
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
     """Return different texts that share no passage with a source."""
     longest, passages_of = prompt.longest, _passages(prompt)

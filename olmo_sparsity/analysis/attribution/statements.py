@@ -37,7 +37,7 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     mean_of_tried,
     sources_to_look_at,
 )
-from olmo_sparsity.analysis.explain.ask import load
+from olmo_sparsity.analysis.explain.explanation import load
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import in_use
@@ -164,9 +164,6 @@ def count(prompt: SourcePrompt, layout: Layout, draws: int) -> tuple[int, int]:
 
     most = spent(*(next_round(every, every, num) for num in [1, *looks(draws)]))
     return most, spent(next_round([], [0], 2))
-
-
-# --- the result -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,8 @@ from olmo_sparsity.analysis.settings import MIN_GAP
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import Progress
 
-SAME_TEXT = 32
-"""Tokens in a row that two texts share if one has something of the other."""
-
-PASSAGE = 128
-"""Tokens of the passages that the induction check repeats."""
+SAME_TEXT = 32  # tokens in a row that two texts share if one has something of the other
+PASSAGE = 128  # tokens of the passages that the induction check repeats
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,9 +43,7 @@ class Check:
     """Own minus unrelated, in nats a target, with its 95% interval over draws. It holds for these
     targets only."""
 
-    share: float
-    """Excess as a share of the gap; NaN if the far tokens raise the loss of a target."""
-
+    share: float  # excess as a share of the gap; NaN if the far tokens raise the loss of a target
     placebo: float | None
     """The excess of the targets that an unrelated text seems to help most. None: targets were
     named, not chosen by their gap."""
@@ -181,23 +176,19 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
     )
     value, gap = float(excess.loc[DOCUMENT].mean()), table.gap
+    excess_D = (own.loc[DOCUMENT].to_numpy()[:, None] - draws_of.to_numpy()).mean(0)
+    resampled_R = resample_weights(draws, settings.seed) @ excess_D / draws
     return Check(
         table.reset_index(),
         draws,
         k,
-        excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
+        excess=interval(resampled_R, value),
         share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
         induction=repetition_drop(scorer, _passages(others), PASSAGE),
         apart=apart,
         tables=tables,
     )
-
-
-def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
-    excess_D = (own.to_numpy()[:, None] - foreign.to_numpy()).mean(0)
-    resampled_R = resample_weights(len(excess_D), seed) @ excess_D / len(excess_D)
-    return interval(resampled_R, float(excess_D.mean()))
 
 
 def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check, check
-from olmo_sparsity.analysis.explain.prompt import Prepared
+from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
 from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.models.load import LoadedModel, using
+from olmo_sparsity.analysis.inputs.windows import Spans, Windows
+from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
+from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
+from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
+from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
 from olmo_sparsity.analysis.results.view import Shown, escape, spell
-from olmo_sparsity.analysis.settings import AskSettings
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
+from olmo_sparsity.analysis.selectors.influence import find_selector
+from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, Request
+from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.io import refuse_suffix, write_atomically
+from olmo_sparsity.runtime import Progress, say
 
 NOT_CHECKED = "Not checked against unrelated texts:"
 WHY_CHECK = "any text lowers a loss by something. Use --check, or check() in Python."
@@ -34,9 +45,7 @@ class Explanation:
     """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
 
     prepared: Prepared = field(repr=False)
-    targets: pd.DataFrame
-    """target, end (tokens), text, loss_short, loss_long, gap."""
-
+    targets: pd.DataFrame  # target, end (tokens), text, loss_short, loss_long, gap
     far: pd.DataFrame
     """target, rank, first, end, text of a far unit; nats: the fall in loss when it alone is added;
     loss_set: the loss with it and all units before it in rank; loss_without: the loss with the long
@@ -47,8 +56,7 @@ class Explanation:
 
     foreign: Any = field(repr=False, default="builtin:embedded")
     checked: Check | None = None
-    token_forwards: int = 0
-    """Token-forwards of the explanation, without the check."""
+    token_forwards: int = 0  # token-forwards of the explanation, without the check
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"prepared": self.prepared.without_model(), "foreign": None}
@@ -189,3 +197,173 @@ class Explanation:
 
 def to_json(explanation: Explanation) -> str:
     return json.dumps(plain(explanation.to_dict()), ensure_ascii=False, indent=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest(Request):
+    model: Any
+    tokenizer: Any = None
+    text: str | Path | None = None
+    at: At | None = None
+    prompt: str | None = None
+    target: str | None = None
+    foreign: Any = "builtin:embedded"
+    settings: AskSettings = field(default_factory=AskSettings)
+    loading: ModelOptions = field(default_factory=ModelOptions)
+
+    def checked(self) -> Self:
+        self.settings.check()
+        find_selector(self.settings.selector)
+        text, prompt, target, settings = self.text, self.prompt, self.target, self.settings
+        if (text is None) == (prompt is None):
+            raise ConfigError("pass either text= or prompt=, not both and not neither")
+        of_prompt = target is not None or settings.chat
+        if (text is None and self.at is not None) or (prompt is None and of_prompt):
+            raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
+        if settings.max_new_tokens is not None and (prompt is None or target is not None):
+            raise ConfigError("max_new_tokens limits a generated answer, and none is generated")
+        for name, given in (("prompt", prompt), ("target", target)):
+            if given is not None and not isinstance(given, str):
+                raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
+        if text is not None and not isinstance(text, str | Path):
+            raise ConfigError(f"text must be a string, not {type(text).__name__}")
+        if isinstance(text, str) and os.path.isfile(text):
+            raise ConfigError(f"text={text} is a file name; pass Path('{text}') or its text")
+        if settings.chat and self.loading.prefix != "auto":
+            raise ConfigError(f"prefix={self.loading.prefix} cannot be combined with chat=True")
+        return self
+
+
+BOTH = ["loss_short", "loss_long"]
+
+MANY_UNITS = 4096  # with more of them, a cheaper selector is recommended
+
+
+def explain(request: ExplainRequest) -> Explanation:
+    """Answer a request: evaluate its targets, each from its first token to one past its last."""
+    with in_use(request.model), _prepared(request) as (prepared, spans):
+        return _answer(prepared, spans, request.foreign)
+
+
+def count_cost(request: ExplainRequest) -> Cost:
+    with _prepared(request) as (prepared, spans):
+        return count(prepared, spans)
+
+
+@contextmanager
+def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
+    settings, loading, text = request.settings, request.loading, request.text
+    if isinstance(text, Path):
+        text = read_text(str(text))
+    loaded = load(request.model, request.tokenizer, loading)
+    with using(loaded):
+        if text is not None:
+            read = Prompt.of_text(loaded, text, loading.prefix)
+        else:
+            given = str(request.prompt), request.target
+            read = Prompt.with_answer(loaded, *given, loading.prefix, settings)
+        prepared = Prepared.of(loaded, read, request.at, settings, loading.batch_tokens)
+        yield prepared, _targets_with_far_part(prepared)
+
+
+def load(
+    model: Any, tokenizer: Any, options: ModelOptions, whole_prompts: bool = False
+) -> LoadedModel:
+    if isinstance(model, str | Path):
+        loaded = load_model(
+            model, tokenizer=tokenizer, whole_prompts=whole_prompts, **options.loading
+        )
+    else:
+        options.refuse_for_loaded()
+        loaded = wrap_model(model, tokenizer, whole_prompts=whole_prompts)
+    if loaded.tokenizer is None:
+        raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
+    return loaded
+
+
+def _targets_with_far_part(prepared: Prepared) -> Spans:
+    document, windows, units = prepared.document, prepared.windows, prepared.settings.units
+    first, spans = first_place(windows, units), prepared.spans
+    if spans is None:
+        blocks = prepared.blocks_to_select()
+        losses = context_losses(prepared.scorer, document, windows, blocks=blocks)
+        refuse_no_numbers(losses[BOTH].to_numpy(), "targets")
+        spans = largest_gaps(losses[losses.target >= first])
+    spans = list(dict(sorted(spans)).items())  # the longest of the spans with one first token
+    kept = [span for span in spans if span[0] >= first]
+    if not kept:
+        raise DataError(
+            f"no target has distant {units}, which begin at token {first:,} of "
+            f"{len(document.tokens):,}; name a later target, or lower short={windows.short}"
+        )
+    if len(kept) < len(spans):
+        left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
+        say(f"{left_out} precede token {first:,} and have no distant {units}: left out")
+    return kept
+
+
+def count(prepared: Prepared, spans: Spans) -> Cost:
+    """Count what the targets cost. A check costs as much for each unrelated text."""
+    scorer = CountingScorer(prepared.scorer)
+    with in_use(scorer.model):
+        _evaluate(replace(prepared, scorer=scorer), spans)
+    return Cost(scorer.token_forwards, prepared.model.num_parameters)
+
+
+def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
+    settings, windows = prepared.settings, prepared.windows
+    num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
+    evaluates_every = find_selector(settings.selector).evaluates_every_unit
+    if evaluates_every and num_far > MANY_UNITS:
+        say(
+            f"{settings.selector} evaluates each of up to {num_far:,} far tokens; add_one_nested "
+            "evaluates a few hundred"
+        )
+    scorer, before = prepared.scorer, prepared.scorer.token_forwards
+    # Rules that evaluate few units depend on losses, which the count does not have.
+    total = count(prepared, spans).token_forwards if evaluates_every else None
+    with Progress("explaining", total, "token-forwards") as progress:
+        scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
+        targets, far, tables = _evaluate(prepared, spans)
+    scorer.after_batch = lambda: None
+    refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
+    spent = scorer.token_forwards
+    return Explanation(prepared, targets, far, tables, foreign, token_forwards=spent)
+
+
+def _evaluate(
+    prepared: Prepared, spans: Spans
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, pd.DataFrame]]:
+    """The targets, their distant units, and the tables of `recover`."""
+    windows, document = prepared.windows, prepared.document
+    tables = prepared.recover({DOCUMENT: np.array(spans)})
+    rows = tables["recovery"]
+    rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
+    targets = pd.DataFrame(spans, columns=["target", "end"])
+    targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
+    no_units = rows.xs(0, level="k").loc[targets.target]
+    targets["loss_short"] = no_units.loss_set.to_numpy()
+    targets["loss_long"] = no_units.loss_without.to_numpy(float)
+    far = tables["influence"].rename(columns=lambda name: name.removeprefix("far_"))
+    far = far[["target", "rank", "first", "end", "text"]]
+    far["nats"] = _falls_alone(prepared.scorer, document, windows, targets, far)
+    targets["gap"] = targets.loss_short - targets.loss_long
+    far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
+    return targets, far, tables
+
+
+def _falls_alone(
+    scorer: Scorer, document: Document, windows: Windows, targets: pd.DataFrame, far: pd.DataFrame
+) -> pd.Series:
+    """The fall in loss when each far unit alone is added, whatever the selector's score is."""
+    nats = pd.Series(0.0, far.index)
+    for target in targets.itertuples():
+        block = windows.block(document.tokens, target.target, target.end)
+        context, units = scorer.context(block), far[far.target == target.target]
+        alone = [
+            context.set_row(np.arange(first, end) - block.first)
+            for first, end in zip(units["first"], units["end"], strict=True)
+        ]
+        losses = np.array([loss_W.sum() for loss_W in scorer.losses(alone)])
+        nats[units.index] = target.loss_short - losses
+    return nats

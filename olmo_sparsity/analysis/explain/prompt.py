@@ -43,8 +43,7 @@ class Prompt:
     tokens: list[int]
     prefix_ids: list[int]
     answer: tuple[int, int] | None = None
-    num_closing: int = 0
-    """Tokens that a chat template puts between prompt and answer."""
+    num_closing: int = 0  # tokens that a chat template puts between prompt and answer
 
     @staticmethod
     def of_text(model: LoadedModel, text: str, prefix: str) -> Prompt:
@@ -81,11 +80,8 @@ class Prepared:
     document: Document
     windows: Windows
     settings: AskSettings
-    spans: Spans | None
-    """None: the targets with the largest gaps are selected."""
-
-    state: State | None = None
-    """What the model was."""
+    spans: Spans | None  # none: the targets with the largest gaps are selected
+    state: State | None = None  # what the model was
 
     @staticmethod
     def of(
@@ -177,9 +173,6 @@ def read_text(path: str, inline: bool = False) -> str:
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
-
-
-# --- tokens ---------------------------------------------------------------------------------------
 
 
 def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:

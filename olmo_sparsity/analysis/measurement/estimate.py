@@ -1,13 +1,9 @@
-"""Estimate the cost of a measurement: count its token-forwards, and time a few of them.
-
-The windows give the cost of losses. The targets of a few documents run through the measurement with
-a model that computes nothing, so that any selector, control and unit is counted as it runs. The
-real model computes a few losses, for its speed and for how many targets are chosen.
-"""
+"""Estimate the cost of a measurement. Targets of a few documents run with a model that computes
+nothing, so that any rule is counted as it runs; the real model computes a few losses, for its speed
+and for how many targets are chosen."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +21,7 @@ from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.results.tables import Columns, joined
+from olmo_sparsity.analysis.results.tables import Columns
 from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.settings import parse_budget
@@ -42,15 +38,9 @@ TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 6, 512
 """Documents in which targets are counted, and the most targets of each; and how many tokens of a
 document get losses at most."""
 
-PASSAGES, PASSAGE = 2, 64
-"""Number of passages of the induction check in a dry run."""
-
-FEW_TARGETS = 10
-"""Below so many chosen targets in the trial a warning is given."""
-
-PLACEBO_RATE = 0.5
-"""Targets of the placebo for each own one, where no losses are computed."""
-
+PASSAGES, PASSAGE = 2, 64  # number of passages of the induction check in a dry run
+FEW_TARGETS = 10  # below so many chosen targets in the trial a warning is given
+PLACEBO_RATE = 0.5  # targets of the placebo for each own one, where no losses are computed
 LEAST_SAMPLE = 1e-3
 
 
@@ -58,15 +48,9 @@ LEAST_SAMPLE = 1e-3
 class _Counts:
     """Estimate for the documents of one process."""
 
-    num_losses: int
-    """Targets with both losses."""
-
-    num_evaluated: float
-    """Targets, own and placebo, that are evaluated."""
-
-    losses: float
-    """Token-forwards, with those of the induction check."""
-
+    num_losses: int  # targets with both losses
+    num_evaluated: float  # targets, own and placebo, that are evaluated
+    losses: float  # token-forwards, with those of the induction check
     recovery: float
     seconds: float
 
@@ -145,9 +129,6 @@ def _sampled(plan: Plan, sample: float) -> Plan:
     return replace(plan, settings=replace(plan.settings, sample=sample, budget=None))
 
 
-# --- losses ---------------------------------------------------------------------------------------
-
-
 def losses_forwards(plan: Plan, blocks: Sequence[Block]) -> int:
     """Token-forwards of the losses of these blocks of one document."""
     if not blocks:
@@ -162,26 +143,18 @@ def losses_forwards(plan: Plan, blocks: Sequence[Block]) -> int:
     return near + num_prefix * len(blocks) + own + placebo + near
 
 
-# --- a short trial --------------------------------------------------------------------------------
-
-
 @dataclass
 class _Trial:
     """How fast the model is, and which share of all targets is chosen."""
 
     induction: dict[str, Any]
-    speed: float
-    """Token-forwards of losses a second."""
-
-    losses: pd.DataFrame | None
-    """Of a few blocks; None: computing them would take too long."""
-
+    speed: float  # token-forwards of losses a second
+    losses: pd.DataFrame | None  # of a few blocks; None: computing them would take too long
     num_chosen: int = 0
     speed_of_targets: float | None = None
     """Token-forwards of targets a second, which rank many units; None: not tried yet."""
 
-    prices: _Prices | None = None
-    """The sample does not change them."""
+    prices: _Prices | None = None  # the sample does not change them
 
     @staticmethod
     def of(plan: Plan) -> _Trial:
@@ -221,7 +194,8 @@ class _Trial:
                 break
         # Forwards of several rows, as in the measurement, say more than passages.
         self.speed = (scorer.token_forwards - before) / (time.perf_counter() - began)
-        self.losses = joined(tables)
+        rows = {n: pd.DataFrame(dict(one)) for n, one in tables.items()}
+        self.losses = pd.concat(rows, names=["document"]).reset_index("document")
 
     # --- the cost of a plan, of this model and text ---
 
@@ -277,19 +251,17 @@ class _Trial:
             }
         unlimited = replace(_sampled(plan, 1.0).settings, max_targets="all")
         chosen = replace(plan, settings=unlimited).targets(self.losses)
-        by_target = chosen.groupby(["far_part", "document", "target"]).target_set.agg(frozenset)
-        self.num_chosen = len(by_target)
+        by_part = chosen.groupby("far_part")
+        # A target that is in several sets is evaluated once.
+        once = by_part.apply(lambda rows: len(rows.drop_duplicates(KEYS)) / len(rows))
+        self.num_chosen = len(chosen.drop_duplicates([*KEYS, "far_part"]))
         known = max(int((self.losses.document.map(half_of) == "report").sum()), 1)
         density = chosen.groupby(["far_part", "target_set"]).size() / known
 
         def expected(part: str, size: int) -> float:
-            if part not in by_target.index.get_level_values(0):
+            if part not in once.index:
                 return 0.0
-            kept = (most / (density[part] * size)).clip(upper=1.0)  # of a set's targets
-            return (size / known) * sum(  # a target that is in several sets may be kept in any
-                num * (1 - math.prod(1 - kept[name] for name in names))
-                for names, num in by_target[part].value_counts().items()
-            )
+            return once[part] * float((density[part] * size).clip(upper=most).sum())
 
         return {n: {p: expected(p, size) for p in PARTS} for n, size in sizes.items() if size}
 

@@ -1,9 +1,6 @@
 """Run a measurement: losses of all documents, then recovery of chosen targets, then the summary.
-
-Documents are measured one by one, and what is finished is written: a killed measurement resumes,
-and any number of processes, of one launch or of several (`shard`), measure into one folder. The
-process that finds all documents finished writes the results.
-"""
+What is finished is written, so a killed measurement resumes, and processes share a folder. The one
+that finds all documents finished writes the results."""
 
 from __future__ import annotations
 
@@ -46,9 +43,7 @@ from olmo_sparsity.folders import locked
 from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
 
-LOSSES_SHARE = 0.6
-"""The most of a budget that losses take, so that some targets are evaluated."""
-
+LOSSES_SHARE = 0.6  # the most of a budget that losses take, so that some targets are evaluated
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""
 

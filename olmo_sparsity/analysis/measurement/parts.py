@@ -1,9 +1,6 @@
-"""Store the rows of measured documents in one folder, written by any number of processes.
-
-A part appears by one rename, so it is complete whenever a process is killed. A part that is damaged
-later is skipped, and its documents are measured again. Rows are sorted, so the bytes of the final
-tables do not depend on which process measured a document, or in which order (docs/formats.md).
-"""
+"""Store the rows of measured documents in one folder, written by any number of processes. A part
+appears by one rename; a damaged one is measured again. Rows are sorted, so the final tables do not
+depend on which process measured a document, or in which order (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -54,8 +51,7 @@ class _Contents:
 
     documents: list[int]
     rows: dict[str, int]
-    identity: str
-    """SHA-256 of identity.json."""
+    identity: str  # SHA-256 of identity.json
 
 
 class Parts:

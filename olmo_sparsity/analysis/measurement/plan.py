@@ -67,17 +67,13 @@ class MeasureRequest(Request):
     """In place of long, short and stride; None in a request that is checked."""
 
     out: str | Path | None = None
-    shard: tuple[int, int] = (0, 1)
-    """The i-th of n processes that measure into one folder."""
-
+    shard: tuple[int, int] = (0, 1)  # the i-th of n processes that measure into one folder
     targets: Other = None
     choices: Other = None
     losses: Other = None
     at: At | None = None
     quick: bool = False
-    command: tuple[str, ...] = ()
-    """The words of the command line, which the results keep."""
-
+    command: tuple[str, ...] = ()  # the words of the command line, which the results keep
     settings: Settings = field(default_factory=Settings)
     reading: TextOptions = field(default_factory=TextOptions)
     loading: ModelOptions = field(default_factory=ModelOptions)

@@ -33,9 +33,7 @@ from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.streams import stream
 
-DOCUMENT, PLACEBO = "document", "placebo"
-"""Kinds of distant context."""
-
+DOCUMENT, PLACEBO = "document", "placebo"  # kinds of distant context
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
     for name in ("recovery", "influence", "lds", "costs")
@@ -50,8 +48,7 @@ class _Text:
     far: FarText
     control: str
     draw: int
-    targets: dict[str, Spans]
-    """Kind of distant context → targets (indices into the block)."""
+    targets: dict[str, Spans]  # kind of distant context → targets (indices into the block)
 
     def places(self, targets: Spans) -> np.ndarray:
         return self.context.block.start + np.array([first for first, _ in targets])

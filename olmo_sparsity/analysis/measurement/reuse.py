@@ -1,8 +1,6 @@
-"""Reuse parts of another measurement: its losses, its targets, or the units that its model ranked.
-
-Ranked units come from another model. A unit that lowers a loss of one model by chance lowers that
-of another no more than any other unit does, so their recovery needs no placebo.
-"""
+"""Reuse another measurement: its losses, its targets, or the units that its model ranked. A unit
+that lowers a loss of one model by chance lowers that of another no more than any other unit does,
+so recovery by ranked units needs no placebo."""
 
 from __future__ import annotations
 
@@ -132,9 +130,6 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     return Matched(targets, rows, counts)
 
 
-# --- one document ---------------------------------------------------------------------------------
-
-
 def boundaries(there: Sequence[str], here: Sequence[str]) -> np.ndarray:
     """Return for each boundary between tokens there (before the first, …, after the last) the one
     here at the same character, or −1. Tokens that share a character have their boundary inside it:
@@ -260,15 +255,10 @@ def targets_of(
 class Choices:
     """The ranked units of each target, in the document and in an unrelated text."""
 
-    ranked: dict[tuple[Any, ...], np.ndarray]
-    """`KEYS` → (first, end, influence) by rank."""
-
+    ranked: dict[tuple[Any, ...], np.ndarray]  # `KEYS` → (first, end, influence) by rank
     fingerprint: str
-    model: dict[str, Any]
-    """Name and fingerprint of the model that chose."""
-
-    has_unrelated: bool
-    """Whether units of unrelated texts were ranked, too."""
+    model: dict[str, Any]  # name and fingerprint of the model that chose
+    has_unrelated: bool  # whether units of unrelated texts were ranked, too
 
     @staticmethod
     def of(results: Results, matched: Matched) -> Choices:

@@ -1,7 +1,5 @@
-"""Draw Figure 2: do a few distant units suffice, and are they needed? Never imports torch.
-
-Two panels, recovery and removal by k: own text against unrelated text and the placebo.
-"""
+"""Draw Figure 2: do a few distant units suffice, and are they needed? Recovery and removal by k:
+own text against unrelated text and the placebo. Never imports torch."""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
-"""Fill a template: one HTML file that loads nothing from the network.
-
-Place in the flow: below the modules of the pages. Never imports torch.
-
-Everything from a document, tokenizer, model name or meta.json is untrusted. Python writes it
-through `escape`, a script shows it from JSON as `textContent`, and the Content-Security-Policy
-allows only the script and style with the hashes that it names. All pages share a head and the
-style of page.css.
-"""
+"""Fill a template: one HTML file that loads nothing from the network. Everything from a document,
+model or meta.json is untrusted: Python writes it through `escape`, a script shows it as
+textContent, and the Content-Security-Policy allows only script and style of the hashes it names."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Write an HTML page of results or of an explanation: the text, and the far units of each target.
-
-Place in the flow: results, or an explanation → here, last. Never imports torch.
-
-The template is report_page.html with report_page.js, which reads the data from JSON.
-"""
+"""Write an HTML page of a measurement or an explanation: the text, and far units of each target, by
+report_page.html and report_page.js, which reads the data from JSON. Never imports torch."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ from olmo_sparsity.analysis.report.page import json_for_html, write_html
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
-    KEYS,
     losses_of_targets,
     with_ends,
     with_t_intervals,
@@ -79,7 +74,6 @@ def write_page(
             {"id": id, "name": titles.get(id) or str(id), "num_targets": len(data["chosen"])}
             for id, data in written
         ],
-        "start": _start(results, names, documents),
     }
     meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
     slots = slots | {
@@ -92,9 +86,6 @@ def write_page(
         ),
     }
     write_html(out, "report_page.html", slots, parts=parts, script="report_page.js")
-
-
-# --- data for the script --------------------------------------------------------------------------
 
 
 def _names(results: Results) -> dict[str, list]:
@@ -117,18 +108,6 @@ def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
     chosen = set(results.targets.document[results.targets.far_part == "document"])
     documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in chosen, d))
     return [int(document) for document in documents[:max_documents]]
-
-
-def _start(results: Results, names: dict[str, list], documents: list[int]) -> int:
-    """Index of the document that holds the target with the largest excess."""
-    rows = results.recovery[results.recovery.document.isin(documents)]
-    for column, values in (("units", "units"), ("selector", "selectors")):
-        rows = rows[rows[column].isin(names[values][:1])]
-    losses = rows.groupby([*KEYS, "k", "control"]).loss_set.mean().unstack("control")
-    if not {"own", "foreign"} <= set(losses):
-        return 0
-    gains = (losses.foreign - losses.own).dropna()
-    return documents.index(gains.idxmax()[0]) if len(gains) else 0
 
 
 def _document_data(results: Results, document: int, names: dict[str, list]) -> dict[str, Any]:
@@ -196,9 +175,6 @@ def _rounded(values: Any) -> list[float | None]:
     """To a ten-thousandth of a nat, which keeps the page of a book small."""
     rounded = np.round(np.asarray(values, dtype=float), 4).tolist()
     return [value if np.isfinite(value) else None for value in rounded]
-
-
-# --- text of the page -----------------------------------------------------------------------------
 
 
 def subtitle(results: Results, counted: str) -> str:

@@ -279,7 +279,7 @@
   for (const id of ["document", "selector", "units"]) if (byId(id).length < 2) hide(id);
   // Targets that somebody named are few, and in no set.
   if (!page.sets.length) hide("set");
-  byId("document").value = String(page.start);
-  if (page.documents.length) openDocument(page.start);
+  byId("document").value = "0";
+  if (page.documents.length) openDocument(0);
   else text.textContent = "No documents were measured.";
 })();

@@ -1,11 +1,5 @@
-"""Write an answer as an HTML page, each statement in the colour of its source.
-
-Place in the flow: verdicts (statements.py) → here, last. Never imports torch.
-
-The page is one file without script: a statement is a radio button, which arrow keys move between,
-and CSS shows the numbers of the chosen one. Text of sources and models is untrusted and written
-through `escape`. The template is statements_page.html.
-"""
+"""Write an answer as an HTML page, each statement in the colour of its source. It has no script: a
+statement is a radio button, and CSS shows the numbers of the chosen one (statements_page.html)."""
 
 from __future__ import annotations
 
@@ -18,8 +12,7 @@ import pandas as pd
 from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.view import escape, number
 
-NUM_COLOURS = 8
-"""Sources beyond share them; each also has its number."""
+NUM_COLOURS = 8  # sources beyond share them; each also has its number
 
 
 @dataclass(frozen=True)
@@ -55,9 +48,6 @@ class AnswerPage:
             "prompt": _prompt(self),
         }
         write_html(path, "statements_page.html", slots, style=style)
-
-
-# --- parts of the page ----------------------------------------------------------------------------
 
 
 def _subtitle(page: AnswerPage) -> str:

@@ -1,7 +1,5 @@
 """Read a finished measurement: its tables, its meta.json, and single targets with their far units.
-
-Place in the flow: after the final tables, before figures and report. Never imports torch.
-"""
+Never imports torch."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ class Meta:
     model: dict = field(default_factory=dict)
     data: dict = field(default_factory=dict)
     dtype: str = ""
-    windows: dict = field(default_factory=dict)
-    """long, short, stride, prefix, far_states."""
-
+    windows: dict = field(default_factory=dict)  # long, short, stride, prefix, far_states
     units: list = field(default_factory=list)
     selectors: list = field(default_factory=list)
     ks: list = field(default_factory=list)
@@ -135,21 +131,11 @@ class Results:
             & (self.influence.target == target)
             & (self.influence.far_part == "document")
             & (self.influence.control == "own")
-        ]
+            & (self.influence.units == (units or self.meta.units[0]))
+            & (self.influence.selector == (selector or self.meta.selectors[0]))
+        ].sort_values("rank")
         if not len(rows):
-            own = self.influence[self.influence.far_part == "document"]
-            near = own[own.document == document].target.unique().tolist()[:8]
-            hint = f"documents that are: {own.document.unique().tolist()[:8]}"
-            if near:
-                hint = f"of document {document} these are, among others: {near}"
-            raise ConfigError(f"target {target} of document {document} was not evaluated; {hint}")
-        units, selector = units or self.meta.units[0], selector or self.meta.selectors[0]
-        rows = rows[(rows.units == units) & (rows.selector == selector)].sort_values("rank")
-        if not len(rows):
-            raise ConfigError(
-                f"{selector} over {units} was not measured; the selectors are "
-                f"{self.meta.selectors} and units {self.meta.units}"
-            )
+            raise ConfigError(f"target={target} of document={document}: not evaluated, or not so")
         losses = losses_of_targets(self.losses, self.targets)
         losses = losses[(losses.document == document) & (losses.target == target)]
         texts = self.tokens[self.tokens.document == document].sort_values("place").text.tolist()
@@ -214,18 +200,14 @@ def read_results(folder: str | Path) -> Results:
         raise DataError(
             f"{folder} holds answers to questions; pandas reads {folder}/statements.parquet"
         )
+    if (folder / "accuracy.parquet").exists():
+        raise DataError(f"{folder} holds results of a task; only `figure` draws them")
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
-        if (folder / "accuracy.parquet").exists():
-            raise DataError(f"{folder} holds results of a task; only `figure` draws them")
-        raise DataError(
-            f"{folder} holds no measurement (identity.json is missing); pass the --out folder "
-            "of `measure`"
-        )
+        raise DataError(f"{folder} holds no measurement (identity.json is missing); pass its --out")
     if not (folder / MANIFEST).exists():
         raise DataError(
-            f"{folder}: the measurement is not finished ({MANIFEST} is missing); run the same "
-            "`olmo-sparsity measure` command again to finish it, or with --partial to write the "
-            f"results so far to {folder / 'partial'}"
+            f"{folder}: not finished ({MANIFEST} is missing); run the same `measure` command "
+            "again, or with --partial"
         )
     problem = verify_manifest(folder, FILES)
     if problem is not None:

@@ -8,12 +8,10 @@ Place in the flow: losses, targets, recovery → **summary**. Never imports torc
     net_equal = the same at equal gaps                    own targets weighted to the placebo's gaps
     removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
 
-The placebo is the same procedure with an unrelated text in place of the distant tokens: its targets
-are those that this text seems to help, and its excess is the effect of choosing targets by their
-outcome. Its gaps are smaller, and excess grows with the gap, even as a share: so net excess is
-given at equal gaps as well. The effect size without this bias is recovery by units that another
-model chose (transfer). Intervals are 95% percentile bootstraps over documents; differences are
-resampled in pairs.
+The placebo is the same procedure with an unrelated text in place of the distant tokens: its excess
+is the effect of choosing targets by their outcome. Excess grows with the gap, so there is
+net excess at equal gaps, too. Intervals: 95% percentile bootstraps over
+documents, differences in pairs.
 
 Dimension key: D documents, T targets, V values, R all documents and then their bootstrap resamples.
 """
@@ -43,15 +41,9 @@ NUM_RESAMPLES = 2000
 FEW_FOR_BOOTSTRAP = 25
 """With fewer documents percentile intervals cover 80 to 92%, not 95% (study/coverage.py)."""
 
-ENOUGH = 0.9
-"""Recovery from which k units are said to be enough."""
-
-NUM_AROUND = 5
-"""Each target of the placebo is compared with so many own targets of about its gap."""
-
-NO_GAP_NATS = 1e-4
-"""Below this mean gap, ratios to it consist of rounding errors."""
-
+ENOUGH = 0.9  # recovery from which k units are said to be enough
+NUM_AROUND = 5  # each target of the placebo is compared with so many own targets of about its gap
+NO_GAP_NATS = 1e-4  # below this mean gap, ratios to it consist of rounding errors
 KEYS = ["document", "target"]
 PARTS = ("document", "placebo")
 GROUPS = ["target_set", "units", "selector", "k"]
@@ -329,9 +321,6 @@ def _t_quantile(freedom: Any) -> Any:
     z, v = 1.959964, freedom
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
     return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2) + third
-
-
-# --- in addition to the summary --------------------------------------------------------------
 
 
 def rank_correlations(

@@ -1,7 +1,4 @@
-"""Summarize a measurement in a few lines for a terminal. Never imports torch.
-
-Place in the flow: last, next to the figure and the page.
-"""
+"""Summarize a measurement in a few lines for a terminal. Never imports torch."""
 
 from __future__ import annotations
 
@@ -28,9 +25,7 @@ FEW_DOCUMENTS = 10
 
 FEW_NATS = 0.1
 
-LOUD_NOISE = 0.02
-"""Nats of noise from other rows of a batch; above, the summary reports it."""
-
+LOUD_NOISE = 0.02  # nats of noise from other rows of a batch; above, the summary reports it
 FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 """Readable names of the two far states."""
 
@@ -40,20 +35,22 @@ BY_OUTCOME = ("gap",)
 
 def describe(results: Results) -> str:
     meta, summary = results.meta, with_t_intervals(results.summary)
-    long, name = meta.longppl, main_set(summary.target_set)
-    windows = ", ".join(describe_windows(meta.windows))
+    name = main_set(summary.target_set)
+    long, short, stride, far = (meta.windows[n] for n in ("long", "short", "stride", "far_states"))
+    windows = f"long {long}, local {short}, stride {stride}, distant units {FAR_STATES[far]}"
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
     lines += [text for text in (results.missing, describe_noise(meta.model)) if text]
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.induction:
         lines.append(describe_induction(meta.induction, meta.windows["far_states"]))
-    key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
+    ppl = meta.longppl
+    key = "no key tokens" if ppl["longppl"] is None else f"LongPPL {ppl['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
     of = "losses of named targets' blocks" if meta.targets.get("only_named") else "losses"
     lines.append(
         f"{of}: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
-        f"perplexity {long['ppl']:.2f}, {key} ({long['key_share']:.2%} of {len(gap):,} targets)"
+        f"perplexity {ppl['ppl']:.2f}, {key} ({ppl['key_share']:.2%} of {len(gap):,} targets)"
     )
     if name is None:
         return "\n".join(lines)
@@ -74,8 +71,6 @@ def describe(results: Results) -> str:
             f"no net excess of {', '.join(without)}: these targets were not selected by their gap, "
             "so that selection has no effect to subtract"
         )
-    every = beside[beside.target_set == "every"]
-    lines += [describe_every(row) for row in every.itertuples()]
     return "\n".join([conclude(results), "", *lines])
 
 
@@ -84,16 +79,6 @@ def has_net(rows: pd.DataFrame) -> bool:
     their outcome shows no effect of selection, and their net excess would be below 0 by
     construction."""
     return bool(rows.net.notna().any()) and set(rows.target_set) <= set(BY_OUTCOME)
-
-
-def describe_every(row: Any) -> str:
-    """`row`: of the summary, of tokens drawn evenly from all."""
-    low, high = row.excess_nats_low, row.excess_nats_high
-    own = with_interval(row.excess_nats, low, high, digits=3)
-    return (
-        f"all tokens: {row.k} distant {row.units} by {spell(row.selector)} reduce the loss by "
-        f"{own} nats a token more than an unrelated text's; all distant tokens by {row.gap:+.3f}"
-    )
 
 
 def conclude(results: Results) -> str:
@@ -155,25 +140,11 @@ def describe_noise(model: dict[str, Any]) -> str:
     )
 
 
-def chosen_losses(results: Results) -> pd.DataFrame:
-    """Losses of the targets of the main set."""
-    targets = results.targets
-    main = (targets.far_part == "document") & (targets.target_set == main_set(targets.target_set))
-    losses = losses_of_targets(results.losses, targets[main])
-    return losses.merge(targets.loc[main, KEYS], on=KEYS)
-
-
-def describe_windows(windows: dict[str, Any]) -> list[str]:
-    return [
-        f"long {windows['long']}, local {windows['short']}",
-        f"stride {windows['stride']}",
-        f"distant units {FAR_STATES[windows['far_states']]}",
-    ]
-
-
 def describe_gap(results: Results) -> str:
     """The gaps of the chosen targets, of all targets, and with an unrelated text."""
-    rows, chosen = results.reported, chosen_losses(results)
+    rows, targets = results.reported, results.targets[results.targets.far_part == "document"]
+    main = targets[targets.target_set == main_set(targets.target_set)]
+    chosen = losses_of_targets(results.losses, main).merge(main[KEYS], on=KEYS)
     if not len(rows):
         return "no target is reported"
     least = results.meta.targets.get("threshold")

@@ -1,7 +1,5 @@
-"""Define the tables of a measurement, and read and write them as Parquet and JSON files.
-
-Place in the flow: below parts and results. Never imports torch.
-"""
+"""Define the tables of a measurement, and read and write them as Parquet and JSON files. Never
+imports torch."""
 
 from __future__ import annotations
 
@@ -90,12 +88,6 @@ SCHEMAS = MADE_OF_PARTS | {
 # fmt: on
 
 
-def joined(of_documents: Mapping[int, Columns]) -> pd.DataFrame:
-    """One frame of the rows of documents, by number."""
-    tables = {number: pd.DataFrame(dict(rows)) for number, rows in of_documents.items()}
-    return pd.concat(tables, names=["document"]).reset_index("document")
-
-
 def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
     schema = SCHEMAS[name]
     assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
@@ -124,9 +116,6 @@ def write_table(path: Path, table: pa.Table) -> None:
 def read_table(path: Path, name: str) -> pa.Table:
     """Read a file of a folder with a verified manifest."""
     table = read_parquet(path, "measure again")
-    if name == "targets" and "end" not in table.column_names:  # written when all were tokens
-        ends = pa.array(table["target"].to_numpy() + 1, pa.int32())
-        table = table.append_column(SCHEMAS[name].field("end"), ends)
     check_columns(path, name, table.schema)
     return table.select(SCHEMAS[name].names)
 
@@ -138,8 +127,7 @@ def check_columns(path: Path, name: str, found: pa.Schema | None = None) -> None
         if types.get(field.name) != field.type:
             raise DataError(
                 f"{path}: column {field.name} must be {field.type}, not "
-                f"{types.get(field.name, 'absent')}; if an older version wrote it, run the command "
-                "of its measurement again, which updates the tables (schema: docs/formats.md)"
+                f"{types.get(field.name, 'absent')}; run the command of its measurement again"
             )
 
 

@@ -1,10 +1,6 @@
 """Show targets and their far units in their text, in a terminal and a notebook; tables in HTML.
-
-Place in the flow: last, below explanations and results. Never imports torch.
-
-The tables come from an explanation: `targets` has target, end, text, loss_short, loss_long, gap;
-`far` has target, rank, first, end, text, nats.
-"""
+Never imports torch. `targets` has target, end, text, loss_short, loss_long, gap; `far` has target,
+rank, first, end, text, nats."""
 
 from __future__ import annotations
 
@@ -20,11 +16,8 @@ import pandas as pd
 
 from olmo_sparsity.errors import printable
 
-REACH = 6
-"""Tokens shown on either side of a far unit."""
-
-MARGIN = 40
-"""Tokens shown before the first highlighted one, and after the last."""
+REACH = 6  # tokens shown on either side of a far unit
+MARGIN = 40  # tokens shown before the first highlighted one, and after the last
 
 
 def quoted(text: str) -> str:

@@ -1,7 +1,5 @@
 """Rank far units by how much they matter to a target: Eq. (20) and alternative selectors.
 
-Place in the flow: contexts of chosen targets → **ranked far units** → recovery.
-
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
 costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a
 far unit is the fall in the target's loss when it alone is added to the short window.
@@ -58,8 +56,7 @@ class Selector:
     evaluates_every_unit: bool = False
     """Its score of a unit is a difference of losses, for each unit."""
 
-    draws: int = 1
-    """How often a random rule is drawn."""
+    draws: int = 1  # how often a random rule is drawn
 
     def __call__(self, scorer: Scorer, question: Question) -> Choice:
         return self.call(scorer, question)
@@ -114,8 +111,7 @@ def _screened(scorer: Scorer, question: Question) -> np.ndarray:
 GROUPS = (256, 32, 4)
 """How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
 
-NUM_OPENED = 20
-"""How many of the best groups it opens, at least."""
+NUM_OPENED = 20  # how many of the best groups it opens, at least
 
 
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
@@ -151,8 +147,7 @@ NUM_FIRST, NUM_AGAIN, NUM_PARTNERS = 9, 2, 4
 """How many units `pairs` opens one by one, at least, how many after these, and how many partners it
 tries for each."""
 
-WEIGHT_OF_ALL = 16
-"""As many open far tokens the nearly masked ones weigh together, at most."""
+WEIGHT_OF_ALL = 16  # as many open far tokens the nearly masked ones weigh together, at most
 
 
 def pairs(scorer: Scorer, question: Question) -> Choice:

@@ -1,7 +1,5 @@
 """Read how much a prediction uses far places from inside the model: gradients and attention.
 
-Place in the flow: a context and targets → scores of far places → selectors that rank by them.
-
 Dimension key: B rows, L tokens of a row, D width, T targets, F far places, H heads of all layers, K
 keys.
 """
@@ -43,9 +41,6 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
             of_span.append(weights_BHK[0, :, far].float().cpu().numpy())
         attention.append(sum(of_span))
     return np.stack(attention)
-
-
-# --- gradients ------------------------------------------------------------------------------------
 
 
 Objective = Callable[[Tensor, Tensor], Tensor]

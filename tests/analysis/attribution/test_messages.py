@@ -92,12 +92,6 @@ def test_prompts_are_split_at_headings_or_at_blank_lines() -> None:
     ]
 
 
-def test_equal_names_are_numbered() -> None:
-    again = [OPENAI[3], OPENAI[4], OPENAI[5], OPENAI[4], OPENAI[5], OPENAI[6]]
-    sources, _, _ = read_messages(again)
-    assert [sources[i]["content"][0].name for i in (2, 4)] == ["tool: search", "tool: search (2)"]
-
-
 @pytest.mark.parametrize(
     ("message", "named"),
     [

@@ -109,27 +109,6 @@ def test_it_resumes_and_processes_share_it(
         measured(model, path, out, prefix="none")
 
 
-def test_a_file_of_another_question_or_measurement_is_refused(
-    model: LoadedModel, path: Path, tmp_path: Path
-) -> None:
-    out, decoys = tmp_path / "out", tmp_path / "decoys.txt"
-    decoys.write_text("\n".join(GIVEN["decoys"]))
-    measured(model, path, out, decoys=str(decoys))
-    first, second = sorted((out / "questions").iterdir())[:2]
-    whole = second.read_bytes()
-    for content, said in (
-        (first.read_bytes(), "000001.json is of other questions"),
-        (whole.replace(b'"lost": ', b'"lost": 1', 1), "crc32 differs"),
-    ):
-        second.write_bytes(content)
-        with pytest.raises(DataError, match=said):
-            measured(model, path, out, decoys=str(decoys))
-    second.write_bytes(whole)
-    decoys.write_text("\n".join(reversed(GIVEN["decoys"])))  # another text of that name
-    with pytest.raises(ConfigError, match="decoys"):
-        measured(model, path, out, decoys=str(decoys))
-
-
 GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
 
 

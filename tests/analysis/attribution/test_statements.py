@@ -79,21 +79,6 @@ def test_the_cost_is_counted_before(stays: bool) -> None:
     assert f"{cost.flops:.2e}" in str(cost)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    for changed in (
-        {"sources": {}},
-        {"sources": [Segment("a", "w1"), Segment("a", "w2")]},
-        {"sources": "w1"},
-        {"candidates": ["z"]},
-        {"question": " "},
-        {"draws": 1},
-        {"rate": 1.5},
-        {"units": "pages"},
-    ):
-        with pytest.raises(ConfigError, match=next(iter(changed))):
-            asked(**changed)
-
-
 @pytest.mark.parametrize(
     ("citations", "shown"),
     [
@@ -170,18 +155,12 @@ def test_the_command(
     code, out, err = shell(capsys, *given, "--dry-run")
     assert code == 0, err
     assert out.startswith("token-forwards  ")
-    code, out, err = shell(capsys, *shell_words, "--max-new-tokens", "5")
-    assert code == 0, err
-    assert "rests on" in out
     # A folder is the sources that are its files.
-    folder = Path(shell_words[2].removeprefix("a=")).parent
-    (folder / "texts").mkdir()
+    (tmp_path / "texts").mkdir()
     for name, text in SOURCES.items():
-        (folder / "texts" / name).write_text(text)
-    files = sorted(map(str, (folder / "texts").iterdir()))
-    for given in ([str(folder / "texts")], [str(folder / "texts/*")], files):
-        words = [shell_words[0], "--source", *given, *shell_words[7:], "--answer", files[0]]
+        (tmp_path / "texts" / name).write_text(text)
+    for source in (tmp_path / "texts", tmp_path / "texts/*"):
+        words = [shell_words[0], "--source", str(source), *shell_words[7:], "--answer", "w1"]
         code, out, err = shell(capsys, *words, "--units", "words")
         assert code == 0, err
         assert "sources: 12, decoys" in out
-        assert f"--answer @{files[0]} reads the file" in err

@@ -14,7 +14,6 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     Losses,
     judge,
     look_at,
-    looks,
     quantile,
     sources_to_look_at,
     tail,
@@ -122,12 +121,6 @@ def test_what_was_not_evaluated_is_no_discovery() -> None:
     early = weigh(replace(some, without_TSD=without_TSD), 0.05).p_2TS[1, 0, 0]
     first = look_at(replace(some, without_TSD=without_TSD).first(2))
     assert early == pytest.approx(10 * first.p_2TS[1, 0, 0])
-
-
-def test_looks_double() -> None:
-    assert [looks(draws) for draws in (2, 3, 4, 8, 10)] == [
-        [2], [2, 3], [2, 4], [2, 4, 8], [2, 4, 8, 10],
-    ]  # fmt: skip
 
 
 def nothing_but_first(losses: Losses) -> Losses:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import olmo_sparsity.analysis.measurement.parts
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.results import Meta, read_results
 from olmo_sparsity.analysis.results.tables import MADE_OF_PARTS, PHASES, SCHEMAS
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import DataError
 from tests.support.parts import IDENTITY, flip_a_byte, tiny_rows, truncate, write
 
 NUM_DOCUMENTS = 6
@@ -126,13 +125,6 @@ def test_rows_come_back_sorted_with_their_values(tmp_path: Path) -> None:
     assert tables["costs"].query("document == 5").values.tolist() == [
         [5, "tokens", "add_one", 2**40, 5]
     ]
-
-
-def test_another_identity_is_refused_by_its_fields(tmp_path: Path) -> None:
-    Parts(tmp_path, IDENTITY)
-    Parts(tmp_path, json.loads(json.dumps(IDENTITY)))
-    with pytest.raises(ConfigError, match=r"windows\.short=16 \(now 8\)"):
-        Parts(tmp_path, IDENTITY | {"windows": {"long": 64, "short": 8}})
 
 
 @pytest.mark.parametrize("name", ["finished.json", "manifest.json", "losses.parquet"])

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Documents, FarText
 from olmo_sparsity.analysis.inputs.windows import Windows
@@ -32,20 +31,6 @@ from tests.support.brute import (
 @pytest.fixture(scope="module", params=[*OURS, "llama"])
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
-
-
-@pytest.fixture
-def prefills(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """The far tokens of every text whose states are made."""
-    found: list[np.ndarray] = []
-    really = model.far_states
-
-    def counted(tokens_BL: torch.Tensor, *given: Any) -> Any:
-        found.extend(tokens_BL.numpy())
-        return really(tokens_BL, *given)
-
-    monkeypatch.setattr(model, "far_states", counted)
-    return found
 
 
 RECOVERED = Windows(16, 6, 4)
@@ -222,15 +207,3 @@ def rows_of(table: Any, **values: Any) -> Any:
     for name, value in values.items():
         table = table[table[name] == value]
     return table
-
-
-@ONE_FAMILY
-def test_one_pass_over_a_text_serves_all_of_its_blocks(
-    model: Any, documents: Documents, prefills: list[np.ndarray]
-) -> None:
-    document, controls = documents[1], Controls(documents, EVERYTHING, num_draws=2)
-    places = {"document": np.array([8, 13, 20]), "placebo": np.array([10, 25])}
-    recover(Scorer(model, CPU), document, EVERYTHING, places, ks=(1,), controls=controls)
-    assert len(prefills) == 1 + 1 + 2  # the document, the placebo, two foreign texts
-    assert {len(tokens) for tokens in prefills} == {1 + 25 - 6}
-    assert recover(Scorer(model, CPU), document, EVERYTHING, [])["recovery"].empty

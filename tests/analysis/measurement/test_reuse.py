@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
-from olmo_sparsity.analysis.inputs.documents import Documents
+from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.reuse import (
+    is_other_tokenizer,
+    match_targets,
+)
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer, bigrams
+from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.measurements import VOCAB, planned, untrained
 
@@ -119,10 +126,6 @@ def test_settings_are_those_of_the_other_measurement(
         "choices",
         "chosen_by",
     }
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    words.post_processor = processors.BertProcessing(("w2", 2), ("w1", 1))
-    with pytest.raises(DataError, match=r"prefix .*\[\] .*\[1\]"):
-        measure(replace(model_of(1), tokenizer=words), documents, choices=found[0])
     with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
         evaluated(1, documents, found[1], out=tmp_path)
 
@@ -185,3 +188,201 @@ def test_a_bigram_recurs_far_away_and_not_nearby() -> None:
                 expected = pair in [far[j : j + 2] for j in range(len(far))]
                 expected &= pair not in [near[j : j + 2] for j in range(len(near))]
                 assert found[i] == expected
+
+
+WORDS = ["amber", "basalt", "cedar", "dune", "elm", "fox", "gem", "heron", "ivy", "kelp", "moss"]
+LARGE: dict[str, Any] = {"long": "all", "short": 6, "stride": 4}
+SMALL: dict[str, Any] = {"long": "all", "short": 20, "stride": 32}
+OPTIONS: dict[str, Any] = {"selectors": "add_one", "draws": 1, "halves": 0}
+CHOSEN: dict[str, Any] = {"share": 0.3, "min_gap": 0.0, "sets": "gap", "max_targets": "all"}
+
+
+def texts() -> list[str]:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, 40)).replace("elm", "elm,\n") for _ in range(8)]
+    return [*texts, "é" + texts[0][::-1]]
+
+
+def tokenizer_of(size: int, crosses_words: bool) -> Tokenizer:
+    """`crosses_words`: tokens may begin in one word and end in the next."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=not crosses_words)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, show_progress=False, max_token_length=9
+    )
+    tokenizer.train_from_iterator(
+        [t[i : i + 40] for t in texts() for i in range(0, 200, 30)], trainer
+    )
+    return tokenizer
+
+
+def reader_of(name: str, size: int, crosses_words: bool = False) -> LoadedModel:
+    tokenizer = tokenizer_of(size, crosses_words)
+    shape = {"vocab_size": tokenizer.get_vocab_size(), "max_sequence_length": 512}
+    return LoadedModel(
+        untrained(size, architecture="gpt_neox", **shape), tokenizer, name, 0, None, name
+    )
+
+
+@pytest.fixture(scope="module")
+def small() -> LoadedModel:
+    return reader_of("small", 270)
+
+
+@pytest.fixture(scope="module")
+def large() -> LoadedModel:
+    return reader_of("large", 330, crosses_words=True)
+
+
+@pytest.fixture(scope="module")
+def of_large(large: LoadedModel) -> Results:
+    return measure(large, texts(), units="words", ks=(1, 2), **LARGE, **OPTIONS, **CHOSEN)
+
+
+@pytest.fixture(scope="module")
+def of_small(small: LoadedModel, of_large: Results) -> Results:
+    return measure(
+        small, texts(), targets=of_large, units="words", ks=(1, 2, 4, 5), **SMALL, **OPTIONS
+    )
+
+
+def by_character(document: Document) -> list[int]:
+    """The number of the token of each character."""
+    return [i for i, text in enumerate(document.texts) for _ in text]
+
+
+def span_of(tokens: list[int], begin: int, end: int) -> tuple[int, int] | None:
+    """Tokens with exactly these characters."""
+    first, last = tokens[begin], tokens[end - 1]
+    is_exact = (begin == 0 or tokens[begin - 1] != first) and tokens[end : end + 1] != [last]
+    return (first, last + 1) if is_exact else None
+
+
+def test_targets_are_the_same_characters(
+    small: LoadedModel, large: LoadedModel, of_large: Results, of_small: Results
+) -> None:
+    here, there = (open_documents(texts(), model) for model in (small, large))
+    expected, cut, outside = set(), 0, 0
+    for target in of_large.targets.query(
+        "far_part == 'document' and target_set == 'gap'"
+    ).itertuples():
+        number = int(target.document)
+        begin = len("".join(there[number].texts[: target.target]))
+        end = begin + len(there[number].texts[target.target])
+        span = span_of(by_character(here[number]), begin, end)
+        first = SMALL["short"] * 2
+        if span is None:
+            cut += 1
+        elif span[0] < first or (span[0] - first) // 32 != (span[1] - 1 - first) // 32:
+            outside += 1
+        else:
+            expected.add((number, *span))
+    found = set(of_small.targets[["document", "target", "end"]].itertuples(index=False, name=None))
+    assert found == expected
+    assert (of_small.targets.end - of_small.targets.target).max() > 1
+    matched = of_small.meta.targets["matched"]
+    assert (matched["targets_cut_otherwise"], matched["targets_outside_windows"]) == (cut, outside)
+    assert matched["targets"] + cut + outside == matched["of_targets"]
+    assert outside > 0
+
+
+@pytest.fixture(scope="module")
+def judged(large: LoadedModel, of_small: Results, tmp_path_factory: Any) -> Results:
+    out = tmp_path_factory.mktemp("judged")
+    return measure(large, texts(), choices=of_small, ks=(1, 2, 4), out=out, **LARGE)
+
+
+def test_the_judge_sees_the_words_that_the_other_model_chose(
+    small: LoadedModel, large: LoadedModel, of_small: Results, judged: Results
+) -> None:
+    """For each target: its characters and those of the words that the small model ranked; then the
+    large model's tokens of each, and its losses with the first k that are distant."""
+    here, there = (open_documents(texts(), model) for model in (large, small))
+    scorer, windows = Scorer(large.model), Settings(**LARGE).windows
+    expected: dict[tuple[int, int, int], tuple[float, float]] = {}
+    num_units, num_cut, num_near = 0, 0, 0
+    for target in of_small.targets.itertuples():
+        number, document = int(target.document), here[int(target.document)]
+        text, tokens = texts()[number], by_character(document)
+        bounds = np.cumsum([0, *map(len, there[number].texts)])
+        span = span_of(tokens, bounds[target.target], bounds[target.end])
+        assert span is not None, "all come from the large model"
+        start = int(windows.start_of(span[0]))
+        words = []
+        ranked = of_small.influence.query(
+            f"document == {number} and target == {target.target} and control == 'own'"
+        )
+        for unit in ranked.sort_values("rank").itertuples():
+            begin, end = bounds[unit.far_first], bounds[unit.far_end]
+            begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+            end = begin + len(text[begin:end].rstrip())
+            num_units += 1
+            places = range(tokens[begin], tokens[end - 1] + 1)
+            if "".join(document.texts[p] for p in places).strip() != text[begin:end] or not places:
+                num_cut += 1
+            elif places[-1] >= start - windows.short:
+                num_near += 1
+            else:
+                # White space that is a token of its own belongs to the word behind it.
+                first = places[0]
+                while first and document.texts[first - 1].isspace():
+                    first -= 1
+                words.append(range(first, places[-1] + 1))
+        if len(words) < 4:
+            continue
+        block = windows.block(document.tokens, start, min(start + 4, len(document.tokens)))
+        context, inside = scorer.context(block), (span[0] - start, span[1] - start)
+        for k in (1, 2, 4):
+            far = np.unique(np.concatenate([list(word) for word in words[:k]]))
+            others = np.setdiff1d(np.arange(block.num_far), far)
+            losses = scorer.losses([context.set_row(some, inside) for some in (far, others)])
+            expected[number, span[0], k] = float(losses[0].sum()), float(losses[1].sum())
+    rows = judged.recovery.set_index(["document", "target", "k"])
+    assert set(rows.index) == expected.keys()
+    assert len(expected) >= 3 * 5
+    for key, losses in expected.items():
+        found = rows.loc[key, ["loss_set", "loss_without"]]
+        np.testing.assert_allclose(found.to_numpy(float), losses, atol=1e-4)
+    assert set(judged.recovery.control) == {"own"}, "no unrelated text"
+    assert judged.summary.excess.isna().all()
+    matched = judged.meta.targets["matched"]
+    counted = [matched[n] for n in ("of_units", "units_cut_otherwise", "units_not_distant")]
+    assert counted == [num_units, num_cut, num_near]
+    assert min(num_cut, num_near) > 0
+    assert matched["targets"] == len(expected) // 3
+    assert matched["targets"] + matched["targets_with_few_units"] == matched["of_targets"]
+
+
+def test_tokens_of_another_tokenizer_are_no_units_here(
+    small: LoadedModel, large: LoadedModel, of_large: Results, of_small: Results
+) -> None:
+    by_tokens = replace(of_small, meta=replace(of_small.meta, units=["words", "span:3", "tokens"]))
+    for match, choices, given in (
+        ("units span:3, tokens", by_tokens, {"ks": 1}),
+        ("ks", of_small, {"ks": 6}),
+        ("seed, units", of_small, {"units": "sentences", "seed": 3}),
+        ("no target", of_small, {"ks": 1, "short": 40}),
+    ):
+        with pytest.raises((ConfigError, DataError), match=match):
+            measure(large, texts(), choices=choices, **LARGE | given)
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_a_document_that_reads_otherwise_is_left_out_and_counted(
+    small: LoadedModel, of_large: Results, number: int
+) -> None:
+    """One of them, such as one with a control token, does not refuse all others."""
+    read, windows = texts(), Windows(**SMALL)
+    read[number] = "<s>" + read[number]
+    some = open_documents(read, small)
+    assert is_other_tokenizer(of_large, some)
+    found = match_targets(of_large, some, windows)
+    chosen = of_large.targets.query("far_part == 'document'").drop_duplicates(KEYS)
+    assert found.counts["of_targets"] == len(chosen)
+    assert found.counts["targets_in_other_text"] == (chosen.document == number).sum() > 0
+    whole = match_targets(of_large, open_documents(texts(), small), windows)
+    assert whole.counts["targets_in_other_text"] == 0
+    expected = whole.targets[whole.targets.document != number]
+    pd.testing.assert_frame_equal(found.targets, expected)

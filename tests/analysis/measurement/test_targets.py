@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity import measure
+from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import (
     choose_targets,
     find_spans,
@@ -21,11 +26,13 @@ from olmo_sparsity.analysis.measurement.targets import (
     sampled_blocks,
     targets_by_text,
 )
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import half_of
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings, parse_share
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
-from tests.support.measurements import losses_table
+from tests.support.measurements import VOCAB, loaded, losses_table, planned, untrained
 
 
 def test_names_of_targets() -> None:
@@ -117,21 +124,86 @@ def test_targets_are_chosen_as_said() -> None:
     assert {half_of(0), half_of(1)} == {"threshold", "report"}
 
 
-def test_every_token_has_the_same_chance() -> None:
-    settings = Settings(long=4, short=2, share=0.5, sets=("every",), max_targets=10)
-    sizes = [11, 104, 54, 254]
-    documents = [Document(np.zeros(size, int), number) for number, size in enumerate(sizes)]
-    counts = np.zeros(len(sizes))
-    for seed in range(40):
-        drawn = targets_by_text(documents, replace(settings, seed=seed))
-        assert not drawn.duplicated().any()
-        counts += drawn.groupby("document").size().reindex(range(len(sizes)), fill_value=0)
-    rates = counts / 40 / (np.array(sizes) - 4)
-    np.testing.assert_allclose(rates, 40 / (sum(sizes) - 16), atol=0.03)
-    settings = replace(settings, share=0.1, max_targets="all")
-    drawn = targets_by_text(documents, settings)
-    assert abs(len(drawn) - 41) <= 3
-    assert drawn.target.min() >= 4
-    some = targets_by_text(documents[2:], settings)
-    rest = drawn[drawn.document >= 2].reset_index(drop=True)
-    pd.testing.assert_frame_equal(some, rest)  # which others there are does not matter
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return untrained(n_layers=2)
+
+
+@pytest.mark.parametrize("long", [16, "all"])
+def test_a_first_look_draws_blocks_from_whole_documents(model: Any, long: Any) -> None:
+    rng = np.random.default_rng(0)
+    letters, texts = of_letters(model), [rng.integers(0, VOCAB, 400) for _ in range(6)]
+    quick = planned(letters, Documents.of(texts), long=long, short=6, ks=(1,), quick=True)
+    places = [block.start for d in quick.documents for block in sampled_blocks(d, quick.settings)]
+    assert (quick.settings.stride, quick.settings.draws) == (16, 1)
+    assert len(places) == 4 * 6
+    assert max(places) > 200, "beginnings alone"
+    half = planned(
+        letters, Documents.of(texts), long=long, short=6, ks=(1,), quick=True, sample=0.5
+    )
+    assert half.settings.sample == 0.5, "a given share comes first"
+
+
+def test_blocks_of_a_first_look_fit_the_model(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last target of a block sees stride − 1 tokens more than the first."""
+    monkeypatch.setattr(LoadedModel, "max_positions", property(lambda self: 24))
+    texts = [np.random.default_rng(i).integers(0, VOCAB, 200) for i in range(6)]
+    options = {"long": 16, "short": 6, "ks": (1,), "quick": True}
+    fits = planned(of_letters(model), Documents.of(texts), **options)
+    num_prefix = len(fits.settings.prefix_ids)
+    assert fits.settings.windows.num_positions() == 24
+    assert fits.settings.stride == 24 - 16 - num_prefix + 1
+
+
+# --- records of prompt and target -----------------------------------------------------------------
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """Prompts of 15 to 26 letters, targets of 1 to 3."""
+    rng = np.random.default_rng(0)
+    letters = [chr(97 + i) for i in rng.integers(0, 26, 400)]
+    rows = [
+        {"prompt": "".join(letters[i : i + 15 + i]), "target": "".join(letters[-1 - i % 3 :])}
+        for i in range(12)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def of_letters(model: Any) -> LoadedModel:
+    tokenizer = Tokenizer(models.WordLevel({chr(97 + i): i for i in range(26)}, "a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return replace(loaded(model), tokenizer=tokenizer)
+
+
+WINDOWS = {"long": 18, "short": 4}
+OPTIONS: dict[str, Any] = {**WINDOWS, "selectors": "add_one", "ks": (1, 4), "draws": 2, "halves": 0}
+
+
+def test_all_tokens_of_a_records_target_and_no_others_are_targets(
+    model: Any, pairs: Path, tmp_path: Path
+) -> None:
+    """With the losses that they have in the whole text."""
+    letters, rows = of_letters(model), [*map(json.loads, pairs.read_text().splitlines())]
+    options = OPTIONS | {"prompt_field": "prompt", "out": tmp_path / "out"}
+    results: Any = measure(letters, pairs, **options)
+    assert set(results.targets.target_set) == {"named"}
+    assert set(results.targets.far_part) == {"document"}
+    long_enough = [number for number, row in enumerate(rows) if len(row["prompt"]) >= 18]
+    sizes = [len(rows[number]["target"]) for number in long_enough]
+    assert results.targets.groupby("document").size().tolist() == sizes
+    assert results.documents.name.tolist() == [f"{pairs}:{number + 1}" for number in long_enough]
+    assert results.meta.counts["documents_too_short"] == len(rows) - len(long_enough) == 3
+    assert set(results.recovery.control) == {"own", "foreign"}
+    assert len(results.losses) == sum(sizes), "no other loss is computed"
+    windows = Windows(18, 4)
+    for number, record in enumerate(long_enough):
+        prompt, target = (letters.encode([rows[record][n]])[0] for n in ("prompt", "target"))
+        whole, first = Document(np.array([*prompt, *target])), len(prompt)
+        places = np.arange(first, len(whole.tokens))
+        found = recover(Scorer(model), whole, windows, places, ks=(1, 4))["recovery"]
+        own = results.recovery.query(f"document == {number} and control == 'own'")
+        assert (own.target - 18 + first).tolist() == found.target.tolist()
+        np.testing.assert_allclose(own.loss_set, found.loss_set, atol=1e-5)

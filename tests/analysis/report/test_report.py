@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from olmo_sparsity import Segment
+from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.explain.explanation import Explanation
+from olmo_sparsity.analysis.report.figures import curves_of, draw_figure2, draw_headline
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import with_t_intervals
 from olmo_sparsity.analysis.results.summary import conclude
-from olmo_sparsity.analysis.results.view import interval
+from olmo_sparsity.analysis.results.view import interval, number
+from olmo_sparsity.errors import ConfigError
 from tests.support.explanations import SHORT, TEXT
-from tests.support.fake_results import DOCUMENTS, KS, UNITS, WIDTHS, fake_words
+from tests.support.fake_results import DOCUMENTS, KS, META, UNITS, WIDTHS, fake_words
 from tests.support.hostile import (
     HOSTILE,
     hostile_explanation,
@@ -31,6 +36,7 @@ from tests.support.hostile import (
     hostile_words,
     tiny_explanation,
 )
+from tests.support.sources import SOURCES, asked, with_verdicts
 
 
 class Page(HTMLParser):
@@ -56,6 +62,9 @@ class Page(HTMLParser):
         self.inside.append((self.open, data))
         if self.open.get("tag") not in ("script", "style"):
             self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
 
     def data(self, name: str) -> dict:
         return json.loads("".join(text for attrs, text in self.inside if attrs.get("id") == name))
@@ -127,8 +136,8 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
         target = one["target"]
         assert one["short"] == pytest.approx(losses.loss_short[target], abs=6e-5)
         assert {data["sets"][i] for i in one["sets"]} == targets[target]
-        for number, units in enumerate(UNITS):
-            sides = one["found"][f"{number} {data['selectors'].index('add_one')}"]
+        for index, units in enumerate(UNITS):
+            sides = one["found"][f"{index} {data['selectors'].index('add_one')}"]
             assert sides.keys() == {"own", "foreign"}
             for control, side in sides.items():
                 asked = f"target == {target} and units == {units!r} and control == {control!r}"
@@ -243,3 +252,106 @@ def test_json_comes_through_html_whole(text: str) -> None:
     page = Page(f'<script type="application/json" id="x">{json_for_html({"t": text})}</script><p>')
     assert page.data("x") == {"t": text}
     assert [tag for tag, _ in page.elements] == ["script", "p"]
+
+
+def test_every_format_is_written_without_its_date(results: Results, tmp_path: Path) -> None:
+    hostile = replace(
+        results, meta=replace(META, model={"name": r"$\frac{1$ <b>&amp;</b> 模型 ]]> _x^"})
+    )
+    for suffix, head in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        path, again = (tmp_path / name / f"figure{suffix}" for name in "ab")
+        draw_figure2([hostile], path)
+        draw_figure2([hostile], again)
+        assert path.read_bytes().startswith(head)
+        assert path.read_bytes() == again.read_bytes()
+    draw_figure2([replace(results, summary=results.summary.iloc[:0])], tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "labels"), [("jpg", 1, None), ("png", 0, None), ("png", 2, ["one"])]
+)
+def test_what_cannot_be_drawn_is_refused(
+    results: Results, tmp_path: Path, name: str, number: int, labels: list[str] | None
+) -> None:
+    with pytest.raises(ConfigError):
+        draw_figure2([results] * number, tmp_path / f"figure.{name}", labels)
+
+
+def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) -> None:
+    figure = draw_headline(curves_of([results], ["a model"]))
+    row = results.summary.query("target_set == 'gap'").iloc[0]
+    said = [figure.get_suptitle(), *(t.get_text() for t in figure.legends[0].get_texts())]
+    size = f"n = {row.num_targets:,} targets, {row.num_documents} documents"
+    for wanted in (size, "a model, add one, tokens", "unrelated text", "placebo", "95%"):
+        assert wanted in "\n".join(said)
+    rows = results.summary.query("target_set == 'gap' and selector == 'add_one'")
+    columns = (("recovery", "foreign"), ("removal", "placebo_removal"))
+    for axes, names in zip(figure.axes, columns, strict=True):
+        drawn = [tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) > 2]
+        for (_, of_units), column in product(rows.groupby("units"), names):
+            assert tuple(of_units.sort_values("k")[column]) in drawn
+        assert len(drawn) == 2 * len(UNITS)
+    two = [results, replace(results, summary=rows.assign(num_targets=7))]
+    legend = draw_headline(curves_of(two, ["one", "two"])).legends[0].get_texts()
+    assert any("two" in t.get_text() and "n = 7 targets" in t.get_text() for t in legend)
+
+
+@pytest.fixture
+def found() -> Attribution:
+    return with_verdicts(asked())
+
+
+def written(found: Attribution, folder: Path) -> str:
+    found.to_html(folder / "new" / "answer.html")
+    return (folder / "new" / "answer.html").read_text()
+
+
+def test_every_statement_has_its_verdict_and_numbers(found: Attribution, tmp_path: Path) -> None:
+    page = written(found, tmp_path)
+    with pytest.raises(ConfigError, match=r"answer\.txt must end in \.html"):
+        found.to_html(tmp_path / "answer.txt")
+    assert [tag["id"] for tag in Page(page).of("input")] == ["s0", "s1", "s2"]
+    panels = page.split('<section class="panel"')[1:]
+    for panel, row in zip(panels, found.statements.itertuples(), strict=True):
+        assert row.verdict[1:] in panel
+        for cell in found.matrix.loc[row.Index].itertuples():
+            for value in (cell.gives, cell.lost):
+                assert f"<td>{number(value)}</td>" in panel
+    matrix = page[page.index('<div class="card wide matrix"') :].split("</table>")[0]
+    shown = re.findall(r"<td[^>]*>(.*?)</td>", matrix)
+    assert shown == [number(v, 1) for v in found.matrix[["gives", "lost"]].max(axis=1)]
+    marks = re.findall(r"<sup>(.*?)</sup>", page)
+    assert marks == ["1", "1 or 3", "1 + 2"]
+    assert page.count(found.error_rate) == 1
+
+
+def test_the_prompt_is_shown_with_what_relies_on_it(tmp_path: Path) -> None:
+    a, b, c = (Segment(*item) for item in SOURCES.items())
+    given = {"sources": ["w33 w34", a, "w35", b, c], "question": "w20 w21"}
+    page = written(with_verdicts(asked(**given)), tmp_path).split("What precedes the answer")[1]
+    shown = re.findall(r'<p class="quoted[ soft]*">(.*?)</p>', page)
+    assert shown == ["w33 w34", a.text, "w35", b.text, c.text, "w20 w21"]
+    details = Page(page).of("details")
+    assert [tag["id"] for tag in details] == ["source0", "source1", "source2"]
+    assert "changes nothing" not in page  # of the three statements each source has one
+    assert page.count("statement 1, 2, 3 relies on it") == 1
+
+
+def test_nothing_runs_and_nothing_is_loaded(found: Attribution, tmp_path: Path) -> None:
+    names = [f"{i} {text}" for i, text in enumerate(HOSTILE)]
+    found.prompt.names[:] = ["".join(names[0:6]), "".join(names[6:12]), "".join(names[12:])]
+    found.layout.document.__dict__["texts"] = np.resize(
+        HOSTILE, len(found.layout.document.tokens)
+    ).tolist()
+    page = written(found, tmp_path)
+    tags = Page(page)
+    assert not tags.of("script")
+    assert not tags.of("img")
+    for _, attributes in tags.elements:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+    style = page.split("<style>")[1].split("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    (policy,) = [tag["content"] for tag in tags.of("meta") if "http-equiv" in tag]
+    assert policy is not None
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
+    assert page.count("<style>") == page.count("</style>") == 1

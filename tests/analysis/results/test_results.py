@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
-from olmo_sparsity.analysis.results.results import FILES, Meta, compare, read_results
-from olmo_sparsity.analysis.results.statistics import summarize
+from olmo_sparsity.analysis.results.results import FILES, Meta, Results, compare, read_results
+from olmo_sparsity.analysis.results.statistics import (
+    beyond_controls,
+    losses_of_targets,
+    net_differences,
+)
+from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import write_manifest
-from tests.support.measurements import losses_table, recovery_rows
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 
 
@@ -24,46 +29,30 @@ def test_two_models_are_compared_on_the_same_resamples_of_documents() -> None:
     """The second model recovers a quarter of every gap less, so each resample has a difference of
     0.25, while the net excess of either varies with the documents."""
     generator = np.random.default_rng(0)
-    keys = [(document, target) for document in range(1, 41, 2) for target in (20, 21)]
-    gap = generator.uniform(0.5, 4.0, len(keys))
-    document, target = zip(*keys, strict=True)
-    losses = losses_table(
-        document=document,
-        target=target,
-        loss_short=5.0,
-        loss_long=5.0 - gap,
-        placebo_loss_long=5.0 - gap,
-    )
-    targets = pd.DataFrame({"document": document, "target": target, "target_set": "gap"})
-    targets = pd.concat([targets.assign(far_part=part) for part in ("document", "placebo")])
-    share = generator.uniform(0.3, 1.0, len(keys))
-    measured = []
-    for level in (share, share - 0.25):
-        rows = recovery_rows(keys, "own", 5.0 - level * gap)
-        rows += recovery_rows(keys, "foreign", 5.0 - 0.1 * gap)
-        for control in ("own", "foreign"):
-            rows += recovery_rows(keys, control, 5.0 - 0.1 * gap, far_part="placebo")
-        measured.append(
-            SimpleNamespace(
-                meta=Meta(data={"fingerprint": "a"}),
-                losses=losses,
-                targets=targets,
-                recovery=pd.DataFrame(rows),
-            )
-        )
-    (row,) = compare(*measured).to_dict("records")
+    rows = pd.DataFrame({"document": np.repeat(np.arange(20), 2), "target_set": "gap", "k": 1})
+    rows = rows.assign(units="tokens", selector="add_one", removed=np.nan, targets=1.0)
+    gap, share = generator.uniform(0.5, 4.0, 40), generator.uniform(0.3, 1.0, 40)
+    rows = rows.assign(gap=gap, foreign=0.1 * gap)
+    placebo = rows.assign(far_part="placebo", own=0.1 * gap)
+    pairs = [
+        pd.concat([rows.assign(far_part="document", own=level * gap), placebo])
+        for level in (share, share - 0.25)
+    ]
+    (row,) = net_differences(*pairs).to_dict("records")
     assert [row["net"], row["net_low"], row["net_high"]] == pytest.approx([0.25] * 3)
     assert row["net_nats"] == pytest.approx(0.25 * gap.mean())
     assert row["net_nats_low"] < row["net_nats"] < row["net_nats_high"]
-    (alone,) = summarize(losses, targets, measured[0].recovery).to_dict("records")
+    alone = beyond_controls(pairs[0].query("far_part == 'document'"), placebo)
     assert alone["net_high"] - alone["net_low"] > 0.1
-    other = SimpleNamespace(**vars(measured[1]))
-    other.recovery = other.recovery.assign(k=2)
     with pytest.raises(DataError, match="share no"):
-        compare(measured[0], other)
-    measured[1].meta = Meta(data={"fingerprint": "b"})
+        net_differences(pairs[0], pairs[1].assign(k=2))
+
+
+def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
+    other = replace(results, meta=replace(results.meta, data={"fingerprint": "b"}))
+    assert compare(results, results).net.abs().max() == 0
     with pytest.raises(DataError, match="other texts"):
-        compare(*measured)
+        compare(results, other)
 
 
 ROOT = Path(__file__).parents[3]
@@ -97,3 +86,19 @@ def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None
         write_manifest(tmp_path, FILES)  # by somebody who changed it on purpose
         with pytest.raises(DataError, match=r"meta\.json: "):
             read_results(tmp_path)
+
+
+def test_the_format_document_names_every_column() -> None:
+    text = (ROOT / "docs/formats.md").read_text()
+    for name, schema in SCHEMAS.items():
+        section = text.split(f"### `{name}.parquet`")[1].split("\n##")[0]
+        documented = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, flags=re.MULTILINE)
+        assert documented == [(field.name, str(field.type)) for field in schema], name
+
+
+def test_losses_of_a_target_of_several_tokens_are_all_there() -> None:
+    losses = pd.DataFrame({"document": 1, "target": [3, 4, 5], "loss_short": [1.0, 2.0, 4.0]})
+    targets = pd.DataFrame({"document": 1, "target": [3, 5], "end": [5, 6]})
+    assert losses_of_targets(losses, targets).loss_short.tolist() == [3.0, 2.0, 4.0]
+    with pytest.raises(DataError, match="lacks tokens of targets"):
+        losses_of_targets(losses[:1], targets)

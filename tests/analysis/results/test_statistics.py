@@ -111,16 +111,3 @@ def test_intervals_of_few_documents_are_those_of_student() -> None:
     expected += [np.nan, 1.96]
     np.testing.assert_allclose(0.5 - found.net_low, expected, rtol=0.01)
     np.testing.assert_allclose(found.net_equal_high - 0.5, 2 * np.array(expected), rtol=0.01)
-
-
-def test_a_set_without_a_gap_has_no_ratio() -> None:
-    losses = losses_table(
-        document=[1, 3], target=[9, 9], loss_short=[1.0, 1.0], loss_long=[1.5, 1.0]
-    )
-    rows = recovery_rows([(1, 9), (3, 9)], "own", [0.9, 0.9])
-    targets = pd.DataFrame(
-        {"document": [1, 3], "target": 9, "far_part": "document", "target_set": "new"}
-    )
-    (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
-    assert np.isnan(row["recovery"])
-    assert np.isnan(row["net"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors import influence
-from olmo_sparsity.analysis.selectors.influence import SELECTORS, influence_map
+from olmo_sparsity.analysis.selectors.influence import SELECTORS, find_selector
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.errors import ConfigError
 from tests.support.brute import (
     CPU,
     KINDS,
@@ -29,6 +31,7 @@ from tests.support.brute import (
     tiny,
     units_of,
 )
+from tests.support.explanations import TEXT, asked, make_model
 
 FAMILIES = [*OURS, "llama"]
 
@@ -166,13 +169,6 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
 # --- costs ----------------------------------------------------------------------------------------
 
 
-def test_cost_is_counted_in_token_forwards(block: Block) -> None:
-    for kind, width in (("tokens", 1), ("span:3", 3)):
-        scorer, (units, by_hand) = shown_alone(tiny("olmo")), units_of(kind)
-        influence_map(scorer, scorer.context(block), units)
-        assert scorer.token_forwards == len(by_hand) * (width + 6 + 3) + (6 + 3)
-
-
 # --- controls -------------------------------------------------------------------------------------
 
 
@@ -232,3 +228,48 @@ def test_nested_asks_groups_and_opens_the_best(
     np.testing.assert_allclose(choice.score_TU[0, opened], exact[opened], atol=2e-5)
     assert choice.unit_TK[0, 0] == max(opened, key=lambda j: exact[j])
     assert choice.influence_TK[0, 0] == pytest.approx(exact[opened].max(), abs=2e-5)
+
+
+OWN = """
+from olmo_sparsity.analysis.selectors.influence import add_one
+
+def rank(scorer, question):
+    '''As add_one.'''
+    return add_one(scorer, question)
+
+def after_w7(text):
+    return [number for number in range(len(text)) if text.startswith("w7", number)]
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+def test_a_rule_of_ones_own_ranks_units_of_ones_own(own: Path) -> None:
+    model = make_model()
+    for units in ("tokens", f"{own}:after_w7"):
+        found, expected = (
+            asked(model, selector=name, units=units) for name in (f"{own}:rank", "add_one")
+        )
+        assert found.far.drop(columns="text").equals(expected.far.drop(columns="text"))
+    starts = [TEXT.split()[first] for first in expected.far["first"] if first]
+    assert set(starts) == {"w7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("guess", "'guess' is not a selector; pass one of add_one, .*your_file.py:your_rule"),
+        ("nowhere.py:rank", "'nowhere.py' does not exist"),
+        ("{own}:missing", "defines no missing"),
+        ("{own}:number", "is not a function"),
+    ],
+)
+def test_what_is_not_a_rule_is_rejected(own: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_selector(name.format(own=own))

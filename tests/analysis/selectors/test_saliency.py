@@ -9,17 +9,14 @@ import pytest
 import torch
 
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.analysis.settings import Reading
-from olmo_sparsity.config.sections import ModelConfig
 from tests.support.brute import (
     CPU,
     OURS,
     READINGS,
-    SHAPE,
     VOCAB,
     assert_ranked,
     question,
@@ -85,18 +82,3 @@ def test_attention_is_that_of_the_long_window(document: np.ndarray, kind: str) -
             weights = torch.stack(layers)[:, 0, :, -1].mean((0, 1))[size:]
             expected = np.array([sum(float(weights[j]) for j in unit) for unit in by_hand])
             assert_ranked(choice, row, expected, 3)
-
-
-def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
-    from olmo_sparsity.model.exchange import hugging_face_model
-
-    ours, config = tiny("olmo"), ModelConfig(**SHAPE, **OURS["olmo"])
-    theirs = HuggingFaceLM(hugging_face_model(config, ours.state_dict(), "test").eval())
-    tokens = torch.randint(0, VOCAB, (2, 9))
-    positions = torch.tensor([[0, 1, 5, 6, 7, 20, 21, 22, 30]]).expand(2, 9)
-    weights = []
-    for model in (ours, theirs):
-        states = model.far_states(tokens[:, :5], positions[:, :5])
-        weights.append(model.last_attention(tokens[:, 5:], positions[:, 5:], states))
-    torch.testing.assert_close(*weights)
-    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 8))
