@@ -175,7 +175,7 @@ def _is_same_text(there: Sequence[str], here: Sequence[str]) -> bool:
     return bool(one) and bool(other) and (one.startswith(other) or other.startswith(one))
 
 
-KEYS = ["document", "units", "selector", "control", "target"]
+OF_CHOICE = ["document", "units", "selector", "control", "target"]
 OF_WINDOWS = ("long", "short", "stride")
 """Settings that the other measurement determines if both have one tokenizer."""
 
@@ -255,7 +255,7 @@ def targets_of(
 class Choices:
     """The ranked units of each target, in the document and in an unrelated text."""
 
-    ranked: dict[tuple[Any, ...], np.ndarray]  # `KEYS` → (first, end, influence) by rank
+    ranked: dict[tuple[Any, ...], np.ndarray]  # `OF_CHOICE` → (first, end, influence) by rank
     fingerprint: str
     model: dict[str, Any]  # name and fingerprint of the model that chose
     has_unrelated: bool  # whether units of unrelated texts were ranked, too
@@ -267,12 +267,12 @@ class Choices:
         if not len(own):
             raise DataError("the other measurement has no ranked units; measure it again")
         columns = ["far_first", "far_end", "influence"]
-        rows = own.sort_values([*KEYS, "rank"])
-        is_first = ~rows.duplicated(KEYS).to_numpy()  # of the ranks of a target
-        keys = rows.loc[is_first, KEYS].itertuples(index=False, name=None)
+        rows = own.sort_values([*OF_CHOICE, "rank"])
+        is_first = ~rows.duplicated(OF_CHOICE).to_numpy()  # of the ranks of a target
+        keys = rows.loc[is_first, OF_CHOICE].itertuples(index=False, name=None)
         groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first)[1:])
         ranked = dict(zip(keys, groups, strict=True))
-        digest = hashlib.sha256(rows[[*KEYS, *columns[:2]]].to_csv(index=False).encode())
+        digest = hashlib.sha256(rows[[*OF_CHOICE, *columns[:2]]].to_csv(index=False).encode())
         model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
         has_unrelated = bool((own.control == "foreign").any())
         return Choices(ranked, digest.hexdigest(), model, has_unrelated)

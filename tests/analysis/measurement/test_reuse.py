@@ -193,7 +193,7 @@ def test_a_bigram_recurs_far_away_and_not_nearby() -> None:
 WORDS = ["amber", "basalt", "cedar", "dune", "elm", "fox", "gem", "heron", "ivy", "kelp", "moss"]
 LARGE: dict[str, Any] = {"long": "all", "short": 6, "stride": 4}
 SMALL: dict[str, Any] = {"long": "all", "short": 20, "stride": 32}
-OPTIONS: dict[str, Any] = {"selectors": "add_one", "draws": 1, "halves": 0}
+FEW: dict[str, Any] = {"selectors": "add_one", "draws": 1, "halves": 0}
 CHOSEN: dict[str, Any] = {"share": 0.3, "min_gap": 0.0, "sets": "gap", "max_targets": "all"}
 
 
@@ -238,14 +238,12 @@ def large() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def of_large(large: LoadedModel) -> Results:
-    return measure(large, texts(), units="words", ks=(1, 2), **LARGE, **OPTIONS, **CHOSEN)
+    return measure(large, texts(), units="words", ks=(1, 2), **LARGE, **FEW, **CHOSEN)
 
 
 @pytest.fixture(scope="module")
 def of_small(small: LoadedModel, of_large: Results) -> Results:
-    return measure(
-        small, texts(), targets=of_large, units="words", ks=(1, 2, 4, 5), **SMALL, **OPTIONS
-    )
+    return measure(small, texts(), targets=of_large, units="words", ks=(1, 2, 4, 5), **SMALL, **FEW)
 
 
 def by_character(document: Document) -> list[int]:
