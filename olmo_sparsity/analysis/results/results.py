@@ -152,7 +152,6 @@ class Results:
 
 
 Kept = Results | str | Path
-"""Results, or the folder that holds them."""
 
 
 def compare(first: Kept, second: Kept) -> pd.DataFrame:
@@ -189,7 +188,6 @@ def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))
-"""Files of a finished measurement, as listed in its manifest."""
 
 REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the complete folder"
 

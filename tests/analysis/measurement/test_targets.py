@@ -44,13 +44,10 @@ def test_names_of_targets() -> None:
     assert find_spans(document, re.compile(r"\bw1\b")) == [(0, 1), (3, 4)]
     assert find_spans(document, "w1") == [(0, 1), (2, 3), (3, 4)]
     assert find_spans(document, 2) == find_spans(document, np.int64(2)) == [(2, 3)]
-    for strange in (5.0, [None], [1.5]):
-        with pytest.raises(ConfigError, match="is neither words"):
-            find_spans(document, strange)  # type: ignore[arg-type] # wrong on purpose
     assert find_spans(document, -1) == [(4, 5)]
     assert find_spans(document, slice(1, 3)) == [(1, 3)]
     assert find_spans(document, ["w11", slice(-2, None)]) == [(2, 3), (3, 5)]
-    for wrong in ("w3", re.compile("z*"), 7, slice(4, 2), slice(0, 4, 2), []):
+    for wrong in ("w3", 5.0, [None], re.compile("z*"), 7, slice(4, 2), slice(0, 4, 2), []):
         with pytest.raises((ConfigError, DataError)):
             find_spans(document, wrong)
     assert parse_at("3:5") == slice(3, 5)
