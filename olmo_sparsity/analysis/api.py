@@ -43,14 +43,13 @@ Way = tuple[type[Request], Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def _explain() -> Way:
-    from olmo_sparsity.analysis.explain.ask import count_cost, explain
-    from olmo_sparsity.analysis.explain.request import ExplainRequest
+    from olmo_sparsity.analysis.explain.explanation import ExplainRequest, count_cost, explain
 
     return ExplainRequest, explain, count_cost
 
 
 def _attribute() -> Way:
-    from olmo_sparsity.analysis.attribution.request import AttributeRequest
+    from olmo_sparsity.analysis.attribution.segments import AttributeRequest
     from olmo_sparsity.analysis.attribution.statements import attribute, count_cost
 
     return AttributeRequest, attribute, count_cost
@@ -59,8 +58,7 @@ def _attribute() -> Way:
 def _measure() -> Way:
     from olmo_sparsity.analysis.measurement.estimate import estimate
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
-    from olmo_sparsity.analysis.measurement.plan import plan
-    from olmo_sparsity.analysis.measurement.request import MeasureRequest
+    from olmo_sparsity.analysis.measurement.plan import MeasureRequest, plan
 
     return (
         MeasureRequest,
