@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.results.tables import Columns
+from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.settings import parse_budget
@@ -194,8 +194,7 @@ class _Trial:
                 break
         # Forwards of several rows, as in the measurement, say more than passages.
         self.speed = (scorer.token_forwards - before) / (time.perf_counter() - began)
-        rows = {n: pd.DataFrame(dict(one)) for n, one in tables.items()}
-        self.losses = pd.concat(rows, names=["document"]).reset_index("document")
+        self.losses = joined(tables)
 
     # --- the cost of a plan, of this model and text ---
 

@@ -148,8 +148,9 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
         side(*key)["loss"] = _rounded(curve)
     spans = losses if "end" in losses else with_ends(targets)
     ends = zip(*_columns(spans, "target", "end"), strict=True)
+    ids = tokens.token_id.astype(str) + " "  # without a tokenizer
     return {
-        "text": _token_texts(tokens),
+        "text": (tokens.text if any(tokens.text) else ids).tolist(),
         "ends": {target: end for target, end in ends if end > target + 1},
         "chosen": [chosen[target] for target in sorted(chosen)],
     }
@@ -157,13 +158,6 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
 
 def _columns(rows: pd.DataFrame, *names: str) -> list[list]:
     return [rows[name].tolist() for name in names]
-
-
-def _token_texts(tokens: pd.DataFrame) -> list[str]:
-    """Texts of the tokens; without a tokenizer, their IDs."""
-    if (tokens.text != "").any():
-        return tokens.text.tolist()
-    return [f"{token_id} " for token_id in tokens.token_id]
 
 
 def _rows(table: pd.DataFrame, document: int) -> pd.DataFrame:

@@ -88,6 +88,12 @@ SCHEMAS = MADE_OF_PARTS | {
 # fmt: on
 
 
+def joined(of_documents: Mapping[int, Columns]) -> pd.DataFrame:
+    """One frame of the rows of documents, by number."""
+    tables = {number: pd.DataFrame(dict(rows)) for number, rows in of_documents.items()}
+    return pd.concat(tables, names=["document"]).reset_index("document")
+
+
 def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
     schema = SCHEMAS[name]
     assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
