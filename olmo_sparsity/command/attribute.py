@@ -28,7 +28,7 @@ def attribute(options: argparse.Namespace) -> int:
     if options.questions is not None:
         return _attribute_questions(options)
     from olmo_sparsity.analysis.attribution import messages, statements
-    from olmo_sparsity.analysis.attribution.request import AttributeRequest
+    from olmo_sparsity.analysis.attribution.segments import AttributeRequest
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.results.tables import plain
 
@@ -65,7 +65,7 @@ def attribute(options: argparse.Namespace) -> int:
 
 def _attribute_questions(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.attribution import gate, questions
-    from olmo_sparsity.analysis.attribution.request import AttributeRequest
+    from olmo_sparsity.analysis.attribution.segments import AttributeRequest
     from olmo_sparsity.analysis.models.load import load_model
 
     _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)

@@ -190,7 +190,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.explain import ask, explanation, request
+    from olmo_sparsity.analysis.explain import explanation
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.measurement.targets import parse_at
 
@@ -199,17 +199,17 @@ def explain(options: argparse.Namespace) -> int:
         refuse_suffix("--html", options.html, ".html")
     if options.foreign is not None and not options.check:
         raise ConfigError("--foreign requires --check, which uses this text: add --check")
-    given = given_options(options, request.ExplainRequest.names()) | {
+    given = given_options(options, explanation.ExplainRequest.names()) | {
         "text": None if options.text is None else read_text(options.text),
         "at": options.at and [parse_at(at) for at in options.at],
         "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
         "foreign": options.foreign or "builtin:embedded",
     }
-    asked = request.ExplainRequest.of(**given)
+    asked = explanation.ExplainRequest.of(**given)
     if options.dry_run:
-        print(ask.count_cost(asked))
+        print(explanation.count_cost(asked))
         return 0
-    result = ask.explain(asked)
+    result = explanation.explain(asked)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     try:
@@ -235,7 +235,7 @@ def attribute(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement import estimate, measurement, plan, targets
-    from olmo_sparsity.analysis.measurement.request import MeasureRequest
+    from olmo_sparsity.analysis.measurement.plan import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
     from olmo_sparsity.runtime import typed_command
 
