@@ -55,7 +55,7 @@ test-base: .venv-base/installed
 	$(CURDIR)/$(BASE)/python -P -m pytest -q -W error --timeout 600 test_base.py && rm -rf $$folder
 
 # llama.cpp in this process and behind a server of llama-cpp-python, with SmolLM2. pip compiles it once, without its
-# vision models and without AMX, which crashes (docs/engines.md), into an environment that is kept.
+# vision models and without AMX, which crashes (docs/sources.md), into an environment that is kept.
 ENGINES := .venv-engines/bin
 LLAMA := llama-cpp-python==0.3.36
 

@@ -162,7 +162,7 @@ def _add_measure(sub: Parser) -> None:
     sub.add(
         "--text",
         help="a file or glob of .jsonl, .parquet or plain text, a folder of plain text, a prepared "
-        "folder, a name on the hub, - for standard input, … (all in docs/text.md; default: the "
+        "folder, a name on the hub, - for standard input, … (all in docs/measure.md; default: the "
         "run's own held-out documents)",
     )
     _add(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")

@@ -37,24 +37,11 @@ def test_every_page_is_on_the_site(site: Path) -> None:
         "changelog",
     }
     built = {str(path.relative_to(site).with_suffix("")) for path in site.glob("**/*.html")}
-    made = ("figures/", "gallery/")
-    assert pages | elsewhere == {page for page in built if not page.startswith(made)} - {"404"}
+    assert pages | elsewhere == {page for page in built if not page.startswith("figures/")} - {
+        "404"
+    }
     title = (ROOT / "README.md").read_text().splitlines()[2].strip("*")
     assert title in (site / "index.html").read_text()
-
-
-def test_the_pages_of_the_gallery_are_made_by_the_commands_beside_them(site: Path) -> None:
-    asked = re.findall(r"--html (gallery/\w+\.html)", (ROOT / "docs/gallery.md").read_text())
-    shown = (site / "gallery.html").read_text()
-    assert len(asked) == shown.count(">The page</a>") == 4
-    for name in asked:
-        assert f'href="{name}"' in shown
-        assert "<title>" in (site / name).read_text()
-    answer = (site / "gallery/sources.html").read_text()
-    for verdict in ("rests on bridge.txt", "rests on mill.txt", "rests on no source"):
-        assert verdict in answer
-    for name, depend in (("encyclopedia", "1 of 1"), ("code", "1 of 2"), ("novel", "1 of 1")):
-        assert f"{depend} targets depend on" in (site / f"gallery/{name}.html").read_text()
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

@@ -181,7 +181,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]
 
 @dataclass(frozen=True)
 class StoredCell:
-    """Numbers of a statement and a source; see docs/formats.md."""
+    """Numbers of a statement and a source; see docs/sources.md."""
 
     gives: float | None
     lost: float | None

@@ -254,7 +254,7 @@ class Attribution:
     @cached_property
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source: `gives`, nats among decoys of all others; `lost`,
-        when a decoy replaces it; and what docs/formats.md explains."""
+        when a decoy replaces it; and what docs/sources.md explains."""
         evidence, columns = self._judged[0], dict[str, np.ndarray]()
         for p_TS, name in zip(evidence.p_2TS, ("gives", "lost"), strict=True):
             nats_TSD = getattr(self.losses, f"{name}_TSD")
@@ -270,7 +270,7 @@ class Attribution:
 
     @cached_property
     def statements(self) -> pd.DataFrame:
-        """A row for each statement; docs/formats.md explains the columns."""
+        """A row for each statement; docs/sources.md explains the columns."""
         evidence, verdicts = self._judged
         p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
         rows = []
@@ -359,7 +359,7 @@ class Attribution:
         return found.strip()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `to_json` writes (docs/formats.md)."""
+        """Return what `to_json` writes (docs/sources.md)."""
         first, spans = 0, list[tuple[int, int]]()
         for text, number in self.pieces:
             if number is not None:

@@ -52,7 +52,7 @@ class Explanation:
     window without these."""
 
     tables: dict[str, pd.DataFrame] = field(repr=False)
-    """The tables of `recover`, as in a measurement (docs/formats.md)."""
+    """The tables of `recover`, as in a measurement (docs/measure.md)."""
 
     foreign: Any = field(repr=False, default="builtin:embedded")
     checked: Check | None = None

@@ -1,6 +1,6 @@
 """Store the rows of measured documents in one folder, written by any number of processes. A part
 appears by one rename; a damaged one is measured again. Rows are sorted, so the final tables do not
-depend on which process measured a document, or in which order (docs/formats.md)."""
+depend on which process measured a document, or in which order (docs/measure.md)."""
 
 from __future__ import annotations
 

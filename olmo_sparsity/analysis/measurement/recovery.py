@@ -82,7 +82,7 @@ def recover(
     seed: int = 0,
     choices: Choices | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
+    """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/measure.md).
 
     `targets`: places in the document, or a mapping from kind of distant context to places (default:
     every target with a full long window, in the document's own context). Two columns are spans,

@@ -36,11 +36,11 @@ class Matched:
     targets: pd.DataFrame
     influence: pd.DataFrame
     counts: dict[str, int] = field(default_factory=dict)
-    """What is left out, with another tokenizer; see docs/formats.md."""
+    """What is left out, with another tokenizer; see docs/measure.md."""
 
     def __str__(self) -> str:
         counts = [f"{number:,} {name.replace('_', ' ')}" for name, number in self.counts.items()]
-        return f"another tokenizer chose the targets: {', '.join(counts)} (docs/formats.md)"
+        return f"another tokenizer chose the targets: {', '.join(counts)} (docs/measure.md)"
 
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:

@@ -67,7 +67,7 @@ class Meta:
 
 @dataclass(repr=False)
 class Results:
-    """One finished measurement. Columns of the tables: `SCHEMAS` and docs/formats.md."""
+    """One finished measurement. Columns of the tables: `SCHEMAS` and docs/measure.md."""
 
     documents: pd.DataFrame
     tokens: pd.DataFrame

@@ -105,13 +105,11 @@ def test_json_has_the_schema_that_the_page_says() -> None:
         asked(answer=Answer("w1 w2 w3  w8 w9 w30 w5", [(0, 8), (10, 15), (16, 19)]))
     )
     told = json.loads(found.to_json())
-    page = Path("docs/formats.md").read_text().split("## One answer")[1].split("\n## ")[0]
-    documented = set(re.findall(r"^\| `(\S+)` \|", page, re.M))
-    assert documented == {
-        *told,
-        *(f"statements[].{key}" for key in told["statements"][0]),
-        *(f"matrix[].{key}" for key in told["matrix"][0]),
-    }
+    page = Path("docs/sources.md").read_text()
+    objects = {"the answer": told, "a statement": told["statements"][0]}
+    for name, keys in (objects | {"a row of the matrix": told["matrix"][0]}).items():
+        (row,) = re.findall(rf"^\| {name} \| (.*) \|$", page, re.M)
+        assert set(re.findall(r"`(\w+)`", row)) == set(keys)
     assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 3)
     for row in told["statements"]:
         assert told["answer"][row["first"] : row["end"]] == row["text"]

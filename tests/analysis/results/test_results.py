@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
@@ -88,12 +89,24 @@ def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None
             read_results(tmp_path)
 
 
-def test_the_format_document_names_every_column() -> None:
-    text = (ROOT / "docs/formats.md").read_text()
+def columns(schema: pa.Schema) -> str:
+    """As the page has them: by type; `x[]` is x with x_low and x_high, `?` may be null."""
+    of_type = defaultdict[str, list[str]](list)
+    for field in schema:
+        kind, (stem, _, end) = str(field.type), field.name.rpartition("_")
+        null = "?" * field.nullable
+        if end == "low" and stem in schema.names:
+            of_type[kind][-1] = f"`{stem}[]{null}`"
+        elif end != "high" or stem not in schema.names:
+            of_type[kind].append(f"`{field.name}{null}`")
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in of_type.items())
+
+
+def test_the_page_has_every_column_and_key() -> None:
+    page = (ROOT / "docs/measure.md").read_text()
     for name, schema in SCHEMAS.items():
-        section = text.split(f"### `{name}.parquet`")[1].split("\n##")[0]
-        documented = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, flags=re.MULTILINE)
-        assert documented == [(field.name, str(field.type)) for field in schema], name
+        assert f"| `{name}` | {columns(schema)} |\n" in page
+    assert ", ".join(f"`{field.name}`" for field in fields(Meta)) in page
 
 
 def test_losses_of_a_target_of_several_tokens_are_all_there() -> None:

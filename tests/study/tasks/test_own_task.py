@@ -1,0 +1,54 @@
+"""The examples of docs/tasks.md run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from study.tasks.experiment import run_settings
+from study.tasks.schemes import SCHEMES
+from study.tasks.settings import build_task, load_settings
+
+ROOT = Path(__file__).parents[3]
+OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
+
+
+def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = OWN_TASK
+    assert len(code.splitlines()) < 60
+    for long, short in (("= 3000, 160", "= 40, 40"), ("(20, 40, 60, 100)", "(3, 30)")):
+        assert long in code
+        code = code.replace(long, short)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert float(names["loss"].id.detach()) < 2.5  # far below the ln 40 of guessing
+    assert re.findall(r"^(\d+): exact [01]\.\d\d", capsys.readouterr().out, re.M) == ["3", "30"]
+    assert names["found"].tokens_BR.shape == (50, 30)
+
+
+def test_the_same_task_runs_under_every_scheme(tmp_path: Path) -> None:
+    _, code = OWN_TASK
+    (tmp_path / "backwards_task.py").write_text(code)
+    settings = load_settings(
+        ROOT / "study/configs/tasks/scratchpad_parity_quick.yaml",
+        [
+            f"--task.name={tmp_path}/backwards_task.py:Backwards",
+            f"--output={tmp_path}/out",
+            "--seeds=[1]",
+            f"--schemes=[{','.join(SCHEMES)}]",
+            "--num_workers=1",
+            "--test_lengths=[6]",
+            "--num_test_samples=20",
+            "--training.num_steps=2",
+        ],
+    )
+    task = build_task(settings)
+    samples = task.sample(np.random.default_rng(0), 20, 6)
+    np.testing.assert_array_equal(task.solve(samples), samples.response_BR)
+    rows = run_settings(settings)
+    assert {row.scheme for row in rows} == set(SCHEMES)
+    assert all(0 <= row.token_accuracy <= 1 for row in rows)
