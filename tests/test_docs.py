@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,13 @@ import pytest
 
 from olmo_sparsity.analysis.models.gguf import cache_folder
 from olmo_sparsity.analysis.models.smollm2 import FILE
-from olmo_sparsity.analysis.selectors.influence import SELECTORS
-from olmo_sparsity.command.cli import build_parser, main
-from olmo_sparsity.config.run import load_config
+from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.sweep import Run, expand
 from olmo_sparsity.training.loop import train
 from study.benchmarks import engines
 from study.benchmarks.questions import read_rows, tables
 from study.tasks.settings import load_settings
+from tests.support.commands import check_command, runs_of
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 from tests.support.fake_server import FakeServer
 
@@ -50,29 +47,11 @@ def commands_in(page: str) -> list[str]:
 
 
 COMMANDS = {command for page in PAGES for command in commands_in(str(page.relative_to(ROOT)))}
-parser = cache(build_parser)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_commands_parse_and_name_files_that_exist(command: str) -> None:
     check_command(shlex.split(command)[1:])
-
-
-@cache
-def runs_of(config: str, *overrides: str) -> list[Run]:
-    return expand(os.path.relpath(ROOT / config), list(overrides))
-
-
-def check_command(words: list[str]) -> None:
-    options, rest = parser().parse_known_args(words)
-    assert all(word.startswith("--") and "=" in word for word in rest)
-    if options.command == "sweep":
-        assert runs_of(options.config, *rest)
-    elif hasattr(options, "config"):
-        load_config(ROOT / options.config, rest)
-    elif options.command == "measure":
-        shipped = {name for name in getattr(options, "selectors", ()) if ".py:" not in name}
-        assert shipped <= set(SELECTORS)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").iterdir()), ids=str)

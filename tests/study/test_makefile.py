@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 
 from study.pages.stored import ROOT, evaluations, measurements, others, tasks
-from tests.test_docs import check_command
+from tests.support.commands import check_command
 
 
 @pytest.fixture(scope="module")

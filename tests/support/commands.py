@@ -1,0 +1,32 @@
+"""Check a command line of a page or of a Makefile without running it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
+from olmo_sparsity.command.cli import build_parser
+from olmo_sparsity.config.run import load_config
+from olmo_sparsity.sweep import Run, expand
+
+ROOT = Path(__file__).parents[2]
+parser = cache(build_parser)
+
+
+@cache
+def runs_of(config: str, *overrides: str) -> list[Run]:
+    return expand(os.path.relpath(ROOT / config), list(overrides))
+
+
+def check_command(words: list[str]) -> None:
+    options, rest = parser().parse_known_args(words)
+    assert all(word.startswith("--") and "=" in word for word in rest)
+    if options.command == "sweep":
+        assert runs_of(options.config, *rest)
+    elif hasattr(options, "config"):
+        load_config(ROOT / options.config, rest)
+    elif options.command == "measure":
+        shipped = {name for name in getattr(options, "selectors", ()) if ".py:" not in name}
+        assert shipped <= set(SELECTORS)
