@@ -28,13 +28,6 @@ from olmo_sparsity.analysis.kernels.losses import LanguageModel
 from olmo_sparsity.errors import ConfigError
 
 
-class JointLoss(NamedTuple):
-    total: Tensor
-    token: Tensor
-    id: Tensor
-    """0 if IDs are not predicted."""
-
-
 class Response(NamedTuple):
     tokens_BR: Tensor
     ids_BR: Tensor
@@ -66,19 +59,10 @@ class PositionCoupling(nn.Module):
         also without `embed_ids`, it is the unchanged model. Without `feed_ids`, predicted IDs are
         learnt but not fed back: the response has given ones."""
         super().__init__()
-        if num_ids < 1:
-            raise ConfigError(f"num_ids={num_ids} must be at least 1")
         if predict_ids and not embed_ids:
             raise ConfigError(
-                "predict_ids=True needs embed_ids=True: RoPE sees differences of IDs only, so a "
-                "prompt looks the same at any shift and its absolute IDs cannot be inferred from it"
-            )
-        if not feed_ids and not predict_ids:
-            raise ConfigError("feed_ids=False means predicted IDs; set predict_ids=True")
-        if not id_loss_weight > 0:
-            raise ConfigError(
-                f"id_loss_weight={id_loss_weight} must be above 0; for IDs that are given, set "
-                "predict_ids=False"
+                "predict_ids=True needs embed_ids=True: RoPE sees differences of IDs only, so "
+                "absolute IDs cannot be inferred from a prompt"
             )
         self.model = model
         self.num_ids = num_ids
@@ -105,25 +89,19 @@ class PositionCoupling(nn.Module):
         ids_BL: Tensor,
         response_BL: Tensor,
         target_ids_BL: Tensor | None = None,
-    ) -> JointLoss:
-        """Mean losses over the response, the places where `response_BL` is true. The IDs to be
-        predicted are those that are fed, or `target_ids_BL`."""
+    ) -> Tensor:
+        """Mean loss of tokens over the response, the places where `response_BL` is true, plus that
+        of their IDs if they are predicted: those that are fed, or `target_ids_BL`."""
         self._check(tokens_BL, ids_BL)
-        if response_BL.shape != tokens_BL.shape or response_BL[:, 0].any():
-            raise ConfigError(
-                f"response_BL has shape {tuple(response_BL.shape)} for tokens of shape "
-                f"{tuple(tokens_BL.shape)}; it must have the same shape, and be false at the first "
-                "place, which has no context"
-            )
         wanted = response_BL[:, 1:]
         hidden_ND = self._hidden(tokens_BL[:, :-1], ids_BL[:, :-1])[wanted]
         logits_NV = self.model.unembed(hidden_ND).float()
         token_loss = F.cross_entropy(logits_NV, tokens_BL[:, 1:][wanted])
         if self.id_head is None:
-            return JointLoss(token_loss, token_loss, torch.zeros_like(token_loss))
+            return token_loss
         targets_BL = ids_BL if target_ids_BL is None else target_ids_BL
         id_loss = F.cross_entropy(self.id_head(hidden_ND).float(), targets_BL[:, 1:][wanted])
-        return JointLoss(token_loss + self.id_loss_weight * id_loss, token_loss, id_loss)
+        return token_loss + self.id_loss_weight * id_loss
 
     @torch.no_grad()
     def predict(self, tokens_BL: Tensor, ids_BL: Tensor, num_response: int) -> Response:
@@ -143,16 +121,8 @@ class PositionCoupling(nn.Module):
         """Free-running: generate R tokens greedily. The IDs fed are the model's own if it feeds
         them, else `response_ids_BR`."""
         if (response_ids_BR is None) != self.feeds_ids:
-            raise ConfigError(
-                "the model feeds its own IDs, only the prompt's are known: leave out "
-                "response_ids_BR"
-                if self.feeds_ids
-                else "without predict_ids=True and feed_ids=True the response's IDs must be given: "
-                "response_ids_BR"
-            )
+            raise ConfigError("response_ids_BR: pass it only if the model feeds no IDs of its own")
         self._check(prompt_BP, prompt_ids_BP)
-        if response_ids_BR is not None:
-            self._check(prompt_BP.new_zeros(len(prompt_BP), num_response), response_ids_BR)
         tokens, ids = prompt_BP, prompt_ids_BP
         steps: list[Response] = []
         for place in range(num_response):
@@ -175,16 +145,10 @@ class PositionCoupling(nn.Module):
 
     def _check(self, tokens_BL: Tensor, ids_BL: Tensor) -> None:
         if ids_BL.shape != tokens_BL.shape:
-            raise ConfigError(
-                f"position IDs have shape {tuple(ids_BL.shape)}, their tokens "
-                f"{tuple(tokens_BL.shape)}; give every token one ID"
-            )
-        if ids_BL.numel() and not 0 <= int(ids_BL.min()) <= int(ids_BL.max()) < self.num_ids:
-            raise ConfigError(
-                f"position IDs run from {int(ids_BL.min())} to {int(ids_BL.max())}, but "
-                f"num_ids={self.num_ids} allows 0 to {self.num_ids - 1}; raise num_ids, and train "
-                "on IDs up to there"
-            )
+            raise ConfigError(f"ids_BL: shape {tuple(ids_BL.shape)}; give every token one ID")
+        low, high = int(ids_BL.min()), int(ids_BL.max())
+        if not 0 <= low <= high < self.num_ids:
+            raise ConfigError(f"ids_BL: {low} to {high}, but num_ids={self.num_ids}; raise it")
 
 
 def score(response: Response, tokens_BR: Tensor, ids_BR: Tensor) -> Score:

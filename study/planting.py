@@ -25,7 +25,6 @@ from olmo_sparsity.analysis.measurement.plan import MeasureRequest
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import FILES, Results
 from olmo_sparsity.analysis.results.statistics import (
-    ENOUGH,
     GROUPS,
     KEYS,
     interval,
@@ -190,18 +189,7 @@ def describe_planted(results: Results) -> str:
         if name == "planted":
             found = rows.pivot(index=["selector", "units"], columns="k", values="hit_rate")
             lines += ["planted tokens found, by k", found.round(2).to_string()]
-            lines.append(describe_enough(rows))
     return "\n".join(lines)
-
-
-def describe_enough(rows: pd.DataFrame) -> str:
-    """The least k at which the recovery of each selector is enough. `rows`: of one target set."""
-    said = []
-    for (selector, units), curve in rows.groupby(["selector", "units"], sort=False):
-        enough = curve.k[curve.recovery >= ENOUGH]
-        at = f"k = {enough.min()}" if len(enough) else f"not up to k = {curve.k.max()}"
-        said.append(f"{selector} over {units} {at}")
-    return f"recovery of {ENOUGH}: {', '.join(said)}"
 
 
 # --- the command ----------------------------------------------------------------------------------

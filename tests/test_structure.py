@@ -160,7 +160,7 @@ def test_tests_import_no_tests() -> None:
         ),
         (
             "olmo_sparsity.analysis.report.figures, olmo_sparsity.analysis.report.report, "
-            "study.theory.figure",
+            "study.theory.results",
             "olmo torch",
         ),
     ],

@@ -3,10 +3,8 @@
 python -m study.benchmarks.evidence cut FOLDER OUT.jsonl
 python -m study.benchmarks.evidence begin TEXT OUT.jsonl [--characters N] [--only-long] [--skip N]
 python -m study.benchmarks.evidence exchange TOKENIZER OUT.jsonl TEXT…
-python -m study.benchmarks.evidence drop RUN OUT.csv
 python -m study.benchmarks.evidence losses TEXT OUT.csv MODEL…
 python -m study.benchmarks.evidence gains OUT.csv RESULTS…
-python -m study.benchmarks.evidence verbatim FOLDER OUT.csv
 python -m study.benchmarks.evidence planted RESULTS MODEL OUT.csv [--text TEXT]
 python -m study.benchmarks.evidence collect OUT.csv RESULTS…
 """
@@ -29,12 +27,12 @@ from tokenizers import Tokenizer
 from olmo_sparsity import Windows, measure, read_results
 from olmo_sparsity.analysis.inputs.records import CorpusConfig, TextRecord, read_file
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
+from olmo_sparsity.analysis.kernels.losses import token_losses
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS, interval, resample
+from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
 from olmo_sparsity.config.text import DataConfig
-from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.streams import stream
 from study.planting import open_planted
@@ -105,50 +103,6 @@ def write_exchanged(tokenizer: str, out: Path, texts: list[Path], length: int, s
             file.write(json.dumps({"text": text}) + "\n")
 
 
-LENGTHS = (16, 32)
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-
-
-def hash_spans(tokens: np.ndarray, length: int) -> np.ndarray:
-    """A 64-bit hash of every `length` consecutive tokens."""
-    hashes = np.zeros(max(len(tokens) - length + 1, 0), np.uint64)
-    for offset in range(length):
-        hashes = hashes * _FACTOR + tokens[offset : offset + len(hashes)].astype(np.uint64) + 1
-    return hashes
-
-
-def share_verbatim(training: TokenShards, heldout: TokenShards, length: int) -> dict[str, float]:
-    """Return the share of held-out spans that the training text has too, compared by hash; the
-    interval is a bootstrap over documents."""
-    spans = [hash_spans(heldout.document(n), length) for n in range(len(heldout))]
-    wanted = np.unique(np.concatenate(spans))
-    found = np.zeros(len(wanted), bool)
-    for array in training.arrays:
-        hashes = np.unique(hash_spans(array, length))
-        found |= np.isin(wanted, hashes, assume_unique=True)
-    counts = pd.DataFrame(
-        {"found": found[np.searchsorted(wanted, of)].sum(), "spans": len(of)}
-        for of in spans
-        if len(of)
-    )
-    found_R, spans_R = resample(counts).T
-    share, low, high = interval(found_R[1:] / spans_R[1:], found_R[0] / spans_R[0])
-    shares = counts.found / counts.spans
-    return {
-        "tokens": length,
-        "share": share,
-        "low": low,
-        "high": high,
-        "median": shares.median(),
-        "worst": shares.max(),
-        "documents": len(counts),
-        "training_tokens": training.num_tokens,
-    }
-
-
-# --- losses ---------------------------------------------------------------------------------------
-
-
 SMALL_NATS = 0.1
 
 
@@ -176,27 +130,6 @@ def gains(folders: list[Path]) -> pd.DataFrame:
 
 
 FIRST, LENGTH, BATCH = 150, 32, 64
-
-
-def drop_of(checkpoint: Path) -> dict[str, float]:
-    """Return how far the loss on a passage falls when it is read a second time right after the
-    first (P1 of study/records): 32 tokens of each held-out file, from token 150 on."""
-    loaded = load_model(str(checkpoint))
-    documents = open_documents(None, loaded)
-    passages_BL = torch.from_numpy(
-        np.stack(
-            [d.tokens[FIRST : FIRST + LENGTH] for d in documents if len(d.tokens) >= FIRST + LENGTH]
-        ).astype(np.int64)
-    )
-    with torch.no_grad():
-        losses_B2 = torch.cat(
-            [
-                repetition_losses(lambda *inputs: token_losses(loaded.model, *inputs), some_BL)
-                for some_BL in passages_BL.split(BATCH)
-            ]
-        )
-    first, second = losses_B2.double().mean(0).tolist()
-    return {"first": first, "second": second, "drop": first - second, "passages": len(passages_BL)}
 
 
 def losses_of(model: str, text: str, edges: list[int], num_documents: int) -> pd.DataFrame:
@@ -279,25 +212,10 @@ def compare(
 
 
 COLUMNS = [
-    "target_set",
-    "units",
-    "selector",
-    "k",
-    "recovery",
-    "low",
-    "high",
-    "foreign",
-    "foreign_low",
-    "foreign_high",
-    "excess_nats",
-    "excess_nats_low",
-    "excess_nats_high",
-    "removal",
-    "removal_low",
-    "removal_high",
-    "gap",
-    "num_targets",
-    "num_documents",
+    *("target_set", "units", "selector", "k", "recovery", "low", "high"),
+    *("foreign", "foreign_low", "foreign_high", "excess", "excess_low", "excess_high"),
+    *("excess_nats", "excess_nats_low", "excess_nats_high"),
+    *("removal", "removal_low", "removal_high", "gap", "num_targets", "num_documents"),
 ]
 
 
@@ -310,6 +228,11 @@ def collect(folders: list[Path]) -> pd.DataFrame:
         table.insert(0, "measurement", folder.name)
         check = results.meta.induction
         table["induction_share"] = check["drop"] / check["loss_first"]
+        model = results.meta.model
+        table["num_parameters"] = model["num_parameters"]
+        table["positions"] = model["trained"].get("positions", "unknown")
+        table["seed"] = model["trained"].get("seed", 0)
+        table["drop"], table["loss_long"] = check["drop"], results.losses.loss_long.mean()
         table["commit"] = results.meta.commit
         tables.append(table)
     return pd.concat(tables).round(4)
@@ -336,12 +259,10 @@ def main() -> None:
     exchanged = step("exchange", "tokenizer", "out", "texts")
     exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
     exchanged.add_argument("--seed", type=int, default=0)
-    step("drop", "run", "out")
     by_position = step("losses", "text", "out", "models")
     by_position.add_argument("--edges", type=int, nargs="+", default=[0, 256, 512, 1024, 2048])
     by_position.add_argument("--num-documents", type=int, default=100)
     step("gains", "out", "folders")
-    step("verbatim", "folder", "out")
     planted = step("planted", "results", "model", "out")
     planted.add_argument("--text", help="as `measure` was given")
     planted.add_argument("--max-documents", type=int, default=150)
@@ -357,20 +278,11 @@ def main() -> None:
     elif asked.step == "exchange":
         texts = [Path(text) for text in asked.texts]
         write_exchanged(asked.tokenizer, out, texts, asked.length, asked.seed)
-    elif asked.step == "drop":
-        checkpoints = sorted(Path(asked.run).glob("checkpoints/step*"))
-        rows = [{"step": int(path.name[4:]), **drop_of(path)} for path in checkpoints]
-        pd.DataFrame(rows).round(4).to_csv(out, index=False)
     elif asked.step == "losses":
         tables = [losses_of(m, asked.text, asked.edges, asked.num_documents) for m in asked.models]
         pd.concat(tables).round(4).to_csv(out, index=False)
     elif asked.step == "gains":
         gains([Path(folder) for folder in asked.folders]).round(4).to_csv(out, index=False)
-    elif asked.step == "verbatim":
-        data = DataConfig(folder=asked.folder)
-        training, heldout = open_shards(data, "train"), open_shards(data, "heldout")
-        rows = [share_verbatim(training, heldout, length) for length in LENGTHS]
-        pd.DataFrame(rows).round(4).to_csv(out, index=False)
     elif asked.step == "planted":
         found = read_results(asked.results)
         places = pd.read_parquet(Path(asked.results) / "planted.parquet")

@@ -1,13 +1,12 @@
 """Store a result in docs/results: python -m study.pages.keep_results FOUND [NAME] [--no-rows]
 
-FOUND is a measurement, a task result or a training run, each a folder, or a table (.csv) or record
-(.json) of a benchmark. NAME is what the pages call it; by default the name of FOUND. A result of
-the same name is replaced; the entries of a record are added to the stored ones.
+FOUND is the folder of a measurement, of a task or theory result or of a training run, or a table
+(.csv) or record (.json) of a benchmark. NAME is what the pages call it; default: the name of FOUND.
+A result of the same name is replaced; the entries of a record are added to the stored ones.
 
-Of a measurement: summary, mean losses, kinds of dependency and provenance; and the rows of its
-targets by `add_one` (of all selectors, if there is none), from which the summary can be computed
-again (--no-rows leaves them out). Of a task: its table and provenance. Of a training run: the
-evaluations.
+Of a measurement: summary, mean losses, provenance, and the rows of its targets by `add_one` (of all
+selectors, if there is none), from which the summary can be computed again (--no-rows leaves them
+out). Of a task: its table and provenance. Of a training run: the evaluations.
 """
 
 from __future__ import annotations
@@ -17,19 +16,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.results.statistics import has_spans, tokens_of_targets
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import write_atomically, writing
 from olmo_sparsity.training.run_folder import read_metrics
-from study.dependencies import dependencies_of, parts_of_targets
 from study.pages import stored
-from study.pages.stored import FINAL, RESULTS, ROWS
+from study.pages.stored import RESULTS, ROWS
+from study.theory.results import read_results as read_theory
+from study.theory.results import summarise
+from study.word_parts import parts_of_targets
 
 GROUP = 32768
 """Rows of a row group, at most."""
@@ -56,6 +57,10 @@ def keep(found: Path, name: str, with_rows: bool = True) -> None:
             part: json.loads((found / f"{part}.json").read_text()) for part in ("meta", "manifest")
         }
         keep_lines("tasks.jsonl", "result", {name: [about]})
+    elif (found / "table.parquet").is_file():
+        theory_rows, meta = read_theory(found)
+        columns = summarise(theory_rows).replace({np.nan: None}).to_dict("list")
+        keep_other(name, {"meta": meta, "table": columns})
     else:
         keep_measurements({name: tables_of(found, with_rows)})
 
@@ -66,10 +71,7 @@ def read(path: Path) -> pa.Table:
 
 def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """The tables of a measurement that are stored of it, and what `meta.jsonl` says of it."""
-    tables = {
-        "summary": pd.read_parquet(found / "summary.parquet").round(4),
-        "dependencies": dependencies_of(read_results(found)).round(4),
-    }
+    tables = {"summary": pd.read_parquet(found / "summary.parquet").round(4)}
     losses = pd.read_parquet(found / "losses.parquet")[["loss_short", "loss_long"]]
     for name in ROWS if with_rows else ():
         table = pd.read_parquet(found / f"{name}.parquet")
@@ -94,7 +96,7 @@ def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], di
 
 
 def keep_measurements(found: dict[str, tuple[dict[str, pd.DataFrame], dict[str, Any]]]) -> None:
-    for table in (*ROWS, *FINAL):
+    for table in (*ROWS, "summary"):
         some = {name: tables[table] for name, (tables, _) in found.items() if table in tables}
         as_arrow = {
             name: pa.Table.from_pandas(rows, preserve_index=False) for name, rows in some.items()

@@ -3,7 +3,7 @@
 study/results holds, written by keep_results.py:
 
     losses, targets, recovery, influence .parquet    rows of the measured targets
-    summary, dependencies .parquet                   the final tables, rounded to four digits
+    summary.parquet                                  the final tables, rounded to four digits
     meta.jsonl                                       provenance and mean losses of measurements
     tasks.parquet, tasks.jsonl                       accuracy and provenance of task results
     evaluations.jsonl                                evaluations of training runs
@@ -16,6 +16,7 @@ The first column of a Parquet file names the measurement, or the task result.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, product
@@ -33,7 +34,6 @@ from olmo_sparsity.analysis.results.statistics import (
     both_ways,
     interval,
     pair,
-    resample,
     resample_weights,
     summarize,
 )
@@ -47,7 +47,6 @@ SHOWN = yaml.safe_load((ROOT / "study/tables.yaml").read_text(encoding="utf-8"))
 """What the pages show of it."""
 
 ROWS = ("losses", "targets", "recovery", "influence")
-FINAL = ("summary", "dependencies")
 
 
 # --- the files ------------------------------------------------------------------------------------
@@ -111,6 +110,7 @@ def tasks() -> dict[str, dict[str, Any]]:
     found = {line.pop("result"): line for line in read_lines(RESULTS / "tasks.jsonl")}
     for about in found.values():  # most were made before tasks moved to the study
         command = about["meta"]["command"].replace("olmo-sparsity task ", "python -m study.tasks ")
+        command = re.sub(r" --num_workers=\d+", "", command)  # which changed no number
         about["meta"]["command"] = command.replace(" configs/", " study/configs/")
     return found
 
@@ -223,6 +223,7 @@ def read_counts(name: str, target_set: str, units: str, selector: str, k: int) -
     return {
         "mean_ratio": ratios.mean(),
         "share_enough": (ratios >= ENOUGH).mean(),
+        "placebo_recovery": placebo.own.sum() / placebo.gap.sum() if len(placebo) else np.nan,
         "num_placebo_targets": len(placebo),
         "num_placebo_documents": placebo.document.nunique(),
     }
@@ -231,14 +232,6 @@ def read_counts(name: str, target_set: str, units: str, selector: str, k: int) -
 @lru_cache(maxsize=16)
 def stored_tables(name: str) -> list[pd.DataFrame]:
     return [read_table(table, name) for table in ("losses", "targets", "recovery")]
-
-
-def mean_loss(name: str, target_set: str) -> float:
-    """With the long window, over a set of targets."""
-    targets = read_table("targets", name)
-    targets = targets[(targets.target_set == target_set) & (targets.far_part == "document")]
-    losses = read_table("losses", name)
-    return float(losses.merge(targets, on=["document", "target"]).loss_long.mean())
 
 
 TOKENS_OF_STEP = 16 * 256
@@ -255,16 +248,6 @@ def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
         yield row | {"millions": row["step"] * TOKENS_OF_STEP / 1e6}
 
 
-def read_course(of: dict[str, Any]) -> pd.DataFrame:
-    """While a run is trained, a row for each evaluated checkpoint: millions of tokens, the
-    induction check, and what the far token that another model chose gives."""
-    checks = {row["step"]: row["induction_drop"] for row in read_evaluations(of["run"])}
-    steps = range(of["every"], of["steps"] + 1, of["every"])
-    rows = [read_summary(f"{of['of']}_{step:06}", "bigram").loc["add_one", 1] for step in steps]
-    millions = [step * TOKENS_OF_STEP / 1e6 for step in steps]
-    return pd.DataFrame(rows).assign(millions=millions, check=[checks[step] for step in steps])
-
-
 def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
     """Mean loss of documents between two positions, a row for each model and seed."""
     tables = {seed: other_table(f"{prefix}s_losses_seed{seed}") for seed in seeds}
@@ -275,91 +258,31 @@ def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
     return rows.groupby(["model", "seed"]).mean()
 
 
-def read_kinds(name: str, k: int) -> pd.DataFrame:
-    """What kind of token add_one chooses, by kind."""
-    rows = read_table("dependencies", name)
-    rows = rows[(rows.target_set == "gap") & (rows.selector == "add_one") & (rows.k == k)]
-    return rows.set_index("kind")
-
-
-def read_ladder(name: str, k: int) -> pd.DataFrame:
-    rows = other_table(name)
-    return rows[(rows.selector == "add_one") & (rows.k == k)]
-
-
-def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
-    """Return the loss reduction by the token that add_one ranks first, minus an unrelated text's,
-    in nats, by distance: a row for each range with targets."""
-    key = ["document", "target"]
-
-    def own(table: str) -> pd.DataFrame:
-        rows = read_table(table, name)
-        rows = rows[rows.selector == rule_of(name)]
-        return rows[(rows.far_part == "document") & (rows.units == "tokens")]
-
-    first = own("influence").query("rank == 1").set_index(key)
-    losses = own("recovery").query("k == 1").groupby([*key, "control"]).loss_set.mean()
-    lost = losses.unstack("control").reindex(first.index)
-    rows = pd.DataFrame(
-        {
-            "back": first.index.get_level_values("target") - first.far_first,
-            "nats": lost.foreign - lost.own,
-            "targets": 1,
-        }
-    ).reset_index()
-    found = []
-    for low, high in pairwise(edges):
-        some = rows[(rows.back >= low) & (rows.back < high)]
-        if len(some):
-            sums = some.groupby("document")[["nats", "targets"]].sum()
-            resampled = resample(sums)
-            mean, least, most = interval(resampled[:, 0] / resampled[:, 1], some.nats.mean())
-            found.append(
-                {
-                    "from": low,
-                    "to": high,
-                    "nats": mean,
-                    "nats_low": least,
-                    "nats_high": most,
-                    "targets": len(some),
-                }
-            )
-    return pd.DataFrame(found)
-
-
-def by_context(name: str, edges: list[int], ks: list[int]) -> pd.DataFrame:
-    """Return recovery, excess and net excess of targets by the number of tokens before them: a row
+def by_context(name: str, edges: list[int], ks: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield recovery, excess and net excess of targets by the number of tokens before them: a row
     for each kind of unit, k and range."""
-    rows, found = stored_rows(name), []
-    columns = ["gap", "own", "foreign"]
-    for units, k in product(read_meta(name)["units"], ks):
-        of_k = rows[(rows.target_set == "gap") & (rows.units == units) & (rows.k == k)]
-        for low, high in pairwise(edges):
-            some = of_k[of_k.target.between(low, high - 1)]
-            documents = some.document.unique()
-            sums_PDC = [
-                rows_P.groupby("document")[columns].sum().reindex(documents, fill_value=0)
-                for rows_P in (some[some.far_part == part] for part in ("document", "placebo"))
-            ]
-            weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
-            gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
-            with np.errstate(invalid="ignore"):  # a resample without a target of the placebo
-                excess_PR = (own_PR - foreign_PR) / gap_PR
-            values = {
-                "recovery": own_PR[0] / gap_PR[0],
-                "excess": excess_PR[0],
-                "net": excess_PR[0] - excess_PR[1],
-            }
-            own = some[some.far_part == "document"]
-            row = {"from": low, "to": high, "units": units, "k": k}
-            for column, values_R in values.items():
-                ends = interval(values_R[1:], values_R[0])
-                row |= zip((column, f"{column}_low", f"{column}_high"), ends, strict=True)
-            row |= {
-                "placebo": own_PR[1, 0] / gap_PR[1, 0],
-                "gap": own.gap.mean(),
-                "targets": len(own),
-                "placebo_targets": len(some) - len(own),
-            }
-            found.append(row)
-    return pd.DataFrame(found)
+    for units, k, (low, high) in product(read_meta(name)["units"], ks, pairwise(edges)):
+        rows = stored_rows(name)
+        rows = rows[(rows.target_set == "gap") & (rows.units == units) & (rows.k == k)]
+        rows = rows[rows.target.between(low, high - 1)]
+        own, placebo = (rows[rows.far_part == part] for part in ("document", "placebo"))
+        documents = rows.document.unique()
+        sums_PDC = [
+            part.groupby("document")[["gap", "own", "foreign"]].sum().reindex(documents).fillna(0)
+            for part in (own, placebo)
+        ]
+        weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
+        gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
+        with np.errstate(invalid="ignore"):  # a resample without a target of the placebo
+            excess_PR = (own_PR - foreign_PR) / gap_PR
+        row = {"from": low, "to": high, "units": units, "k": k, "gap": own.gap.mean()}
+        row |= {"targets": len(own), "placebo_targets": len(placebo)}
+        row["placebo"] = own_PR[1, 0] / gap_PR[1, 0]
+        for column, values_R in (
+            ("recovery", own_PR[0] / gap_PR[0]),
+            ("excess", excess_PR[0]),
+            ("net", excess_PR[0] - excess_PR[1]),
+        ):
+            ends = interval(values_R[1:], values_R[0])
+            row |= zip((column, f"{column}_low", f"{column}_high"), ends, strict=True)
+        yield row

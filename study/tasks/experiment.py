@@ -1,39 +1,28 @@
-"""Run a task experiment: train and test one model per scheme, k and seed (the command `task`).
+"""Run a task experiment: train and test one model per scheme, k and seed.
 
-Place in the flow: settings → trials, in parallel → trials/*.json → accuracy.parquet → figure.py.
+Place in the flow: settings → trials → trials/*.json → accuracy.parquet.
 
-A trial with a file is done, so the same command resumes, and the parts of a SLURM array
-(`--shard i/n`) write into one folder. The last one to finish writes the complete table.
+A trial with a file is done, so the same command resumes, and several processes (`--shard i/n`)
+write into one folder. Each writes the table of all trials that are done by then.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import partial
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import torch
 
 from olmo_sparsity.conform import with_crc
-from olmo_sparsity.errors import DataError, UserError
+from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import WorkFolder, locked
 from olmo_sparsity.io import read_json, sha256_of, write_atomically
 from olmo_sparsity.runtime import Progress, choose_device, device_name, provenance
 from olmo_sparsity.settings import merge
-from study.tasks.results import Row, check_rows, read_results, write_results
+from study.tasks.results import Row, write_results
 from study.tasks.settings import (
     MAY_CHANGE,
     ExperimentSettings,
@@ -46,9 +35,8 @@ from study.tasks.trial import Bench, Report, Trial, measure, train
 
 
 def run(config_path: str, overrides: list[str], shard: tuple[int, int] = (0, 1)) -> list[Row]:
-    settings = load_settings(config_path, overrides)
-    command = " ".join(["olmo-sparsity", "task", config_path, *overrides])
-    return run_settings(settings, command=command, shard=shard)
+    command = " ".join(["python -m study.tasks", config_path, *overrides])
+    return run_settings(load_settings(config_path, overrides), command=command, shard=shard)
 
 
 def run_settings(
@@ -56,7 +44,6 @@ def run_settings(
 ) -> list[Row]:
     """Run the unfinished trials; returns all rows of the folder."""
     device = choose_device(settings.device)
-    made_by = provenance(device_name(device))
     folder, fixed = Path(settings.output), fixed_settings(settings)
     work = WorkFolder(folder, "output")
     work.create("trials")
@@ -66,24 +53,25 @@ def run_settings(
     num_left_out = len(settings.test_lengths) * len(each(settings.test_ks))
     num_left_out -= len(tests(settings, build_task(settings, test=True)))
     if num_left_out:
-        print(
-            f"{num_left_out} pairs of test length and k are not tested: k does not fit the length"
-        )
-    if todo:
-        if not os.access(folder / "trials", os.W_OK):
-            raise UserError(f"output={folder} cannot be written; name a folder of your own")
-        run, num_steps = partial(run_trial, settings, device, folder), settings.training.num_steps
+        print(f"{num_left_out} pairs of test length and k do not exist: k does not fit the length")
+    num_steps, num_threads = settings.training.num_steps, torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small gain nothing from more, and sums round differently
+    try:
         with Progress("trials", total=len(trials) * num_steps, unit="steps") as progress:
             progress.resume_at((len(trials) - len(todo)) * num_steps)
-            if settings.num_workers == 1 or len(todo) < 2:
-                _train_here(run, todo, progress)
-            else:
-                _train_in_workers(run, settings, todo, progress)
-    elif (rows := _finished(folder)) == _collect(folder, identity)[0]:
-        return rows  # of a folder that may be read-only
+            for trial in todo:
+                before = progress.done
+
+                def report(step: int, loss: float, at: int = before, of: Trial = trial) -> None:
+                    progress.update(at + step, trial=of.name, loss=f"{loss:.3f}")
+
+                progress.note(run_trial(settings, device, folder, trial, report))
+    finally:
+        torch.set_num_threads(num_threads)
     with locked(folder, waits=True):  # the last shard's table has the trials of all
         rows, of_trials = _collect(folder, identity)
-        write_results(folder, rows, {"command": command, "settings": fixed} | of_trials | made_by)
+        about = {"command": command, "settings": fixed} | of_trials
+        write_results(folder, rows, about | provenance(device_name(device)))
     return rows
 
 
@@ -95,9 +83,6 @@ def list_trials(settings: ExperimentSettings) -> list[Trial]:
         for train_k in each(settings.train_ks)
         for scheme in settings.schemes
     ]
-
-
-# --- one trial ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,103 +120,9 @@ def run_trial(
         cpu_seconds=round(time.process_time() - cpu_started, 1),
     )
     write_atomically(_file_of(folder, trial), json.dumps(with_crc(asdict(done)), indent=1) + "\n")
-    ends = ", ".join(
-        f"{row.exact_match:.3f} at {row.length}"
-        + (f" (k = {row.test_k})" if row.test_k is not None else "")
-        for row in (min(rows, key=lambda r: r.length), max(rows, key=lambda r: r.length))
-    )
-    return f"{trial.name}: exact match {ends}; {seconds:.0f} s"
-
-
-# --- many trials ----------------------------------------------------------------------------------
-
-
-Run = Callable[[Trial, Report], str]
-"""`run_trial` of an experiment."""
-
-
-def _train_here(run: Run, todo: list[Trial], progress: Progress) -> None:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker: sums of more threads round differently
-    try:
-        for trial in todo:
-
-            def report(
-                step: int, loss: float, trial: Trial = trial, before: int = progress.done
-            ) -> None:
-                progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
-
-            progress.note(run(trial, report))
-    finally:
-        torch.set_num_threads(num_threads)
-
-
-def _train_in_workers(
-    run: Run, settings: ExperimentSettings, todo: list[Trial], progress: Progress
-) -> None:
-    earlier = progress.done
-    num_done = earlier // settings.training.num_steps
-    num_trials = num_done + len(todo)
-    # Not forked: a child would inherit PyTorch's threads in an undefined state.
-    context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", 0)
-    with ProcessPoolExecutor(
-        settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
-    ) as pool:
-        try:
-            # Ctrl-C reaches all processes of the group; workers inherit that it is blocked.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            # Not `futures.wait`, which locks every future: a Ctrl-C in between leaves some
-            # locked, and the pool waits for them for ever.
-            ended: SimpleQueue[Future[str]] = SimpleQueue()
-            for trial in todo:
-                future = pool.submit(_work, run, trial)
-                future.add_done_callback(ended.put)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            while num_done < num_trials:
-                with contextlib.suppress(Empty):
-                    progress.note(ended.get(timeout=1).result())
-                    num_done += 1
-                progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker was killed, perhaps for want of memory; lower num_workers or "
-                "training.batch_size. Finished trials are kept, the same command goes on"
-            ) from None
-        except Exception:
-            pool.shutdown(cancel_futures=True)  # running trials finish
-            raise
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.kill()
-            raise
-
-
-_steps_done: Synchronized[int]
-
-
-def _start_worker(counter: Synchronized[int]) -> None:
-    global _steps_done
-    _steps_done = counter
-    torch.set_num_threads(1)  # models this small gain nothing from threads
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent ends or is killed, which closes its pipe."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _work(run: Run, trial: Trial) -> str:
-    def report(step: int, loss: float) -> None:
-        with _steps_done.get_lock():
-            _steps_done.value += 1
-
-    return run(trial, report)
+    ends = min(rows, key=lambda row: row.length), max(rows, key=lambda row: row.length)
+    said = ", ".join(f"{row.exact_match:.3f} at {row.length}" for row in ends)
+    return f"{trial.name}: exact match {said}; {seconds:.0f} s"
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -251,24 +142,15 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     return cast(dict[str, Any], merge(fixed_settings(ExperimentSettings()), stored))
 
 
-def _finished(folder: Path) -> list[Row]:
-    with contextlib.suppress(DataError):
-        return read_results(folder)[0]
-    return []
-
-
 def _collect(folder: Path, identity: str) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """All rows, and the seconds and last training loss of each trial."""
     rows, seconds, losses = [], {}, {}
     for path in sorted((folder / "trials").glob("*.json")):
         remedy = "delete it and start again"
         trained = read_json(path, _Trained, remedy)
-        if not (trained.rows and trained.losses and len(trained.losses[-1]) == 2):
-            raise DataError(f"{path}: it has no rows or no losses; {remedy}")
         names = {Trial(row.scheme, row.train_k, row.seed).name for row in trained.rows}
         if names != {path.stem} or trained.identity != identity:
             raise DataError(f"{path} is of another trial or experiment; {remedy}")
-        check_rows(path, trained.rows)
         rows += trained.rows
         seconds[path.stem] = trained.seconds
         losses[path.stem] = round(trained.losses[-1][1], 4)

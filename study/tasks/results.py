@@ -1,6 +1,6 @@
 """Read, write and format the table of a task experiment. Never imports torch.
 
-Place in the flow: experiment.py → accuracy.parquet + meta.json → figure.py.
+Place in the flow: experiment.py → accuracy.parquet + meta.json.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.errors import DataError
 from study.tables_of_rows import markdown, read_rows, write_rows
 
 TABLE = "accuracy.parquet"
-MADE_BY = "olmo-sparsity task CONFIG"
 
 
 @dataclass(frozen=True)
@@ -54,19 +52,7 @@ def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
 
 
 def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    rows, meta = read_rows(folder / TABLE, Row, MADE_BY)
-    check_rows(folder / TABLE, rows)
-    return rows, meta
-
-
-def check_rows(path: Path, rows: list[Row]) -> None:
-    for row in rows:
-        shares = (row.token_accuracy, row.id_accuracy, row.exact_match, row.teacher_forced)
-        if not all(share is None or 0 <= share <= 1 for share in shares):  # NaN neither
-            raise DataError(
-                f"{path}: {row.scheme}, seed {row.seed}, length {row.length} has an accuracy that "
-                f"is not between 0 and 1: {shares}; make it again with `{MADE_BY}`"
-            )
+    return read_rows(folder / TABLE, Row, "python -m study.tasks CONFIG")
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

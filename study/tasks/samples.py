@@ -10,7 +10,7 @@ Dimension key: B samples, P prompt length, R response length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -107,3 +107,42 @@ class Task(Protocol):
 def refuse_k(task: str, k: Ks) -> None:
     if k is not None:
         raise ConfigError(f"{task} has no k; leave train_ks and test_ks empty")
+
+
+@dataclass(frozen=True)
+class EndToken(Task):
+    """A task whose responses end with a token of its own, so that a model must find their length.
+    The end is coupled with the last token of the prompt."""
+
+    task: Task
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return (*self.task.vocabulary, "<end>")
+
+    @property
+    def length_step(self) -> int:
+        return self.task.length_step
+
+    def sample(
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
+    ) -> Samples:
+        samples = self.task.sample(generator, num_samples, length, k)
+        ids_BP, ids_BR = samples.prompt_ids_BP, samples.response_ids_BR
+        if ids_BP is not None and ids_BR is not None:
+            ids_BR = np.concatenate((ids_BR, ids_BP[:, -1:]), axis=1)
+        return replace(
+            samples, response_BR=self._ended(samples.response_BR), response_ids_BR=ids_BR
+        )
+
+    def largest_k(self, length: int) -> int | None:
+        return self.task.largest_k(length)
+
+    def largest_id(self, length: int) -> int | None:
+        return self.task.largest_id(length)
+
+    def solve(self, samples: Samples) -> np.ndarray:
+        return self._ended(self.task.solve(samples))
+
+    def _ended(self, response_BR: np.ndarray) -> np.ndarray:
+        return np.pad(response_BR, ((0, 0), (0, 1)), constant_values=len(self.task.vocabulary))

@@ -21,7 +21,6 @@ from torch import Tensor
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from study.coupling import PositionCoupling, Response, score
-from study.fit import fit
 from study.tasks.results import Row, wilson
 from study.tasks.samples import Samples, Task
 from study.tasks.schemes import EMBEDDED, PREDICTED, Placed, place
@@ -97,22 +96,19 @@ def train(bench: Bench, report: Report) -> tuple[PositionCoupling, list[list[flo
     history: list[list[float]] = []
     recent: list[float] = []
 
-    def note(step: int, loss: float) -> None:
-        recent.append(loss)
-        report(step, loss)
+    for step in range(1, num_steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings.optimizer, step, num_steps)
+        loss = model.loss(*_draw_batch(bench, generator, step))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.training.max_grad_norm)
+        optimizer.step()
+        recent.append(loss.item())
+        report(step, recent[-1])
         if step % _LOG_EVERY == 0 or step == num_steps:
             history.append([step, float(np.mean(recent))])
             recent.clear()
-
-    fit(
-        model,
-        (_draw_batch(bench, generator, n + 1) for n in range(num_steps)),
-        optimizer,
-        loss_of=lambda batch: model.loss(*batch).total,
-        rate=lambda step: learning_rate(settings.optimizer, step, num_steps),
-        max_grad_norm=settings.training.max_grad_norm,
-        report=note,
-    )
     return model.eval(), history
 
 

@@ -4,14 +4,9 @@ Place in the flow: a task → samples.
 
 A prompt is m statements `name = source`, written `name source` without the sign, then `?` and a
 name. A source is a constant or another name; the k statements of the chain lead from the queried
-name to a constant. Response: the source of each statement of the chain, in turn, as a scratchpad.
+name to a constant. The others form chains of the same length, so that only the query distinguishes
+them. Statements are in random order. Response: the source of each statement of the chain, in turn.
 Coupled IDs: prompt tokens have their place, a response token the place of the source it repeats.
-
-Two forms:
-
-    order: shuffled    each name is assigned once, statements are in random order
-    order: program     names are assigned repeatedly, and a source means the latest assignment
-                       before it: a name alone does not determine the next statement
 
 The settings vary what the paper leaves open. All statements are equally wide: a name is
 `name_length` letters, a constant `value_length` digits, the shorter one is padded with `.`.
@@ -23,7 +18,6 @@ A letters of a name, P prompt length, R response length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -45,10 +39,6 @@ class VariableAssignment(Task):
     With more of them at test than in training, a model meets new names of known letters."""
 
     value_length: int = 1
-    order: Literal["shuffled", "program"] = "shuffled"
-    distractors: Literal["constants", "chains"] = "chains"
-    """Statements off the chain hold constants, or form chains of the same length, so that only the
-    query distinguishes them."""
 
     def __post_init__(self) -> None:
         for name in ("num_letters", "name_length", "num_names", "value_length"):
@@ -91,9 +81,7 @@ class VariableAssignment(Task):
             k = int(generator.integers(1, length + 1))
         if not 1 <= k <= length:
             raise ConfigError(f"a chain of k={k} does not fit into {length} statements; lower k")
-        build = self._shuffled if self.order == "shuffled" else self._program
-        targets_BM, sources_BM, chain_BK = build(generator, num_samples, length, k)
-        return self._write(generator, targets_BM, sources_BM, chain_BK)
+        return self._write(generator, *self._shuffled(generator, num_samples, length, k))
 
     def _shuffled(
         self, generator: np.random.Generator, num_samples: int, num_statements: int, k: int
@@ -102,7 +90,7 @@ class VariableAssignment(Task):
         if num_statements > self.num_names:
             raise ConfigError(
                 f"{num_statements} statements need as many names, task.num_names={self.num_names}; "
-                "raise it, or set task.order=program, where names are assigned repeatedly"
+                "raise it"
             )
         names_BN = generator.random((num_samples, self.num_names), dtype=np.float32).argsort(1)
         targets_BM = names_BN[:, :num_statements]
@@ -110,51 +98,11 @@ class VariableAssignment(Task):
         sources_BM = np.roll(targets_BM, -1, axis=1)
         sources_BM[:, k - 1 :: k] = -1
         sources_BM[:, -1] = -1
-        if self.distractors == "constants":
-            sources_BM[:, k:] = -1
         places_BM = generator.random((num_samples, num_statements), dtype=np.float32).argsort(1)
         written = [np.empty_like(array) for array in (targets_BM, sources_BM)]
         for array, logical in zip(written, (targets_BM, sources_BM), strict=True):
             np.put_along_axis(array, places_BM, logical, axis=1)
         return written[0], written[1], places_BM[:, :k]
-
-    def _program(
-        self, generator: np.random.Generator, num_samples: int, num_statements: int, k: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Build statement by statement. The chain starts with its constant and ends with the
-        queried name; its newest name is not assigned elsewhere until the chain continues."""
-        rows_B = np.arange(num_samples)
-        order_BM = generator.random((num_samples, num_statements)).argsort(1)
-        chain_BK = np.sort(order_BM[:, :k], axis=1)
-        in_chain_BM = np.zeros((num_samples, num_statements), dtype=bool)
-        np.put_along_axis(in_chain_BM, chain_BK, True, axis=1)
-        targets_BM, sources_BM = np.empty((2, num_samples, num_statements), dtype=np.int64)
-        newest_B = np.full(num_samples, -1)
-        assigned_BN = np.zeros((num_samples, self.num_names), dtype=bool)
-        for place in range(num_statements):
-            target_B = self._draw_name_except(generator, newest_B)
-            keys_BN = generator.random((num_samples, self.num_names)) * assigned_BN
-            keys_BN[rows_B, target_B] = 0
-            copied_B = np.where(keys_BN.any(1), keys_BN.argmax(1), -1)
-            # Constants are as frequent off the chain as on it.
-            constant_B = generator.random(num_samples) < 1 / k
-            if self.distractors == "constants":
-                constant_B[:] = True
-            off_chain_B = np.where(constant_B, -1, copied_B)
-            in_chain_B = in_chain_BM[:, place]
-            sources_BM[:, place] = np.where(in_chain_B, newest_B, off_chain_B)
-            targets_BM[:, place] = target_B
-            newest_B = np.where(in_chain_B, target_B, newest_B)
-            assigned_BN[rows_B, target_B] = True
-        return targets_BM, sources_BM, chain_BK[:, ::-1]
-
-    def _draw_name_except(self, generator: np.random.Generator, except_B: np.ndarray) -> np.ndarray:
-        """Uniform over the other names; -1 excludes none."""
-        excepted_B = except_B >= 0
-        name_B = np.floor(generator.random(len(except_B)) * (self.num_names - excepted_B)).astype(
-            int
-        )
-        return name_B + (excepted_B & (name_B >= except_B))
 
     def _write(
         self,
@@ -206,11 +154,9 @@ class VariableAssignment(Task):
             statements = [rest[i : i + width] for i in range(0, len(rest), width)]
             row: list[int] = []
             while not row or row[-1] >= _LETTERS:
-                place = max(i for i, s in enumerate(statements) if s[:at] == name)
-                source = [token for token in statements[place][at:] if token != _FILL]
+                (assigned,) = (s for s in statements if s[:at] == name)
+                source = [token for token in assigned[at:] if token != _FILL]
                 row, name = row + source, source
-                if self.order == "program":
-                    statements = statements[:place]
             rows.append(row)
         return np.array(rows)
 

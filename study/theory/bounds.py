@@ -30,14 +30,12 @@ class Lengths:
             raise ConfigError(f"L={self.train} and L_local={self.local} must both be at least 1")
         if self.test < self.train:
             raise ConfigError(
-                f"L̄={self.test} is below L={self.train}: the bounds are about longer strings; at a "
-                "training length use the training risk itself"
+                f"L̄={self.test} is below L={self.train}: use the training risk itself"
             )
         if 4 * self.local > self.train:
             raise ConfigError(
                 f"L_local={self.local} exceeds L/4={self.train / 4:g}: Theorem 4.3 does not apply; "
-                f"train on lengths up to at least {4 * self.local}, or couple the positions "
-                "(Proposition 4.4)"
+                f"train on at least {4 * self.local}, or couple positions (Proposition 4.4)"
             )
 
 
@@ -49,10 +47,7 @@ def stated_bound(
     _check(risk, constant)
     for name, eta in (("η_L", eta_train), ("η_L̄", eta_test)):
         if not eta >= 1 or not math.isfinite(eta):
-            raise ConfigError(
-                f"{name}={eta:g} must be finite and at least 1 (Assumption 4.2): some length never "
-                "uses a placement that another does, so training does not cover it"
-            )
+            raise ConfigError(f"{name}={eta:g} must be finite and at least 1 (Assumption 4.2)")
     return constant * eta_train * eta_test * lengths.train * lengths.test**2 * risk
 
 
@@ -64,10 +59,7 @@ def improved_bound(
     that occur are then O(1))."""
     _check(worst_risk, constant)
     if not uniform_placement:
-        raise ConfigError(
-            "the improved bound needs the placements of Remark C.1 (every shape uniformly wherever "
-            "it fits); use stated_bound with the η of this position law"
-        )
+        raise ConfigError("the improved bound needs the placements of Remark C.1")
     return (lengths.test / lengths.train) ** 2 * constant * worst_risk
 
 
@@ -118,6 +110,4 @@ def _check(risk: float, constant: float) -> None:
     if not 0 <= risk <= 1:
         raise ConfigError(f"risk δ={risk:g} must lie in [0, 1]: the loss is 1 − h(X)_Y")
     if not constant > 0 or not math.isfinite(constant):
-        raise ConfigError(
-            f"the constant of the bound must be positive and finite, not {constant:g}"
-        )
+        raise ConfigError(f"constant={constant:g} must be positive and finite")

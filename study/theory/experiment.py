@@ -1,6 +1,6 @@
 """Run a theory experiment: learn on lengths L/2 … L, measure risk up to 8L next to both bounds.
 
-Place in the flow: settings → planted data → learning → risks, bounds → results → figure.
+Place in the flow: settings → planted data → learning → risks, bounds → results.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ import torch
 from olmo_sparsity.folders import WorkFolder
 from olmo_sparsity.runtime import Progress, format_duration, provenance
 from study.theory import bounds
-from study.theory.cases import build_planted, setting_of
 from study.theory.learning import learn, training_lengths
 from study.theory.planted import Planted, locality, regularity, translated_shapes
-from study.theory.results import Row, write_results
+from study.theory.results import Row, cases_table, summarise, write_results
 from study.theory.risks import can_transfer, sampled_risk, transfer_risk
-from study.theory.settings import CaseConfig, TheoryConfig, load_theory_config
+from study.theory.settings import (
+    CaseConfig,
+    TheoryConfig,
+    build_planted,
+    load_theory_config,
+    setting_of,
+)
 from study.theory.sparse_attention import KeyShape, build_layout
-from study.theory.worst_case import search_worst_cases
 
 
 def run(config_path: str, overrides: list[str]) -> None:
     config = load_theory_config(config_path, overrides)
     # Built once before training, to fail early.
     plans = [_plan(config, case) for case in config.cases]
-    for case in config.bridge.cases:
-        build_planted(config, case)
     work = WorkFolder(Path(config.output), "output")
     with work.opened():
-        work.identify(asdict(replace(config, output="", figure="")))
-        Path(config.figure).parent.mkdir(parents=True, exist_ok=True)
-        _compute(config, plans, " ".join(["olmo-sparsity", "theory", config_path, *overrides]))
+        work.identify(asdict(replace(config, output="")))
+        _compute(config, plans, " ".join(["python -m study.theory", config_path, *overrides]))
 
 
 def _compute(config: TheoryConfig, plans: list[_Plan], command: str) -> None:
@@ -47,31 +48,17 @@ def _compute(config: TheoryConfig, plans: list[_Plan], command: str) -> None:
     with Progress("theory", total=len(plans) * num_steps, unit="steps") as progress:
         for index, plan in enumerate(plans):
             rows += _run_case(config, plan, progress, index * num_steps)
-    if config.worst_case.seeds:
-        rows += search_worst_cases(config.worst_case, config.test_multiples, config.bound_constant)
-    if config.bridge.cases:  # imported here, as OLMo takes seconds to load
-        from study.theory.bridge import run_bridge
-
-        rows += run_bridge(config)
     seconds = time.perf_counter() - started
     cpu_seconds = time.process_time() - cpu_started
     meta = {
         "command": command,
-        "seeds": config.seeds,
-        "train_length": config.train_length,
-        "test_multiples": config.test_multiples,
-        "local_span": config.local_span,
-        "bound_constant": config.bound_constant,
         "config": asdict(config),
         **provenance(f"{torch.get_num_threads()} threads"),
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),
     }
     write_results(config.output, rows, meta)
-    from study.theory.figure import draw
-
-    for path in draw(config.output, config.figure):
-        print(path)
+    print(cases_table(summarise(rows), ["attention"]))
     print(f"{len(rows):,} risks in {format_duration(seconds)}: {config.output}/table.parquet")
 
 

@@ -10,7 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.settings import Rules, enforce, load, option
+from study.theory.planted import (
+    Planted,
+    drifting_shapes,
+    marker_background,
+    order_tokens,
+    parity_tokens,
+    shapes_within,
+    translated_shapes,
+    uniform_subsets,
+)
 
 
 @dataclass
@@ -30,10 +41,10 @@ class LearningConfig:
 
 @dataclass
 class CaseConfig:
-    """One line of the figure: a planted distribution and a hypothesis class."""
+    """One line of the table: a planted distribution and a hypothesis class."""
 
     setting: str = option(None, required=True)
-    """A name in cases.SETTINGS: local, nonlocal, coupled …"""
+    """A name in SETTINGS: local, nonlocal, coupled …"""
 
     num_places: int = option(None, required=True, least=1)
     """k of the data."""
@@ -52,55 +63,9 @@ class CaseConfig:
 
 
 @dataclass
-class BridgeConfig:
-    """A small transformer on the same data (bridge.py)."""
-
-    num_steps: int = option(1500, least=1)
-    batch_size: int = option(64, least=1)
-    learning_rate: float = 2e-3
-    width: int = 64
-    num_layers: int = option(2, least=1)
-    num_heads: int = 4
-    rotary_fraction: float = 0.5
-    """Share of each head that RoPE rotates. 1.0 is OLMo's; less helped every synthetic task."""
-
-    num_chunks: int = option(4, least=1)
-    """Chunks of PoSE."""
-
-    num_strings: int = option(512, least=1)
-    """Strings measured per length."""
-
-    seeds: list[int] = option([0], least=0, some=True, distinct=True)
-    schemes: list[Literal["rope", "pose"]] = option(["rope", "pose"], some=True, distinct=True)
-    """rope: plain position IDs; pose: spread in training up to the IDs of the longest test."""
-
-    cases: list[CaseConfig] = option([])
-    """Only setting, num_places and marker_rate apply. Empty: no bridge."""
-
-
-@dataclass
-class WorstCaseConfig:
-    """The search for the hypothesis with the fastest growth of risk (worst_case.py), over pairs
-    within L/4, which is at least 2."""
-
-    seeds: list[int] = option([], least=0, distinct=True)
-    """Seeds of the starting points. Empty: no search."""
-
-    train_length: int = option(8, least=8, most=27)
-    """Beyond, the exact risk of pairs within L/4 has too many states."""
-
-    marker_rate: float = 0.0
-    num_steps: int = option(40, least=1)
-    learning_rate: float = 0.25
-
-
-@dataclass
 class TheoryConfig:
     output: str = "runs/theory"
     """Folder for settings.json, table.parquet and meta.json."""
-
-    figure: str = "docs/figures/theory"
-    """Path of figure and summary, without .png, .csv, .md and .meta.json."""
 
     train_length: int = option(16, least=1, most=10**5)
     """L: training mixes all lengths from L/2 to L."""
@@ -123,8 +88,6 @@ class TheoryConfig:
 
     learning: LearningConfig = field(default_factory=LearningConfig)
     cases: list[CaseConfig] = option([], some=True, required=True)
-    worst_case: WorstCaseConfig = field(default_factory=WorstCaseConfig)
-    bridge: BridgeConfig = field(default_factory=BridgeConfig)
 
 
 def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
@@ -134,28 +97,76 @@ def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
 
 
 def _rules(config: TheoryConfig) -> Rules:
-    for name in ("output", "figure"):
-        value = getattr(config, name)
-        yield Path(value).name, f"{name}='{value}' must be a path with a name"
-    for index, case in enumerate(config.bridge.cases):
-        for name in ("attention_places", "objective", "train_length"):
-            value = getattr(case, name)
-            yield (
-                value == getattr(CaseConfig, name),
-                f"bridge.cases[{index}].{name}={value} has no effect on a transformer; remove it",
-            )
-    for where, cases in (("cases", config.cases), ("bridge.cases", config.bridge.cases)):
-        known: list[CaseConfig] = []
-        for index, case in enumerate(cases):
-            longest = case.train_length or config.train_length
-            shortest = (longest + 1) // 2
-            for name in ("num_places", "attention_places"):
-                k = getattr(case, name)
-                yield (
-                    k is None or k <= shortest,
-                    f"{where}[{index}].{name}={k} must lie between 1 and the shortest training "
-                    f"length L/2={shortest}; raise train_length or lower it",
-                )
-            places = case.attention_places or case.num_places
-            known.append(replace(case, train_length=longest, attention_places=places))
-            yield known[-1] not in known[:-1], f"{where}[{index}] is a duplicate; remove one"
+    yield Path(config.output).name, f"output='{config.output}' must be a path with a name"
+    known: list[CaseConfig] = []
+    for index, case in enumerate(config.cases):
+        longest = case.train_length or config.train_length
+        shortest = (longest + 1) // 2
+        places = case.attention_places or case.num_places
+        fits = max(case.num_places, places) <= shortest
+        yield fits, f"cases[{index}].num_places={case.num_places} must lie between 1 and {shortest}"
+        known.append(replace(case, train_length=longest, attention_places=places))
+        yield known[-1] not in known[:-1], f"cases[{index}] is a duplicate; remove one"
+
+
+# --- the named settings ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Which assumptions of the theorems the data and the class satisfy."""
+
+    places: Literal["local", "anywhere", "adjacent", "drifting"]
+    coupled: bool = False
+    task: Literal["parity", "order"] = "parity"
+    keys: Literal["local", "trained", "everywhere", "coupled", "tokens"] = "local"
+    """The key function. local: 0 beyond L_local; trained: 0 beyond L, the widest span in training;
+    everywhere: also for wider spans, where the key stays as initialised; tokens: independent of
+    places; coupled: 0 beyond coupled_window position IDs."""
+
+
+SETTINGS = {
+    # (a) and (d): all assumptions of Theorem 4.3.
+    "local": Setting("local"),
+    # (b) planted places anywhere, so keys must reach as far as training strings do.
+    "nonlocal": Setting("anywhere", keys="trained"),
+    # (c) the same data, position IDs coupled (Proposition 4.4).
+    "coupled": Setting("anywhere", coupled=True, keys="coupled"),
+    # One assumption broken at a time: local data but a non-local class; wide keys left as
+    # initialised; keys independent of places.
+    "local_wide_keys": Setting("local", keys="everywhere"),
+    "nonlocal_wide_keys": Setting("anywhere", keys="everywhere"),
+    "nonlocal_token_keys": Setting("anywhere", keys="tokens"),
+    # (d) disagreeing lengths: the last training length plants another shape than the others.
+    "drifting": Setting("drifting"),
+    # With k = 1, relativity makes attention blind to order.
+    "order": Setting("adjacent", task="order"),
+}
+
+_DRIFT_RARE = 0.05
+
+
+def build_planted(config: TheoryConfig, case: CaseConfig) -> Planted:
+    setting = setting_of(case)
+    k = case.num_places
+    if setting.places == "local":
+        law = translated_shapes(shapes_within(k, config.local_span))
+    elif setting.places == "adjacent":
+        law = translated_shapes([tuple(range(k))])
+    elif setting.places == "drifting":
+        shapes = shapes_within(k, config.local_span)
+        switch = case.train_length or config.train_length
+        law = drifting_shapes([shapes[0], shapes[-1]], switch, _DRIFT_RARE)
+    else:
+        law = uniform_subsets(k)
+    if setting.task == "order" and k != 2:
+        raise ConfigError(f"setting order plants pairs: num_places={k} must be 2")
+    vocabulary = order_tokens() if setting.task == "order" else parity_tokens(k)
+    background = marker_background(case.marker_rate)
+    return Planted(law, *vocabulary, background, coupled=setting.coupled)
+
+
+def setting_of(case: CaseConfig) -> Setting:
+    if case.setting not in SETTINGS:
+        raise ConfigError(f"setting '{case.setting}' is not one of {', '.join(SETTINGS)}")
+    return SETTINGS[case.setting]

@@ -22,7 +22,6 @@ from olmo_sparsity.training.loop import train
 from study import planting
 from study.benchmarks.evidence import compare
 from study.planting import (
-    describe_enough,
     describe_planted,
     hit_rates,
     open_planted,
@@ -118,17 +117,6 @@ def test_hit_rates_count_planted_tokens_among_the_first() -> None:
             truth = ({4, 7}, {5, 9})
             shares = [len(truth[d] & {*ranks[selector, d][:k]}) / 2 for d in (0, 1)]
             assert found[selector, k] == pytest.approx(np.mean(shares))
-
-
-def test_how_many_are_enough_is_the_first_k_of_each_rule() -> None:
-    curves = {"drop_one": {1: 0.02, 8: 0.95, 4: 0.9}, "add_one": {1: 0.1, 8: 0.899}}
-    rows = [
-        {"selector": name, "units": "tokens", "k": k, "recovery": recovery}
-        for name, curve in curves.items()
-        for k, recovery in curve.items()
-    ]
-    said = describe_enough(pd.DataFrame(rows))
-    assert "drop_one over tokens k = 4, add_one over tokens not up to k = 8" in said
 
 
 def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(

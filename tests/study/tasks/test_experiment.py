@@ -1,28 +1,23 @@
-"""Many trials, on any number of processes: their files, their table, their end."""
+"""Many trials: their files, their table, their end, and what is refused."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.errors import ConfigError, DataError
 from study.tasks import experiment
 from study.tasks.__main__ import main
 from study.tasks.results import Row, format_table, read_results, wilson
 from study.tasks.schemes import SCHEMES
 from study.tasks.trial import Report, Trial
-from tests.conftest import running, small_task, until
+from tests.conftest import small_task
 from tests.study.tasks.support import make, write
 
 # --- many trials ----------------------------------------------------------------------------------
@@ -66,25 +61,6 @@ def test_the_parts_of_an_array_add_up_to_one_run(
     for part in range(3):
         rows = experiment.run_settings(settings, shard=(part, 3))
     assert rows == finished[1]
-
-
-def test_trials_have_one_thread_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More threads round sums differently."""
-    seen = []
-    run_trial = experiment.run_trial
-
-    def counted(*given: Any) -> str:
-        seen.append(torch.get_num_threads())
-        return run_trial(*given)
-
-    monkeypatch.setattr(experiment, "run_trial", counted)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1]))
-        assert (seen, torch.get_num_threads()) == ([1], 2)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_of_two_shards_that_end_together_none_is_lost(
@@ -143,41 +119,9 @@ def test_a_trial_of_another_scheme_or_experiment_is_refused(
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     trials = tmp_path / "run" / "trials"
     settings = make(tmp_path, schemes=["rope", "ppc"], seeds=[1])
-    own = (trials / "ppc_seed1.json").read_text()
     shutil.copy(trials / "rope_seed1.json", trials / "ppc_seed1.json")
     with pytest.raises(DataError, match=r"ppc_seed1\.json is of another trial or experiment"):
         experiment.run_settings(settings)
-    (trials / "ppc_seed1.json").write_text(own)
-    other = make(
-        tmp_path, schemes=["rope"], seeds=[1], output=str(tmp_path / "x"), test_lengths=[4]
-    )
-    experiment.run_settings(other)
-    shutil.copy(tmp_path / "x/trials/rope_seed1.json", trials)
-    with pytest.raises(DataError, match=r"rope_seed1\.json is of another trial or experiment"):
-        experiment.run_settings(settings)
-    shutil.copy(finished[0] / "run/trials/rope_seed1.json", trials)
-    text = (trials / "rope_seed1.json").read_text()
-    (trials / "rope_seed1.json").write_text(
-        text.replace('"num_parameters": ', '"num_parameters": 1')
-    )
-    with pytest.raises(DataError, match=r"rope_seed1\.json: it is not what was written"):
-        experiment.run_settings(settings)
-
-
-def test_a_finished_folder_is_not_written_to(
-    finished: tuple[Path, list[Row]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be another user's, whose unfinished folder is refused before anything is trained."""
-    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    rows = experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1]))
-    assert rows == finished[1]
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-    with pytest.raises(UserError, match=r"output=.*run cannot be written; name a folder of your"):
-        experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1, 2]))
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == times
-    (tmp_path / "run/accuracy.parquet").unlink()
-    assert experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1])) == rows
 
 
 def test_a_run_goes_on_where_it_stopped(
@@ -222,41 +166,11 @@ class Copy:
 """
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
-def test_workers_end_with_their_parent_and_their_trials_are_as_in_one_process(
-    tmp_path: Path, name: str
-) -> None:
-    """Of a task of one's own too: every process reads its file."""
-    file = tmp_path / "copy_task.py"
-    file.write_text(OWN_TASK)
-    own = {"task": {"name": f"{file}:Copy", "num_words": 5}, "schemes": ["ppc"]}
-    settings = small_task(tmp_path / "run") | own | {"num_workers": 2, "seeds": list(range(1000))}
-    command = [sys.executable, "-m", "study.tasks", str(write(settings, tmp_path))]
-    trials = [tmp_path / "run" / "trials" / f"ppc_seed{seed}.json" for seed in (0, 1)]
-    with running(command, stderr=subprocess.PIPE, text=True) as parent:
-        until(lambda: all(map(Path.exists, trials)), lambda: parent.poll() is None)
-        group = name == "SIGINT"  # as a terminal does
-        (os.killpg if group else os.kill)(parent.pid, getattr(signal, name))
-        _, error = parent.communicate(timeout=120)
-        with contextlib.suppress(ProcessLookupError):
-            until(lambda: os.killpg(parent.pid, 0), timeout_s=30)  # its workers, which end too
-    if name != "SIGKILL":
-        assert parent.returncode == 75
-        assert "Traceback" not in error
-        assert "the same command goes on" in error
-    resumed, alone = (
-        experiment.run_settings(make(tmp_path, **own, seeds=[0, 1], output=str(tmp_path / name)))
-        for name in ("run", "alone")
-    )
-    assert [row for row in resumed if row.seed < 2] == alone
-    assert len({row.token_accuracy for row in alone}) > 1
-
-
 @pytest.mark.parametrize(
     ("right", "wrong", "expected"),
     [
         ("i[:, :length]", "i[:, :-1]", "response_ids_BR has shape"),
-        ("def largest_k", "def biggest_k", "Copy lacks largest_k"),
+        ("@dataclass(frozen=True)", "", "nor a dataclass your_file.py:Task"),
         ("map(str, range(self.num_words))", "map(str, range(2))", "the vocabulary has 2 words"),
         ("return length\n", "return length - 1\n", "position IDs 1 to 5, but the first is 1"),
         ("return samples.prompt_BP", "return 0 * samples.prompt_BP", "solve() does not give"),
@@ -285,12 +199,57 @@ def test_wilson_is_the_textbook_interval() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_gpt_neox_has_neither_nope_nor_alibi(tmp_path: Path) -> None:
-    model = small_task(tmp_path)["model"] | {"architecture": "gpt_neox", "rotary_fraction": 0.5}
-    settings = make(tmp_path, schemes=["nope"], model=model)
-    with pytest.raises(ConfigError, match=r"model\.architecture=gpt_neox"):
-        experiment.run_settings(settings)
-    rows = experiment.run_settings(
-        make(tmp_path, schemes=["ppc"], seeds=[1], model=model, output=str(tmp_path / "neox"))
-    )
-    assert len(rows) == 2
+K = {
+    "task": {"name": "sparse_parity"},
+    "schemes": ["rope"],
+    "train_lengths": [20, 20],
+    "test_lengths": [20],
+    "train_ks": [4],
+    "test_ks": [4],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"schemes": ["ppc"], "positions": {"num_ids": 8}},
+            "test_lengths: length 8 needs 10 position IDs under ppc, but positions.num_ids=8",
+        ),
+        ({**K, "train_ks": [11]}, r"train_ks=\[11\] must lie between 1 and 10"),
+        ({"schemes": ["spiral"]}, "are not known; choose among rope"),
+        ({**K, "task": {"name": "sparse_parity", "max_k": 3}}, "task: unknown key 'max_k'$"),
+        ({"task": "addition"}, "task=addition must be a section"),
+        ({"task": {"name": "subtraction"}}, "task.name=subtraction is not one of sparse_parity"),
+        ({"task": {"name": "nowhere.py:Task"}}, "'nowhere.py' does not exist"),
+        ({"train_lengths": [5, 3]}, r"train_lengths=\[5, 3\] must be \[shortest, longest\]"),
+        ({"train_ks": [2], "test_ks": [2]}, "this task has no k; remove it"),
+        (
+            {"schemes": ["rope"], "positions": {"aligned_cuts": True}},
+            "positions.aligned_cuts=True is set",
+        ),
+        ({"schemes": ["auxiliary"], "coupling": {"embed_ids": False}}, "cannot predict IDs"),
+        ({**K, "schemes": ["pointers"]}, "scheme pointers: this task has no coupled IDs"),
+        ({"schemes": ["auxiliary"], "task": {"name": "addition"}}, "coupled with no prompt token"),
+        ({"schemes": ["rope"], "positions": {"published": True}}, "positions.published=True is"),
+        (
+            {"schemes": ["pose"], "positions": {"published": True, "aligned_cuts": True}},
+            "it means several chunks, cut anywhere",
+        ),
+        ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task"),
+        ({"schemes": ["ppc"], "positions": {"aligned_cuts": True}}, "units are single tokens"),
+        (
+            {"task": {"name": "variable_assignment"}, "train_ks": [2], "test_ks": [2]},
+            "takes one k for all samples; leave train_ks empty",
+        ),
+    ],
+)
+def test_bad_input_ends_in_one_line(
+    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(small_task(tmp_path / "run") | changes, tmp_path)
+    assert main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()

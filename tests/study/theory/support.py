@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from study.theory import planted as P
-from study.theory.results import Summary
 from study.theory.risks import _wrong
 from study.theory.sparse_attention import KeyShape, SparseAttention, build_layout
 
@@ -66,15 +61,6 @@ def enumerated_risk(model: SparseAttention, planted: P.Planted, length: int) -> 
     tokens_RXL = torch.from_numpy(tokens_XL).expand(model.num_replicas, -1, -1)
     labels_RX = torch.from_numpy(labels_X).expand(model.num_replicas, -1)
     return _wrong(model, tokens_RXL, labels_RX, layout) @ mass_X
-
-
-def read_summary(path: Path) -> list[Summary]:
-    types: dict[str, Any] = {item.name: item.type for item in fields(Summary)}
-    # An empty refusal is a text, not a number that is missing.
-    table = pd.read_csv(
-        path, dtype=types, keep_default_na=False, na_values="nan", float_precision="round_trip"
-    )
-    return [Summary(**row) for row in table.to_dict("records")]
 
 
 TINY = """

@@ -1,12 +1,16 @@
-"""The sparse parity task: predict the XOR of k marked bits among l.
+"""The parity tasks: of k marked bits among l, and of all bits with a scratchpad.
 
 Place in the flow: a task → samples.
 
-A sample of length 2l is l pairs (mark, bit). k of the marks, chosen uniformly, show which bits
-count. The paper names the distribution D^sp_{l,k} and the lengths; marks next to bits are our
-reading.
+Sparse parity is to predict the XOR of k marked bits among l. A sample of length 2l is l pairs
+(mark, bit). k of the marks, chosen uniformly, show which bits count. The paper names the
+distribution D^sp_{l,k} and the lengths; marks next to bits are our reading.
 
-Dimension key: B samples, l pairs, P = 2l prompt length, R = 1 response length.
+With a scratchpad the response is the running parity, bit by bit. Prompt `b_1 … b_n =`, response
+`s_1 … s_n` with s_i = b_1 ⊕ … ⊕ b_i. Coupled IDs: b_i and s_i share one, and `=` has the ID before
+the response, one below b_1.
+
+Dimension key: B samples, l pairs, n bits, P prompt length, R response length.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
-from study.tasks.samples import Ks, Samples, Task
+from study.tasks.samples import Ks, Samples, Task, refuse_k
 
 _ZERO, _ONE, _PLAIN, _RELEVANT = range(4)
 
@@ -60,7 +64,26 @@ class SparseParity(Task):
         return length // 2
 
 
-def count_relevant_ones(samples: Samples) -> np.ndarray:
-    """Number of marked ones of each sample; the response is its parity."""
-    marks_Bl, bits_Bl = samples.prompt_BP[:, 0::2], samples.prompt_BP[:, 1::2]
-    return ((marks_Bl == _RELEVANT) & (bits_Bl == _ONE)).sum(1)
+@dataclass(frozen=True)
+class ScratchpadParity(Task):
+    vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", "=")
+
+    def sample(
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
+    ) -> Samples:
+        refuse_k("scratchpad_parity", k)
+        bits_Bn = generator.integers(0, 2, size=(num_samples, length))
+        ids_n = np.arange(2, length + 2)
+        ids_Bn = np.tile(ids_n, (num_samples, 1))
+        return Samples(
+            prompt_BP=np.pad(bits_Bn, ((0, 0), (0, 1)), constant_values=2),
+            response_BR=bits_Bn.cumsum(1) % 2,
+            prompt_ids_BP=np.pad(ids_Bn, ((0, 0), (0, 1)), constant_values=1),
+            response_ids_BR=ids_Bn,
+        )
+
+    def solve(self, samples: Samples) -> np.ndarray:
+        return np.bitwise_xor.accumulate(samples.prompt_BP[:, :-1], axis=1)
+
+    def largest_id(self, length: int) -> int:
+        return length + 1
