@@ -28,6 +28,7 @@ from olmo_sparsity.io import write_atomically
 from study.benchmarks import questions, reasoning
 from study.pages.stored import (
     PAGES,
+    RESULTS,
     ROOT,
     SHOWN,
     by_context,
