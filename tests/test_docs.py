@@ -39,11 +39,13 @@ def blocks_in(page: str, language: str) -> list[str]:
 
 
 def commands_in(page: str) -> list[str]:
-    """A line of each command; what `sbatch` submits is the command that the job runs."""
+    """A line of each command, of a workflow's too; of `sbatch`, the command that the job runs."""
     text = "".join(blocks_in(page, "bash")).replace("\\\n", " ").replace(r"$'\n'", r"'\n'")
     text = re.sub(r"^sbatch .*slurm/(train|measure)\.sbatch", r"olmo-sparsity \1", text, flags=re.M)
-    lines = [line.split(" #")[0].strip() for line in text.splitlines()]
-    return [line for line in lines if line.startswith("olmo-sparsity ")]
+    for workflow in blocks_in(page, "yaml"):
+        asked = re.findall(r"ASK: (.*)", workflow)
+        text += workflow.replace("$ASK", *asked) if asked else ""
+    return re.findall(r"^(?:.*run: |.*&& )?(olmo-sparsity .*?) *(?: #.*)?$", text, re.M)
 
 
 COMMANDS = {command for page in PAGES for command in commands_in(str(page.relative_to(ROOT)))}
