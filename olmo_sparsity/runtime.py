@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 EXIT_STOPPED = 75
 """A signal has stopped a command; the same command resumes."""
 
+EXIT_LOST_PROCESS = 76
+"""Another process of the run died or did not come; the same command resumes."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 

@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
-from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, naming_extras
+from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
 from olmo_sparsity.io import refuse_suffix, write_atomically
+from olmo_sparsity.runtime import EXIT_LOST_PROCESS
 from olmo_sparsity.settings import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
@@ -100,16 +101,22 @@ def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.runtime import read_launch
 
     read = partial(load_config, options.config, options.overrides)
+    config = None
     # One process reports a mistake before the imports below; several agree on it.
-    config = read() if options.dry_run or read_launch().world_size == 1 else None
+    alone = options.dry_run or read_launch().world_size == 1
+    with contextlib.suppress(*() if alone else (UserError,)):
+        config = read()
     from olmo_sparsity.training import loop, start
     from olmo_sparsity.training.distributed import LostProcess, connect
 
     if options.dry_run:
-        start.dry_run(config or read())
+        from olmo_sparsity.training.estimate import Hardware
+
+        asked = options.gpus and Hardware.of(options.gpu, options.gpus, options.nodes)
+        start.dry_run(config or read(), asked or None)
         return 0
     try:
-        with connect() as processes:
+        with connect(config and config.engine) as processes:
             with processes.agree():
                 config = config or read()
             if config.training.length * config.model.d_model >= 2**22:
@@ -123,7 +130,7 @@ def train(options: argparse.Namespace) -> int:
         return print_error(
             f"another process of this run is gone ({lost}); the same command goes on from the last "
             "checkpoint",
-            ending.EXIT_LOST_PROCESS,
+            EXIT_LOST_PROCESS,
         )
 
 

@@ -141,8 +141,9 @@ class TrainingConfig:
     micro_batch_size: int | None = option(
         None, least=0, parse=lambda text: 0 if text == "auto" else text
     )
-    """Sequences per forward on one process, of the longest; None: no gradient accumulation. auto
-    (or 0): as many as fit into memory by the formulas of `--dry-run`, up to 65,536 tokens."""
+    """Sequences per forward on one process, of the longest, at most: the largest divisor of a
+    process's share is taken. None: no gradient accumulation. auto (or 0): as many as fit into
+    memory by the formulas of `--dry-run`, up to 65,536 tokens."""
 
     num_steps: int = option(1000, least=1, most=10**12)
     max_grad_norm: float | None = option(1.0, least=1e-12, most=1e12)
@@ -179,6 +180,16 @@ class EngineConfig:
     deepspeed_config: str | None = option(None, only_if=("name", "zero1", "zero2", "zero3"))
     """DeepSpeed's own settings, a JSON file. None: this project's configs/deepspeed/<name>.json."""
 
+    meeting_timeout_s: int = option(600, least=1)
+    """Seconds that processes wait until all of them are there."""
+
+    step_timeout_s: int = option(300, least=1)
+    """Seconds of an optimizer step after the first, until all processes write their stacks and end,
+    with the exit code 76: the same command goes on."""
+
+    work_timeout_s: int = option(1800, least=1)
+    """The same, of the start with the first step, an evaluation, and a checkpoint."""
+
 
 @dataclass
 class EvaluationConfig:
@@ -200,8 +211,11 @@ class EvaluationConfig:
 
 @dataclass
 class CheckpointConfig:
-    interval_steps: int | None = option(None, least=1)
-    """None: only after the last step (and on a signal)."""
+    interval_steps: int | None = option(
+        None, least=0, parse=lambda text: 0 if text == "auto" else text
+    )
+    """None: only after the last step (and on a signal). auto (or 0): every ten minutes, or less
+    often where saving would take more than 2% of the time."""
 
     keep: int = option(2, least=1)
     """How many of the latest checkpoints stay on disk. The steps below are always written, and stay

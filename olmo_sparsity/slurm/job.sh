@@ -6,7 +6,7 @@
 #   0  finished                         nothing
 #   2  something you can mend           nothing; the log says what
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
-#   anything else: crash, lost task     requeued; but a job that dies within ten minutes, and has been
+#   anything else: crash, lost task     requeued; but a job that dies within 15 minutes, and has been
 #                                       restarted MAX_RESTARTS times (5), stays where it is
 #
 # (A training that dies again and again without getting on refuses to start, which is a 2.)
@@ -43,10 +43,10 @@ run() {
   # gloo otherwise takes the address of the node's own name, which may be one of loopback.
   local interface=${GLOO_SOCKET_IFNAME:-$(interface_between_nodes)}
   [[ -n $interface ]] && export GLOO_SOCKET_IFNAME=$interface
-  # Of a training that lost a task the others notice and leave, or are taken down 30 s later; not at
+  # When a training loses a task, the others leave with 76, or are taken down 15 s later; not at
   # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The tasks of a
   # measurement do not need each other.
-  local status=0 wait=30
+  local status=0 wait=15
   [[ $1 == measure ]] && wait=0
   # shellcheck disable=SC2086 # it holds several words
   srun --kill-on-bad-exit=0 --wait="$wait" ${SRUN_FLAGS:-} olmo-sparsity "$@" || status=$?
@@ -60,7 +60,7 @@ run() {
     log "not requeued: mend what is said above, then submit again"
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
     requeue "stopped when asked"
-  elif ((SECONDS > 600 || ${SLURM_RESTART_COUNT:-0} < ${MAX_RESTARTS:-5})); then
+  elif ((SECONDS > 900 || ${SLURM_RESTART_COUNT:-0} < ${MAX_RESTARTS:-5})); then
     requeue "exit code $status"
   else
     log "exit code $status: not requeued after $SLURM_RESTART_COUNT restarts; find the cause above"

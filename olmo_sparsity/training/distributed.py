@@ -16,12 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError, one_line
 from olmo_sparsity.runtime import Launch, read_launch
-
-PATIENCE = timedelta(hours=2)
-"""How long processes wait for each other; longer than the first of them measures sparsity alone
-(evaluation.sparsity_targets). A process that died is noticed at once."""
 
 
 class LostProcess(Exception):
@@ -89,14 +86,15 @@ class Processes(Launch):
 
 
 @contextlib.contextmanager
-def connect() -> Iterator[Processes]:
+def connect(limits: EngineConfig | None = None) -> Iterator[Processes]:
     """Connect to the other processes of this launch. An error that means that one of them died is
     raised as LostProcess."""
-    launch = read_launch()
+    launch, limits = read_launch(), limits or EngineConfig()
+    patience = timedelta(seconds=limits.work_timeout_s + 60)  # the watchdog is there before
     if launch.world_size > 1:
-        _meet(launch)
+        _meet(launch, limits.meeting_timeout_s, patience)
     try:
-        yield among(launch) if launch.world_size > 1 else Processes()
+        yield among(launch, patience) if launch.world_size > 1 else Processes()
     except (RuntimeError, OSError) as error:
         if launch.world_size == 1 or not _means_lost(error):
             raise
@@ -107,12 +105,12 @@ def connect() -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def among(launch: Launch) -> Processes:
+def among(launch: Launch, patience: timedelta | None = None) -> Processes:
     """The processes of an initialised group."""
     group = (
         dist.group.WORLD
         if dist.get_backend() == "gloo"
-        else dist.new_group(backend="gloo", timeout=PATIENCE)
+        else dist.new_group(backend="gloo", timeout=patience)
     )
     return Processes(**asdict(launch), group=group)
 
@@ -123,7 +121,7 @@ def start_alone() -> None:
         dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)
 
 
-def _meet(launch: Launch) -> None:
+def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
     address, port = _meeting_point()
     # DeepSpeed reads these itself, and some launchers set only some of them.
     os.environ |= {
@@ -134,14 +132,37 @@ def _meet(launch: Launch) -> None:
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # for watchdog.py
+    is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    limit = timedelta(seconds=limit_s)
     try:
-        dist.init_process_group(_backend(), timeout=PATIENCE)
+        store: dist.Store = dist.TCPStore(
+            address, int(port), None, is_host, timeout=limit, wait_for_workers=False
+        )
+        # torchrun keeps one store for all its attempts.
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
+        _wait_for_all(store, launch, limit)
+        size = {"rank": launch.rank, "world_size": launch.world_size}
+        dist.init_process_group(_backend(), store=store, timeout=patience, **size)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(
             f"process {launch.rank} of {launch.world_size} did not reach the others at "
             f"MASTER_ADDR={address}, MASTER_PORT={port}: {reason}; the address must be that of "
             "the first process's machine, the port free and open between the machines"
+        ) from None
+
+
+def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
+    store.set(f"process {launch.rank}", socket.gethostname())
+    names = [f"process {rank}" for rank in range(launch.world_size)]
+    try:
+        store.wait(names, limit)
+    except dist.DistStoreError:
+        missing = [name for name in names if not store.check([name])]
+        raise LostProcess(
+            f"{', '.join(missing)} of {launch.world_size} did not come within "
+            f"engine.meeting_timeout_s={limit.total_seconds():.0f}"
         ) from None
 
 

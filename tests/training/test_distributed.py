@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.runtime import Launch
 from olmo_sparsity.training import distributed
-from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.distributed import LostProcess, Processes, connect
+from tests.support.children import free_port
 
 TWO = Launch(rank=0, world_size=2)
 
@@ -51,3 +53,14 @@ def test_one_process_speaks_for_all(texts: list[str | None], speaker: int) -> No
             assert str(caught.value).startswith(f"process {rank} of 2" if alone else "bad")
         else:
             assert isinstance(caught.value, ReportedElsewhere)
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_who_does_not_come_to_the_meeting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "0" if "RANK" in name else "3")  # and put back as it was
+    named = r"process 1, process 2 of 3 did not come .*meeting_timeout_s=1"
+    with pytest.raises(LostProcess, match=named), connect(EngineConfig(meeting_timeout_s=1)):
+        pass

@@ -1,0 +1,92 @@
+"""A process that stops: the others write their stacks, name it and end, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.checkpoint import CheckpointWriter
+from olmo_sparsity.training.evaluate import Evaluation
+from olmo_sparsity.training.run_folder import read_metrics
+from tests.conftest import data_section, small_run, until
+from tests.support import children
+
+LIMITS = {"step_timeout_s": 6, "work_timeout_s": 20}
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_within(owner: Any, name: str, number: int) -> None:
+    """At a call of a method."""
+    method, calls = getattr(owner, name), 0
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            stop()
+        return method(*given, **named)
+
+    setattr(owner, name, counted)
+
+
+def in_a_step() -> None:
+    children.at_step(6, stop)
+
+
+def in_an_evaluation() -> None:
+    stop_within(Evaluation, "_losses_of", 2)
+
+
+def in_a_save() -> None:
+    stop_within(CheckpointWriter, "save", 2)
+
+
+CASES = [
+    pytest.param(engine, place, rank, marks=() if is_quick else pytest.mark.accept)
+    for engine in ("ddp", "zero2", "zero3")
+    for place in (in_a_step, in_an_evaluation, in_a_save)
+    for rank in ((1, 0) if (engine, place) == ("ddp", in_a_step) else (1,))
+    for is_quick in [(engine, place, rank) == ("ddp", in_a_step, 1)]
+]
+
+
+@pytest.mark.parametrize(("engine", "place", "rank"), CASES)
+def test_a_stopped_process_is_named_and_all_end(
+    data_folder: Path, tmp_path: Path, engine: str, place: Callable[[], None], rank: int
+) -> None:
+    given = small_run(tmp_path / "run", data_section(data_folder))
+    given["training"] |= {"num_steps": 8, "batch_size": 4}
+    given["engine"] = {"name": engine, **LIMITS}
+    given["evaluation"] |= {"interval_steps": 2}
+    job = children.start(given, disturb={rank: place})
+    stopped, other = job.processes[rank], job.processes[1 - rank]
+    state = Path(f"/proc/{stopped.pid}/stat")
+    until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", other.is_alive)
+    began = time.monotonic()
+    limit = "step_timeout_s" if place is in_a_step else "work_timeout_s"
+    other.join(LIMITS[limit] + 30)
+    took = time.monotonic() - began
+    os.kill(stopped.pid or 0, signal.SIGKILL)  # as srun and torchrun do
+    codes, text = job.wait(), job.texts()[1 - rank]
+    assert codes[1 - rank] == 76, text
+    assert took < LIMITS[limit] + 30
+    assert f"engine.{limit}={LIMITS[limit]}: process {rank} on " in text
+    (stacks,) = (tmp_path / "run/stacks").rglob("*.txt")
+    assert stacks.name == f"process{1 - rank:05d}.txt"
+    assert "loop.py" in stacks.read_text()
+    if rank == 0:
+        return  # its lock is of a process that lives until a launcher kills it
+    again = children.start(given)
+    assert again.wait() == [0, 0], again.texts()
+    assert [row["step"] for row in read_metrics(tmp_path / "run/metrics.jsonl")][-1] == 8
+    assert list_checkpoints(tmp_path / "run")[0].name == "step000008"
