@@ -93,10 +93,6 @@ def _schedule(config: RunConfig) -> Rules:
         f"checkpoint.keep_steps={beyond} never come: steps run from 1 to {training.num_steps=}",
     )
     yield (
-        training.batch_size % (training.micro_batch_size or 1) == 0,
-        f"{training.batch_size=} is not a multiple of {training.micro_batch_size=}",
-    )
-    yield (
         engine.name != "zero3" or not training.compile,
         "training.compile=true cannot be combined with engine.name=zero3; take zero2",
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -15,8 +15,10 @@ from torch import nn
 
 from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.analysis.models.transformers_folder import count_parameters
-from olmo_sparsity.config.sections import ModelConfig, Precision, TrainingConfig
+from olmo_sparsity.config.sections import ModelConfig, Precision, RunConfig, TrainingConfig
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.runtime import device_name
 
 
 def flops_per_token(
@@ -34,24 +36,44 @@ def flops_per_token(
     return 6.0 * matmul_weights + (12.0 if whole_attention else 6.0) * attention
 
 
-# Dense bf16, from the data sheets; the longer of names with a common beginning comes first.
-STATED_TFLOPS = {
-    **{"GB200": 2500, "B200": 2250, "GH200": 989, "H200 NVL": 835, "H200": 989},
-    **{"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H800 PCIe": 756, "H800": 989},
-    **{"A100": 312, "A800": 312, "A30": 165, "A40": 150, "A10": 125},
-    **{"L40S": 362, "L40": 181, "L4": 121},
-}
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    tflops: float
+    """Dense bf16, from the data sheet."""
+
+    gigabytes: float
 
 
-def stated_flops(device_name: str) -> float | None:
-    """FLOP/s in bf16 as stated by the vendor; None if unknown, or for a slice of a GPU (MIG)."""
-    words = set(re.split(r"\W+", device_name))
-    known = (t for name, t in STATED_TFLOPS.items() if words >= set(name.split()))
-    return None if "MIG" in words else next((1e12 * t for t in known), None)
+# Of names with a common beginning the longer one comes first.
+GPUS = [
+    *(Gpu("GB200", 2500, 186), Gpu("B200", 2250, 180), Gpu("GH200", 989, 96)),
+    *(Gpu("H200 NVL", 835, 141), Gpu("H200", 989, 141), Gpu("H100 PCIe", 756, 80)),
+    *(Gpu("H100 NVL", 835, 94), Gpu("H100", 989, 80), Gpu("H800 PCIe", 756, 80)),
+    *(Gpu("H800", 989, 80), Gpu("A100 40GB", 312, 40), Gpu("A100", 312, 80)),
+    *(Gpu("A800", 312, 80), Gpu("A30", 165, 24), Gpu("A40", 150, 48), Gpu("A10", 125, 24)),
+    *(Gpu("L40S", 362, 48), Gpu("L40", 181, 48), Gpu("L4", 121, 24)),
+]
+
+
+def find_gpu(device_name: str) -> Gpu | None:
+    """None if unknown, or for a slice of a GPU (MIG)."""
+    words = set(re.split(r"\W+", device_name.upper()))
+    known = (gpu for gpu in GPUS if words >= set(gpu.name.upper().split()))
+    return None if "MIG" in words else next(known, None)
+
+
+def stated_flops(device: torch.device) -> float:
+    """FLOP/s in bf16 as stated by the vendor; 0 if unknown."""
+    gpu = find_gpu(device_name(device))
+    return 1e12 * gpu.tflops if gpu else 0.0
 
 
 CUDA_CONTEXT_BYTES = 2**29
 """About what a process holds on a GPU for CUDA itself, before its first tensor."""
+
+USABLE = 0.85
+"""Of a GPU's memory; the rest is lost in holes between tensors."""
 
 
 def activation_bytes(
@@ -72,56 +94,195 @@ def activation_bytes(
     return (kept * layers + 10) * of_width + loss
 
 
-def state_bytes(precision: Precision, num_parameters: int) -> int:
-    """Weights, gradients and two moments in fp32; bf16 adds a cast copy of the weights."""
-    return num_parameters * (16 + (2 if precision == "bf16" else 0))
+def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", count: int = 1) -> int:
+    """Weights, gradients and optimizer of a process, one of `count`; docs/train.md has a table."""
+    stage = int(engine[-1]) if engine.startswith("zero") else 0
+    if stage == 0:  # bf16 adds a cast copy of the weights
+        return parameters * (16 + (2 if precision == "bf16" else 0))
+    size, part = 2 if precision == "bf16" else 4, parameters / count
+    weights = size * (part if stage == 3 else parameters)
+    gradients = size * (part if stage >= 2 else parameters)
+    in_use = size * min(parameters, BUCKET_NUMBERS[stage])
+    return int(weights + gradients + 12 * part + in_use)
 
+
+BUCKET_NUMBERS = {1: 400_000_000, 2: 400_000_000, 3: 150_000_000}
+"""Of gradients and weights in collectives, by configs/deepspeed/*.json; with ZeRO-3 also of whole
+layers in use."""
 
 MOST_TOKENS = 65_536
 """Tokens of a micro-batch. Larger ones gain little: its fixed cost is below 2% of a step."""
 
 
-def fitting_micro_batch_size(
-    sizes: ModelConfig, training: TrainingConfig, share: int, device: torch.device
-) -> int:
-    """Return the largest divisor of `share`, the sequences of a process, that needs at most 85% of
-    the memory of its GPU; without a GPU, half of the machine's."""
-    if device.type == "cuda":
-        room = 0.85 * torch.cuda.get_device_properties(device).total_memory - CUDA_CONTEXT_BYTES
-    else:
-        room = 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    room -= state_bytes(training.precision, count_parameters(_without_memory(sizes)))
+@dataclass(frozen=True)
+class Hardware:
+    """The processes of a run, each with a device."""
+
+    count: int
+    nodes: int
+    memory: float
+    """Bytes that a process can use."""
+
+    gpu: Gpu | None
+
+    @property
+    def kind(self) -> str:
+        return "cuda" if self.gpu else "cpu"
+
+    @staticmethod
+    def here(device: torch.device, count: int = 1) -> Hardware:
+        if device.type != "cuda":
+            memory = 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            return Hardware(count, 1, memory, None)
+        total = torch.cuda.get_device_properties(device).total_memory
+        name = device_name(device)
+        gpu = find_gpu(name) or Gpu(name, 0, total / 1e9)
+        return Hardware(count, 1, USABLE * total - CUDA_CONTEXT_BYTES, gpu)
+
+    @staticmethod
+    def of(name: str, count: int, nodes: int | None) -> Hardware:
+        gpu = find_gpu(name)
+        if gpu is None:
+            raise ConfigError(f"--gpu={name} must be one of {', '.join(one.name for one in GPUS)}")
+        if count < 1 or (nodes or 1) < 1 or count % (nodes or 1):
+            raise ConfigError(f"--gpus={count} must be a multiple of --nodes={nodes or 1}")
+        memory = USABLE * gpu.gigabytes * 1e9 - CUDA_CONTEXT_BYTES
+        return Hardware(count, nodes or -(-count // 8), memory, gpu)
+
+
+def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
+    """The largest divisor of a process's share of a batch that is at most the configured one, or
+    with `auto` fits into memory."""
+    training, share = config.training, config.training.batch_size // hardware.count
+    if training.micro_batch_size is None:
+        return share
+    sizes = [size for size in range(1, share + 1) if share % size == 0]
+    if training.micro_batch_size:
+        return max(size for size in sizes if size <= training.micro_batch_size)
+    room = hardware.memory - state_of(config, hardware)
     fitting = [
         size
-        for size in range(1, share + 1)
-        if share % size == 0
-        and size * training.length <= MOST_TOKENS
-        and activation_bytes(sizes, training, size, device.type) <= room
+        for size in sizes
+        if size * training.length <= MOST_TOKENS
+        and activation_bytes(config.model, training, size, hardware.kind) <= room
     ]
     return max(fitting, default=1)
 
 
-def _without_memory(sizes: ModelConfig) -> nn.Module:
+def state_of(config: RunConfig, hardware: Hardware, engine: str = "") -> int:
+    parameters = count_parameters(without_memory(config.model))
+    given = (config.training.precision, parameters, engine or config.engine.name)
+    return state_bytes(*given, hardware.count)
+
+
+def without_memory(sizes: ModelConfig) -> nn.Module:
     with torch.device("meta"):
         return build_model(replace(sizes))
 
 
-def estimate(sizes: ModelConfig, training: TrainingConfig, device: torch.device) -> dict[str, str]:
+# --- what a run costs -----------------------------------------------------------------------------
+
+MEASURED = [(100_000_000, 0.306, "60M"), (10**15, 0.345, "150M")]
+"""Models up to so many parameters: the share of the stated peak that one H200 reached with a model
+of that size (docs/train.md). No larger one, and no several GPUs, were measured."""
+
+BETWEEN_GPUS, BETWEEN_NODES = 300e9, 25e9
+"""Bytes a second that a GPU sends: assumed."""
+
+COPIED, WRITTEN = 1.4e9, 0.39e9
+"""Bytes a second of a checkpoint that a process copies to main memory, and writes and hashes, as
+measured on one H200; a disk may be slower for many processes."""
+
+GRACE_S = 30
+"""What clusters give a preempted job."""
+
+
+def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     """Return lines for `--dry-run`."""
-    model = _without_memory(sizes)
-    parameters = count_parameters(model)
-    tokens = training.batch_size * training.length
-    micro = training.micro_batch_size or training.batch_size
-    state = state_bytes(training.precision, parameters)
-    activations = activation_bytes(sizes, training, micro, device.type)
-    context = CUDA_CONTEXT_BYTES if device.type == "cuda" else 0
-    total = tokens * training.num_steps
-    return {
+    training, model, count = config.training, without_memory(config.model), hardware.count
+    parameters, tokens = count_parameters(model), training.batch_size * training.length
+    flops = flops_per_token(model, config.model, training.length) * tokens
+    lines = {
         "parameters": f"{parameters:,}",
         "tokens per step": f"{tokens:,} ({training.batch_size} × {training.length})",
-        "tokens in all": f"{total:,} in {training.num_steps:,} steps",
-        "FLOPs in all": f"{total * flops_per_token(model, sizes, training.length):.3g}",
-        "memory": f"{(state + activations + context) / 2**30:.2f} GiB (estimated: weights and "
-        f"optimizer {state / 2**30:.2f}, activations {activations / 2**30:.2f}"
-        + (f", CUDA's context {context / 2**30:.2f})" if context else ")"),
+        "tokens in all": f"{tokens * training.num_steps:,} in {training.num_steps:,} steps",
+        "FLOPs in all": f"{flops * training.num_steps:.3g}",
     }
+    if share := training.batch_size % count:
+        below = training.batch_size - share
+        lines["batch"] = f"{count} processes do not divide it; {below} and {below + count} do"
+    if hardware.gpu and hardware.gpu.tflops:
+        lines |= _time(config, hardware, parameters, flops)
+    engines = ("ddp", "zero1", "zero2", "zero3") if count > 1 else (config.engine.name,)
+    for engine in engines:
+        lines[f"memory of a process, {engine}"] = _memory(config, hardware, engine)
+    saved, kept = 12 * parameters, config.checkpoint
+    num_kept = kept.keep + 1 + kept.num_staying(0, training.num_steps)
+    vocab_size = config.model.vocab_size
+    text = tokens * training.num_steps * (2 if vocab_size <= 2**16 else 4)
+    lines["disk"] = (
+        f"text {text / 1e9:.1f} GB if read once; a checkpoint {saved / 1e9:.1f} GB, the run folder "
+        f"{saved * num_kept / 1e9:.1f} GB"
+    )
+    stands_s, saves_s = saved / count / COPIED, saved / count / WRITTEN
+    enough = "within" if stands_s + saves_s <= GRACE_S else "more than"
+    lines["a save"] = (
+        f"{stands_s + saves_s:.0f} s, {enough} the {GRACE_S} s that clusters give a preempted job; "
+        f"training stands still for {stands_s:.1f} s"
+    )
+    return lines
+
+
+def _time(config: RunConfig, hardware: Hardware, parameters: int, flops: float) -> dict[str, str]:
+    training, count, gpu = config.training, hardware.count, hardware.gpu
+    assert gpu is not None
+    share, of_size = next((s, name) for most, s, name in MEASURED if parameters <= most)
+    computing_s = flops / (count * share * gpu.tflops * 1e12)
+    micros = training.batch_size // count // (training.micro_batch_size or 1)
+    sent = sent_bytes(config.engine.name, parameters, training.precision, micros)
+    sending_s = sent * (count - 1) / count / (BETWEEN_NODES if hardware.nodes > 1 else BETWEEN_GPUS)
+    hours = training.num_steps * (computing_s + sending_s) / 3600
+    tokens_per_s = training.batch_size * training.length / (computing_s + sending_s)
+    source = f"predicted: {share:.0%} of {gpu.tflops:.0f} TFLOP/s, measured on one H200 ({of_size})"
+    if count > 1:
+        waits = sending_s / (computing_s + sending_s)
+        source += f"; {waits:.0%} of the time for collectives, if none overlaps"
+    return {
+        "time": f"{hours:,.1f} hours, {hours * count:,.0f} GPU-hours",
+        "tokens per second": f"{tokens_per_s:,.0f} ({source})",
+    }
+
+
+def sent_bytes(engine: str, parameters: int, precision: Precision, num_micro_batches: int) -> float:
+    """Of a process in a step, (N − 1)/N of which a ring sends; an all-reduce counts twice."""
+    size = parameters * (2 if precision == "bf16" and engine.startswith("zero") else 4)
+    if engine == "zero1":
+        return 3 * size
+    if engine == "zero2":
+        return 2 * size * num_micro_batches + size
+    return 3 * size * num_micro_batches if engine == "zero3" else 2 * size
+
+
+def _memory(config: RunConfig, hardware: Hardware, engine: str) -> str:
+    on = replace(config, engine=replace(config.engine, name=engine))
+    micro = fitting_micro_batch_size(on, hardware)
+    state = state_of(on, hardware)
+    activations = activation_bytes(config.model, config.training, micro, hardware.kind)
+    context = CUDA_CONTEXT_BYTES if hardware.gpu else 0
+    fits = "fits" if state + activations <= hardware.memory else "DOES NOT FIT"
+    return (
+        f"{(state + activations + context) / 2**30:.1f} GiB ({fits}; state {state / 2**30:.1f}, "
+        f"activations {activations / 2**30:.1f}), micro-batches of {micro}"
+    )
+
+
+def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
+    """Reject a run that does not fit with a single sequence at a time."""
+    needed = state_of(config, hardware) + activation_bytes(
+        config.model, config.training, 1, hardware.kind
+    )
+    if needed > hardware.memory:
+        raise ConfigError(
+            f"engine.name={config.engine.name} needs {needed / 2**30:.1f} GiB on each device, of "
+            f"which {hardware.memory / 2**30:.1f} can be used; take zero3, or more GPUs"
+        )

@@ -57,7 +57,6 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"model": {"rope_scaling": {"rope_type": "yarn"}}}, "ignored: set positions.scaling"),
         ({"model": {"attention_norm_per_head": True}}, "needs model.attention_layer_norm=true"),
         ({"model": {"qkv_bias": True, "include_bias": True}}, "adds all biases"),
-        ({"training": {"batch_size": 10, "micro_batch_size": 4}}, "not a multiple"),
         ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
         ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),

@@ -17,7 +17,6 @@ from olmo_sparsity.training.choose_engine import check_engine
         ("single", 4, None, 2, "engine.name=single"),
         ("ddp", 4, None, 1, "engine.name=ddp"),
         ("auto", 5, None, 2, "training.batch_size=5"),
-        ("auto", 12, 4, 2, "training.micro_batch_size=4"),
         ("zero2", 4, None, 2, "/nowhere/zero.json"),
         ("auto", 12, 3, 2, ""),
         ("single", 4, 0, 1, ""),

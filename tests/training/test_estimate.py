@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.settings import CONFIGS
+from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.estimate import (
-    CUDA_CONTEXT_BYTES,
+    Hardware,
     activation_bytes,
     count_parameters,
     estimate,
+    find_gpu,
     flops_per_token,
+    refuse_too_large,
     state_bytes,
-    stated_flops,
+    state_of,
 )
 from olmo_sparsity.training.start import for_hardware
 from tests.conftest import MakeConfig
@@ -28,15 +31,10 @@ from tests.conftest import MakeConfig
 ROOT = Path(__file__).parents[2]
 
 
-def lines_of(config: RunConfig, device: str = "cpu") -> dict[str, str]:
-    return estimate(config.model, config.training, torch.device(device))
-
-
 def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
     config = make_config(model__vocab_size=512, model__weight_tying=False)
-    model = build_model(config.model)
-    assert lines_of(config)["parameters"] == f"{count_parameters(model):,}"
-    assert "CUDA's context 0.50" in lines_of(config, "cuda")["memory"]
+    model, here = build_model(config.model), Hardware.here(torch.device("cpu"))
+    assert estimate(config, here)["parameters"] == f"{count_parameters(model):,}"
     names = [name for name, _ in model.named_parameters() if "proj" in name or "out" in name]
     weights = sum(model.get_parameter(name).numel() for name in names)
     for whole, of_keys in ((False, 6), (True, 12)):
@@ -44,7 +42,7 @@ def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
         assert found == 6 * weights + of_keys * 2 * 16 * 32
     stages = [{"tokens": 4, "until": 2}, {"tokens": 16}]  # the longest is estimated
     staged = make_config(model__vocab_size=512, model__weight_tying=False, training__length=stages)
-    assert lines_of(staged) == lines_of(config)
+    assert estimate(staged, here) == estimate(config, here)
 
 
 def test_memory_is_that_of_stored_steps() -> None:
@@ -61,24 +59,62 @@ def test_memory_is_that_of_stored_steps() -> None:
         assert stated == pytest.approx(row["memory"], rel=0.02)
 
 
-def test_micro_batches_are_as_large_as_memory_allows(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("engine", ["ddp", "zero1", "zero3"])
+def test_micro_batches_are_as_large_as_memory_allows(make_config: MakeConfig, engine: str) -> None:
     config = make_config(
-        model__vocab_size=512, training__batch_size=48, training__micro_batch_size="auto"
+        model__vocab_size=512,
+        training__batch_size=96,
+        training__micro_batch_size="auto",
+        engine__name=engine,
     )
-    sizes, training = config.model, config.training
+    cpu = torch.device("cpu")
     for num_sequences, expected in ((48, 48), (17, 16), (15, 12), (0, 1)):
-        needed = state_bytes(training.precision, count_parameters(build_model(sizes)))
-        needed += activation_bytes(sizes, training, num_sequences, "cuda") + CUDA_CONTEXT_BYTES
-        gpu = SimpleNamespace(total_memory=needed / 0.85 + 1)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=gpu: gpu)
-        resolved = for_hardware(config, torch.device("cuda"))
+        room = Hardware(2, 1, 1e30, find_gpu("h100"))
+        state = state_of(config, room)
+        needed = state + activation_bytes(config.model, config.training, num_sequences, "cuda")
+        resolved = for_hardware(config, cpu, replace(room, memory=needed + 1))
         assert resolved.training.micro_batch_size == expected
     assert config.training.micro_batch_size == 0
-    monkeypatch.undo()
-    alone = for_hardware(config, torch.device("cpu"), world_size=2)
-    assert alone.training.micro_batch_size == 24, "the share of a process"
+    config.training.micro_batch_size = 20
+    assert for_hardware(config, cpu, room).training.micro_batch_size == 16, "at most"
+
+
+def test_state_is_what_the_table_says() -> None:
+    for engine, bf16, fp32 in (
+        ("ddp", 18, 16),
+        ("zero1", 2 + 2 + 3 + 2, 4 + 4 + 3 + 4),
+        ("zero2", 2 + 0.5 + 3 + 2, 4 + 1 + 3 + 4),
+        ("zero3", 0.5 + 0.5 + 3 + 2, 1 + 1 + 3 + 4),
+    ):
+        found = [state_bytes(name, 1000, engine, 4) for name in ("bf16", "fp32")]  # type: ignore[arg-type]
+        assert found == [1000 * bf16, 1000 * fp32], engine
+
+
+@pytest.mark.parametrize("count", [1, 8, 16, 64])
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("c4_*.yaml")), ids=lambda path: path.stem)
+def test_the_ladder_needs_no_option_on_any_number_of_gpus(path: Path, count: int) -> None:
+    config, hardware = load_config(path), Hardware.of("h100", count, None)
+    config.model.vocab_size, config.model.embedding_size = 50280, 50304
+    check_engine(config.engine, config.training, count)
+    resolved = for_hardware(config, torch.device("cpu"), hardware)
+    assert 512 // count % resolved.training.micro_batch_size == 0
+    refuse_too_large(resolved, hardware)
+
+
+def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixture) -> None:
+    words = ["train", "configs/c4_1b_pose.yaml", "--dry-run"]
+    assert main([*words, "--gpus=24", "--gpu=a100"]) == 0
+    shown = capsys.readouterr().out
+    assert "24 processes do not divide it; 504 and 528 do" in shown
+    assert "# time: " in shown
+    assert "predicted: 34% of 312 TFLOP/s" in shown
+    seven = ["--model.d_model=4096", "--model.n_heads=32", "--model.n_layers=32"]
+    assert main([*words, *seven, "--gpus=8", "--engine.name=ddp"]) == 2
+    assert "engine.name=ddp needs 155.0" in capsys.readouterr().err
+    zero3 = ["--engine.name=zero3", "--training.compile=false"]
+    assert main([*words, *seven, *zero3, "--gpus=64"]) == 0
+    for wrong in (["--gpu=h101"], ["--nodes=3"]):
+        assert main([*words, "--gpus=8", *wrong]) == 2
 
 
 def test_stated_peaks_go_by_the_device_name() -> None:
@@ -86,8 +122,10 @@ def test_stated_peaks_go_by_the_device_name() -> None:
         "NVIDIA A100-SXM4-80GB": 312,
         "NVIDIA H100 80GB HBM3": 989,
         "NVIDIA H100 PCIe": 756,
-        "NVIDIA H200": 989,
+        "h200": 989,
     }.items():
-        assert stated_flops(name) == tflops * 1e12
+        found = find_gpu(name)
+        assert found is not None
+        assert found.tflops == tflops
     for name in ("cpu", "NVIDIA A10G", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
-        assert stated_flops(name) is None
+        assert find_gpu(name) is None
