@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.errors import ConfigError
@@ -18,12 +21,13 @@ def build_engine(
     training: TrainingConfig,
     optimizer: OptimizerConfig,
     processes: Processes,
+    source: Mapping[str, Tensor] | None = None,
 ) -> Engine:
-    """The engine named by `engine.name`."""
+    """The engine named by `engine.name`. `source`: the weights, where the model has none itself."""
     name, world_size = engine.name, processes.world_size
     if name.startswith("zero"):
         settings = deepspeed_settings(engine, training, world_size)
-        return ZeroEngine(model, training, optimizer, processes, settings)
+        return ZeroEngine(model, training, optimizer, processes, settings, source)
     is_ddp = name == "ddp" or (name == "auto" and world_size > 1)
     return (DDPEngine if is_ddp else Engine)(model, training, optimizer, processes)
 
@@ -40,14 +44,10 @@ def check_engine(engine: EngineConfig, training: TrainingConfig, world_size: int
             "engine.name=ddp, but this is one process; launch several (torchrun), or set it to auto"
         )
     if batch_size % world_size:
+        below = batch_size - batch_size % world_size
         raise ConfigError(
-            f"training.batch_size={batch_size} is not a multiple of the {world_size} processes"
-        )
-    share, micro = batch_size // world_size, training.micro_batch_size
-    if micro and share % micro:
-        raise ConfigError(
-            f"training.micro_batch_size={micro} does not divide {share}, the sequences of each of "
-            f"{world_size} processes (training.batch_size={batch_size})"
+            f"training.batch_size={batch_size} is not a multiple of the {world_size} processes; "
+            f"{below} and {below + world_size} are"
         )
     if name.startswith("zero"):
         deepspeed_settings(engine, training, world_size)

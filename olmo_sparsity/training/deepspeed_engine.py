@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from packaging.version import Version
-from torch import Tensor
+from torch import Tensor, nn
 
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
@@ -24,13 +24,11 @@ from olmo_sparsity.io import read_json
 from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
-from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments, to_main_memory
+from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
 
 
 class ZeroEngine(Engine):
-    shares_state = True
-
     def __init__(
         self,
         model: Any,
@@ -38,21 +36,43 @@ class ZeroEngine(Engine):
         optimizer: OptimizerConfig,
         processes: Processes,
         settings: dict[str, Any],
+        source: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`settings`: of `deepspeed_settings`."""
-        self.settings = settings
+        """`settings`: of `deepspeed_settings`. `source`: the weights of a model without memory, of
+        which each process makes one at a time and keeps its shard (ZeRO-3)."""
+        self.settings, self.source = settings, source
         self.stage = settings["zero_optimization"]["stage"]
         super().__init__(model, training, optimizer, processes)
 
-    def prepare(self, optimizer: OptimizerConfig) -> None:
+    def place(self, model: Any) -> Any:
         # DeepSpeed reads this process's device from it.
         number = self.device.index if self.device.type == "cuda" else self.processes.local_rank
         os.environ["LOCAL_RANK"] = str(number or 0)
         start_alone()
-        deepspeed = import_deepspeed(self.device)
+        self.module = import_deepspeed(self.device)
+        if self.source is None:
+            return super().place(model)
+        sharded: dict[int, nn.Parameter] = {}
+        for name, weight in model.named_parameters():
+            sharded[id(weight)] = parameter = nn.Parameter(self.source[name].to(self.dtype))
+            one = nn.ParameterList([parameter])
+            self.module.zero.Init(one, config_dict_or_path=self.settings, dtype=self.dtype)
+        for module in model.modules():
+            for name, weight in module._parameters.items():
+                module._parameters[name] = None if weight is None else sharded[id(weight)]
+        return model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.training.precision == "bf16" else torch.float32
+
+    def prepare(self, optimizer: OptimizerConfig) -> None:
         bf16 = self.training.precision == "bf16"
-        fresh = {id(p): p.detach().clone() for p in self.model.parameters() if bf16}
-        self.deepspeed, self.zero, *_ = deepspeed.initialize(
+        # DeepSpeed makes its fp32 copy from weights that it has rounded already.
+        source: Mapping[str, Tensor] = self.source or {
+            name: p.detach().clone() for name, p in self.model.named_parameters() if bf16
+        }
+        self.deepspeed, self.zero, *_ = self.module.initialize(
             model=self.losses,
             # DeepSpeed accepts no subclass.
             optimizer=build_optimizer(self.model, optimizer, torch.optim.AdamW),
@@ -60,14 +80,14 @@ class ZeroEngine(Engine):
             dist_init_required=False,
         )
         with self.processes.agree():
-            self._refuse_another_engine(deepspeed)
+            self._refuse_another_engine(self.module)
         self.optimizer = self.zero.optimizer  # ours, with flat shards as parameters
         if bf16:
-            # DeepSpeed makes its fp32 copy from weights that it has rounded already.
             from deepspeed.utils import safe_set_full_fp32_param
 
-            for parameter in self.model.parameters():
-                safe_set_full_fp32_param(parameter, fresh.pop(id(parameter)))
+            for name, parameter in self.model.named_parameters():
+                safe_set_full_fp32_param(parameter, source[name].to(self.device))
+        self.source = None
         num = self.processes.world_size
         self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {num} process{'es' * (num > 1)}"
 
@@ -104,23 +124,13 @@ class ZeroEngine(Engine):
 
     # --- state for checkpoints ------------------------------------------------------------------
 
-    def gather_weights(self) -> dict[str, Tensor]:
-        """Gathers one parameter at a time."""
+    def full(self, weight: Tensor) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        def gathered() -> Iterator[tuple[str, Tensor]]:
-            seen = set()
-            for name, tensor in self.model.state_dict(keep_vars=True).items():
-                if id(tensor) in seen:
-                    continue  # tied weights are kept under their first name
-                seen.add(id(tensor))
-                full = safe_get_full_fp32_param(tensor) if tensor.requires_grad else tensor
-                if self.processes.is_first:
-                    yield name, full.detach()
+        found: Tensor = safe_get_full_fp32_param(weight) if weight.requires_grad else weight
+        return found.detach()
 
-        return to_main_memory(gathered())
-
-    def copy_moments(self) -> Callable[[Path], None]:
+    def copy_moments(self) -> Callable[[Path], Path]:
         return copy_moments(self.moments(), self.processes.rank, self.processes.world_size)
 
     def moments(self) -> Iterator[MomentSlice]:

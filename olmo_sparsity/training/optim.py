@@ -42,7 +42,9 @@ def build_optimizer(
         if id(parameter) in embeddings:
             decayed = config.decay_embeddings
         else:
-            decayed = parameter.ndim > 1 or config.decay_norm_and_bias
+            # A parameter that DeepSpeed has sharded is empty.
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            decayed = len(shape) > 1 or config.decay_norm_and_bias
         groups[decayed].append(parameter)
     return kind(
         [
