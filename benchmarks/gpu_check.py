@@ -505,7 +505,7 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.model.build import build_model
     from olmo_sparsity.model.checkpoint_files import save_weights
-    from olmo_sparsity.runtime import device_name, peak_memory_gib
+    from olmo_sparsity.runtime import peak_memory_gib
     from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.distributed import Processes, connect
@@ -538,17 +538,20 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
         assert float(loss) < 20, f"a loss of {float(loss)}"  # waits for the GPU, too
         seconds = time.perf_counter() - started
         rate = num_steps * tokens_BL.numel() * processes.world_size / seconds
-        peak = (stated_flops(device_name(engine.device)) or 0) * processes.world_size
+        peak = stated_flops(engine.device) * processes.world_size
         share = f"{rate * flops / peak:.1%} of the stated peak" if peak else "peak not known"
         text = f"{rate:,.0f} tokens/s, {share}, {peak_memory_gib(engine.device):.1f} GiB; "
         started = time.perf_counter()
-        weights = engine.gather_weights()
+        weights, write_moments = engine.copy_weights(), engine.copy_moments()
+        path = f"model-{processes.rank}.safetensors"
         with CheckpointWriter(out / "saved", config.checkpoint, processes) as writer:
             writer.save(
                 TrainerState(1, 1, ""),
-                lambda folder: save_weights(weights, folder / "model.safetensors"),
-                engine.copy_moments(),
-                engine.shares_state,
+                lambda folder: None,
+                lambda folder: [
+                    save_weights(weights, folder / path),
+                    write_moments(folder / "engine"),
+                ],
             )
             stood_still = time.perf_counter() - started
             writer.wait()

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from olmo_sparsity.conform import parse_json
@@ -223,28 +224,42 @@ def writing_folder(final: Path) -> Iterator[Path]:
         write_manifest(partial)
 
 
-def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
-    """List all files below the folder, or those named; written after them."""
+def write_manifest(
+    folder: Path,
+    names: Collection[str] | None = None,
+    known: Mapping[str, Listed] = MappingProxyType({}),
+) -> None:
+    """List all files below the folder, or those named; written after them. `known`: those that
+    another process has hashed."""
     paths = folder.rglob("*") if names is None else (folder / name for name in names)
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
     listed = {
-        path.relative_to(folder).as_posix(): Listed(sha256_of(path), path.stat().st_size)
-        for path in sorted(paths)
+        name: known.get(name) or list_file(path)
+        for name, path in found.items()
         if path.is_file() and path.name != MANIFEST
     }
     write_json(folder / MANIFEST, asdict(_Manifest(listed)))
 
 
-def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> str | None:
+def list_file(path: Path) -> Listed:
+    return Listed(sha256_of(path), path.stat().st_size)
+
+
+def verify_manifest(
+    folder: str | Path, only: Collection[str] | None = None, skip: str = ""
+) -> str | None:
     """A description of what is wrong with a folder; None if it is intact.
 
-    `only`: the files to verify. Analysis needs no optimizer state, which is most of the bytes.
+    `only`: the files to verify; `skip`: the beginning of names of others, as analysis needs no
+    optimizer state, which is most of the bytes.
     """
     folder = Path(folder)
     try:
         files = read_json(folder / MANIFEST, _Manifest, "").files
     except DataError:
         return f"{MANIFEST} is not a readable list of files"
-    names = sorted(files if only is None else only)
+    every = [name for name in files if not skip or not name.startswith(skip)]
+    names = sorted(every if only is None else only)
     for name in names:
         if name not in files:
             return f"{MANIFEST} does not list {name}"

@@ -4,20 +4,21 @@ lists the SHA-256 of the other files). PyTorch is imported where a weight is tou
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from olmo_sparsity.errors import DataError, unreadable
 from olmo_sparsity.folders import differences
-from olmo_sparsity.io import verify_manifest, write_tensors
+from olmo_sparsity.io import read_json, verify_manifest, write_json, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 # --- weights ------------------------------------------------------------------------------------
 
@@ -30,28 +31,64 @@ def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in named.values()}
 
 
-def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> None:
-    """Save a model, or a state dict gathered in sharded training, as one safetensors file."""
+def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> Path:
+    """Save a model or a state dict as one safetensors file."""
     from torch import nn
 
     state = model.state_dict() if isinstance(model, nn.Module) else model
     weights = {name: t.cpu().contiguous() for name, t in unique_weights(state).items()}
     write_tensors(Path(path), weights, {"format": "pt"})
+    return Path(path)
 
 
-def read_weights(path: str | Path) -> dict[str, Tensor]:
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"'{path}' does not exist; a checkpoint folder holds its weights there")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise unreadable(path, error) from None
+def part_name(number: int, count: int) -> str:
+    """The file of a part of the weights, as transformers names it; `number` from 0."""
+    return WEIGHTS if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def write_index(folder: Path, part_of: Mapping[str, int]) -> None:
+    """List the part of each weight, as transformers does."""
+    count = max(part_of.values()) + 1
+    weight_map = {name: part_name(part, count) for name, part in part_of.items()}
+    write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
+
+
+def weight_files(path: str | Path) -> list[Path]:
+    """The file, or where it is in parts, these."""
+    path, index = Path(path), Path(path).with_name(INDEX)
+    if path.is_file() or not index.is_file():
+        return [path]
+    weight_map = read_json(index, dict, "restore it").get("weight_map", {})
+    return [path.with_name(Path(name).name) for name in sorted(set(weight_map.values()))]
+
+
+class StoredWeights(Mapping[str, "Tensor"]):
+    """The weights of a file, or of its parts; each is read when it is looked up."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.files: dict[str, Any] = {}
+        for part in weight_files(path):
+            if not part.is_file():
+                raise DataError(f"'{part}' does not exist; a checkpoint folder holds its weights")
+            try:
+                file = safe_open(part, framework="pt")
+                self.files |= dict.fromkeys(file.keys(), file)
+            except (SafetensorError, OSError, ValueError) as error:
+                raise unreadable(part, error) from None
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self.files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    fill(model, read_weights(path), str(path))
+    fill(model, StoredWeights(path), str(path))
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
@@ -98,11 +135,12 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
 
 
 def verified_checkpoints(
-    run_folder: str | Path, only: Collection[str] | None = None
+    run_folder: str | Path, skip: str = ""
 ) -> Iterator[tuple[Path, str | None]]:
-    """Newest first, each with what its manifest shows to be wrong; None if it is intact."""
+    """Newest first, each with what its manifest shows to be wrong; None if it is intact. `skip`:
+    the beginning of names that are not verified."""
     for folder in list_checkpoints(run_folder):
-        yield folder, verify_manifest(folder, only)
+        yield folder, verify_manifest(folder, skip=skip)
 
 
 def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:

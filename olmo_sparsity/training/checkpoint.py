@@ -1,21 +1,31 @@
 """Write checkpoints atomically in a thread, and find the newest intact one.
 
-Files go into `stepNNNNNN.tmp`, with a manifest of their SHA-256 last, and one rename publishes it:
-whenever a process is killed, a folder without `.tmp` is complete."""
+Each process writes its part into `stepNNNNNN.tmp`; a manifest of their SHA-256 comes last, and one
+rename publishes it: whenever a process is killed, a folder without `.tmp` is complete."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.io import naming, publish, read_json, verify_manifest, write_json, write_manifest
+from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
+from olmo_sparsity.io import (
+    Listed,
+    list_file,
+    naming,
+    publish,
+    read_json,
+    verify_manifest,
+    write_json,
+    write_manifest,
+)
 from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
 from olmo_sparsity.runtime import say
 
@@ -40,86 +50,122 @@ class TrainerState:
         return read_json(folder / "trainer.json", TrainerState, "use another checkpoint")
 
 
-class CheckpointWriter:
-    """Writes checkpoints, one at a time, in a thread while training continues.
+SLOW_S = 25.0
+"""Clusters give a preempted job 30 seconds."""
 
-    Errors of the thread are raised by `wait`; `failure` shows them earlier. `train` does not
-    return while a checkpoint is being written, not even with an error (unless Ctrl-C is pressed
-    again and again).
+PATIENCE_S = 30.0
+"""For the parts of other processes, when this one ends with an error."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints, one at a time, in a thread of each process while training continues.
+
+    Each process writes and hashes its part, then a list of it; the first waits for all lists, and
+    publishes. Errors of the threads are raised by `wait`; `failure` shows them earlier. `train`
+    does not return while a checkpoint is being written, not even with an error.
     """
 
     def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:
         self.run_folder, self.kept, self.processes = run_folder, kept, processes
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._part: Future[None] | None = None
+        self._whole: Future[None] | None = None
+        self._give_up_at = float("inf")
+        self._said = False
 
     def save(
         self,
         state: TrainerState,
         write_once: Callable[[Path], None],
-        write_own: Callable[[Path], None],
-        shared: bool = False,
+        write_part: Callable[[Path], Iterable[Path]],
+        begun: float | None = None,
     ) -> None:
-        """`write_once(folder)` writes the files of the first process, `write_own(folder)` the
-        files of each process. They must write copies, as training changes the originals meanwhile.
-
-        `shared`: every process has a part (ZeRO). All parts are on the disk when this returns, so
-        that the thread of the first process can list them in the manifest.
-        """
-        assert self._writing is None, "call wait() first"
+        """`write_once(folder)` writes the files of the first process; `write_part(folder)` those of
+        each process, and returns their paths. They must write copies, as training changes the
+        originals. `begun`: when the copying did."""
+        assert self._part is None, "call wait() first"
         final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
         partial = final.with_suffix(".tmp")
+        begun = time.monotonic() if begun is None else begun
+        with self.processes.agree(), naming(final, partial):
+            if self.processes.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+                (partial / ENGINE_FOLDER).mkdir(parents=True)
 
-        def begin() -> None:
-            shutil.rmtree(partial, ignore_errors=True)
-            (partial / ENGINE_FOLDER).mkdir(parents=True)
-
-        def write() -> None:
+        def write_own() -> None:
             with _removed_on_error(partial), naming(final, partial):
-                if not shared:
-                    begin()
-                    write_own(partial / ENGINE_FOLDER)
+                files = {str(path.relative_to(partial)): path for path in write_part(partial)}
+                listed = {name: asdict(list_file(path)) for name, path in files.items()}
+                write_json(partial / f"{self.processes.rank}.written", listed)
+
+        def publish_all(part: Future[None]) -> None:
+            part.result()
+            with _removed_on_error(partial), naming(final, partial):
                 write_once(partial)
                 write_json(partial / "trainer.json", asdict(state))
+                known = self._wait_for_parts(partial)
                 shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
-                write_manifest(partial)
+                write_manifest(partial, known=known)
                 publish(partial, final)
                 # Later ones are damaged and do not count.
                 saved = [p for p in list_checkpoints(self.run_folder) if step_of(p) <= state.step]
                 _delete([p for p in saved[self.kept.keep :] if not self.kept.stays(step_of(p))])
+            self._say_if_slow(state.step, time.monotonic() - begun)
 
-        first, agree = self.processes.is_first, self.processes.agree
-        if shared:
-            with _removed_on_error(partial) if first else contextlib.nullcontext():
-                with agree(), naming(final, partial):
-                    if first:
-                        begin()
-                with agree(), naming(final, partial):
-                    write_own(partial / ENGINE_FOLDER)
-        if first:
-            self._writing = self._thread.submit(write)
+        self._part = self._thread.submit(write_own)
+        if self.processes.is_first:
+            self._whole = self._thread.submit(publish_all, self._part)
+
+    def _wait_for_parts(self, partial: Path) -> dict[str, Listed]:
+        lists = [partial / f"{rank}.written" for rank in range(self.processes.world_size)]
+        while missing := [path.stem for path in lists if not path.exists()]:
+            if time.monotonic() > self._give_up_at:
+                raise UserError(f"{partial}: process {missing[0]} has not written its part")
+            time.sleep(0.02)
+        known: dict[str, Listed] = {}
+        for path in lists:
+            known |= read_json(path, dict[str, Listed], "")
+            path.unlink()
+        return known
+
+    def _say_if_slow(self, step: int, took_s: float) -> None:
+        if took_s > SLOW_S and not self._said:
+            self._said = True
+            say(
+                f"saving step {step} took {took_s:.0f} s: a preempted job needs as long a grace "
+                f"time (GraceTime, KillWait), or --signal=USR2@{2 * took_s:.0f}"
+            )
 
     @property
     def failure(self) -> str:
         """The error of the checkpoint being written; empty if there is none."""
-        if self._writing is None or not self._writing.done():
-            return ""
-        error = self._writing.exception()
-        return "" if error is None else str(error) or repr(error)
+        for future in (self._part, self._whole):
+            if future is not None and future.done() and (error := future.exception()) is not None:
+                return str(error) or repr(error)
+        return ""
 
     def wait(self) -> None:
         """Wait until the checkpoint is on the disk. Every process must call it."""
+        try:
+            with self.processes.agree():
+                if self._part is not None:
+                    self._part.result()
+        except (UserError, ReportedElsewhere):
+            self._give_up_at = 0.0  # a part is missing
+            raise
         with self.processes.agree():
-            if self._writing is not None:
-                self._writing.result()
-        self._writing = None
+            if self._whole is not None:
+                self._whole.result()
+        self._part = self._whole = None
 
     def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._give_up_at = min(self._give_up_at, time.monotonic() + PATIENCE_S)
         self._thread.shutdown()
-        if self.failure not in str(error):  # training ends with another error
+        is_said = isinstance(error, ReportedElsewhere) or self.failure in str(error)
+        if not is_said:  # training ends with another error
             say(self.failure)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.runtime import choose_device, multiplies
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import (
@@ -34,6 +34,7 @@ from olmo_sparsity.training.moments import (
     MomentSlice,
     SavedMoments,
     copy_moments,
+    share_out,
     to_main_memory,
 )
 from olmo_sparsity.training.optim import build_optimizer
@@ -67,8 +68,6 @@ class Engine:
     """One process, one device."""
 
     title = "one process"
-    shares_state = False
-    """Whether the optimizer state is sharded over processes."""
 
     optimizer: Any
 
@@ -84,13 +83,16 @@ class Engine:
         self.device = own_device(training.device, self.processes)
         if training.deterministic:
             be_deterministic()
-        self.model = model.to(self.device)
+        self.model = self.place(model)
         self.losses = Losses(model, training.compile)
         if training.activation_checkpointing:
             model.checkpoint_activations()
         if training.compile:
             compile_model(model)
         self.prepare(optimizer)
+
+    def place(self, model: Any) -> Any:
+        return model.to(self.device)
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
         """Overridden by other engines."""
@@ -146,17 +148,39 @@ class Engine:
 
     # --- state for checkpoints ------------------------------------------------------------------
 
-    def gather_weights(self) -> dict[str, Tensor]:
-        """A copy of all weights in fp32, in the main memory of the first process; empty elsewhere.
-        Every process must call it."""
-        if not self.processes.is_first:
-            return {}
-        return to_main_memory(unique_weights(self.model.state_dict()).items())
+    @cached_property
+    def part_of(self) -> dict[str, int]:
+        """The process that saves each weight, which are about as many bytes for each."""
+        # Of a sharded parameter: DeepSpeed's name for the number of its elements.
+        sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.weights()}
+        return share_out(sizes, self.processes.world_size)
 
-    def copy_moments(self) -> Callable[[Path], None]:
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Tied ones under their first name."""
+        named: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            named.setdefault(id(tensor), (name, tensor))
+        yield from named.values()
+
+    def full(self, weight: Tensor) -> Tensor:
+        """In fp32; every process must call it."""
+        return weight.detach()
+
+    def copy_weights(self, whole: bool = False) -> dict[str, Tensor]:
+        """A copy in main memory, in fp32, of the weights that this process saves, or of all. Every
+        process must call it."""
+        own = self.processes.rank
+        gathered = ((name, self.full(weight)) for name, weight in self.weights())
+        return to_main_memory(
+            (name, full) for name, full in gathered if whole or self.part_of[name] == own
+        )
+
+    def copy_moments(self) -> Callable[[Path], Path]:
         """Copy this process's part of the optimizer state; returns a function that writes it into a
         folder."""
-        return copy_moments(self.moments())
+        own = self.processes.rank
+        parts = (part for part in self.moments() if self.part_of[part.parameter] == own)
+        return copy_moments(parts, own, self.processes.world_size)
 
     def load_moments(self, folder: Path, step: int) -> None:
         """`step`: the number of updates so far, for Adam's bias correction."""
@@ -205,11 +229,6 @@ class DDPEngine(Engine):
                 loss = self.parallel(part, num_labels)
             (loss * self.processes.world_size).backward()  # DDP takes the mean, we need the sum
         return loss
-
-    def copy_moments(self) -> Callable[[Path], None]:
-        if self.processes.is_first:
-            return super().copy_moments()
-        return lambda folder: None  # all processes have the same
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"class": type(self.parallel).__name__}

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.model.checkpoint_files import save_weights
+from olmo_sparsity.model.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.runtime import (
     EXIT_STOPPED,
@@ -29,7 +29,7 @@ from olmo_sparsity.runtime import (
     handling,
     peak_memory_gib,
 )
-from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
+from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.optim import learning_rate
@@ -66,6 +66,7 @@ def train(
                 metrics = Metrics(run_folder, start.step, sinks, writes=processes.is_first)
             outcome = run_steps(start, metrics, writer, progress, stop)
         if outcome is Outcome.FINISHED:
+            start.watchdog.expect("the export", "work_timeout_s")
             finish(start, metrics, processes)
         return outcome
 
@@ -78,12 +79,15 @@ def run_steps(
     stop: StopRequest,
 ) -> Outcome:
     config, engine, processes = start.config, start.engine, start.engine.processes
-    evaluation, kept, num_steps = config.evaluation, config.checkpoint, config.training.num_steps
+    evaluation, num_steps, watchdog = config.evaluation, config.training.num_steps, start.watchdog
+    saves = SaveSteps(config.checkpoint, start.step, num_steps)
     progress.resume_at(start.step)
     clock = Clock(start.step)
     drawn = draw(start.batches, start.step, num_steps, engine.device)
     with contextlib.closing(in_background(drawn, depth=1)) as batches:
         for step, batch in enumerate(batches, start=start.step + 1):
+            if step > start.step + 1:  # kernels may be compiled in the first
+                watchdog.expect(f"step {step}", "step_timeout_s")
             seed_step(config.seed, step, processes.rank, engine.device)
             rate = learning_rate(config.optimizer, step, num_steps)
             loss, norm = engine.step(batch, rate)
@@ -96,8 +100,10 @@ def run_steps(
                     evaluate_step(start, step, metrics, writer, progress)
                 # If one process gets a signal or cannot write, all stop at the same step.
                 reason = processes.first_text(stop.requested or writer.failure)
-                if reason or due(step, kept.interval_steps, num_steps) or kept.stays(step):
+                if reason or saves.due(step):
+                    began = time.perf_counter()
                     save_checkpoint(start, step, metrics, writer)
+                    saves.done(step, time.perf_counter() - began, processes)
                 if reason and step < num_steps:
                     writer.wait()
                     progress.note(f"{reason}: saved step {step}; the same command goes on")
@@ -133,6 +139,7 @@ def evaluate_step(
     start: Start, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
 ) -> None:
     config, engine = start.config, start.engine
+    start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
     losses, drops = start.evaluation.losses(engine), start.evaluation.induction_drops(engine)
     sparsity = measure_sparsity(start, writer) if config.evaluation.sparsity_targets else None
     with engine.processes.agree():
@@ -146,29 +153,68 @@ def evaluate_step(
 
 def measure_sparsity(start: Start, writer: CheckpointWriter) -> dict | None:
     writer.wait()  # so that there is one copy of the weights at a time
-    weights = start.engine.gather_weights()
-    with start.engine.processes.agree():
-        return None if start.sparsity_of is None else start.sparsity_of(weights)
+    weights = start.engine.copy_weights(whole=True)
+    return None if start.sparsity_of is None else start.sparsity_of(weights)
 
 
 def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: CheckpointWriter) -> None:
-    engine = start.engine
+    engine, processes = start.engine, start.engine.processes
+    rank, count = processes.rank, processes.world_size
+    start.watchdog.expect(f"saving step {step}", "work_timeout_s")
+    begun = time.monotonic()
     writer.wait()  # there is memory for one copy
-    with engine.processes.agree():
+    with processes.agree():
         metrics.flush()  # also rejects to save after a loss that is not a number
     tokens = step * start.tokens_per_step
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
-    weights = engine.gather_weights()
-    with engine.processes.agree():  # the effect of this update is not in any loss yet
+    weights, write_moments = engine.copy_weights(), engine.copy_moments()
+    with processes.agree():  # the effect of this update is not in any loss yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         refuse_divergence(step, {"sum of the weights": total})
 
+    def write_part(folder: Path) -> list[Path]:
+        path = save_weights(weights, folder / part_name(rank, count))
+        return [path, write_moments(folder / ENGINE_FOLDER)]
+
     def write_once(folder: Path) -> None:
         (folder / "config.yaml").write_text(start.text, encoding="utf-8")
-        save_weights(weights, folder / "model.safetensors")
         start.shards.tokenizer.save(str(folder / "tokenizer.json"))
+        if count > 1:
+            write_index(folder, engine.part_of)
 
-    writer.save(state, write_once, engine.copy_moments(), engine.shares_state)
+    writer.save(state, write_once, write_part, begun)
+
+
+class SaveSteps:
+    """The steps to save at. With `interval_steps=auto` the first process picks the next one after
+    each save."""
+
+    FIRST = 10
+    PAUSE_S = 600.0
+    """Work that a crash may lose."""
+
+    SHARE = 0.02
+    """Of the time, that training may stand still for saves."""
+
+    def __init__(self, kept: CheckpointConfig, step: int, num_steps: int) -> None:
+        self.kept, self.num_steps = kept, num_steps
+        self.next = step + self.FIRST
+        self.counted_from = step, time.perf_counter()
+
+    def due(self, step: int) -> bool:
+        if self.kept.stays(step):
+            return True
+        if self.kept.interval_steps == 0:
+            return step >= self.next or step == self.num_steps
+        return due(step, self.kept.interval_steps, self.num_steps)
+
+    def done(self, step: int, stood_still_s: float, processes: Processes) -> None:
+        if self.kept.interval_steps == 0:
+            first, began = self.counted_from
+            seconds = (time.perf_counter() - began) / (step - first)
+            pause_s = max(self.PAUSE_S, stood_still_s / self.SHARE)
+            self.next = processes.gather(step + max(1, round(pause_s / seconds)))[0]
+            self.counted_from = step, time.perf_counter()
 
 
 def finish(start: Start, metrics: Metrics, processes: Processes) -> None:

@@ -6,7 +6,7 @@ is gathered, and as Adam treats elements independently, training continues exact
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,7 +38,7 @@ class MomentSlice:
 
 def copy_moments(
     parts: Iterable[MomentSlice], rank: int = 0, world_size: int = 1
-) -> Callable[[Path], None]:
+) -> Callable[[Path], Path]:
     """Copy moments into main memory; returns a function that writes the copy into a folder."""
     slices: dict[str, tuple[int, int]] = {}
     tensors: dict[str, Tensor] = {}
@@ -48,9 +48,10 @@ def copy_moments(
             tensors[f"{key}/{part.parameter}"] = moment
     tensors = to_main_memory(tensors.items())
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> Path:
         path = folder / f"moments-{rank:05d}-of-{world_size:05d}.safetensors"
         write_tensors(path, tensors, {"stretches": json.dumps(slices)})
+        return path
 
     return write
 
@@ -67,6 +68,15 @@ def to_main_memory(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     if on_gpu:
         torch.cuda.synchronize(tensor.device)
     return copies
+
+
+def share_out(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """Give each name to one of `count` parts of about equal size."""
+    loads, part_of = [0] * count, {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        part_of[name] = loads.index(min(loads))
+        loads[part_of[name]] += sizes[name]
+    return part_of
 
 
 class SavedMoments:

@@ -64,7 +64,8 @@ def check_room(
     run_folder: Path, kept: CheckpointConfig, num_parameters: int, step: int, num_steps: int
 ) -> None:
     """Check the disk for the checkpoints that the run will keep, and one being written."""
-    num_left = -(-(num_steps - step) // (kept.interval_steps or num_steps))
+    interval = 1 if kept.interval_steps == 0 else kept.interval_steps or num_steps
+    num_left = -(-(num_steps - step) // interval)
     existing = sum(not kept.stays(step_of(path)) for path in list_checkpoints(run_folder))
     num_new = max(min(kept.keep + 1 - existing, num_left), 0)
     num_staying = kept.num_staying(step, num_steps)

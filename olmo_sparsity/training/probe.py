@@ -5,9 +5,10 @@ Place in the flow: weights → net excess, for the training log. Called by the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
+import pandas as pd
 import torch
 
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
@@ -16,13 +17,14 @@ from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.statistics import summarize
-from olmo_sparsity.analysis.results.tables import joined
+from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill
+from olmo_sparsity.training.distributed import Processes
 
 COLUMNS = ["net", "net_low", "net_high", "excess", "gap", "num_targets"]
 
@@ -33,31 +35,47 @@ PLACES_OF_DOCUMENT = 256
 
 
 class SparsityProbe:
-    def __init__(self, config: RunConfig, heldout: TokenShards, device: torch.device) -> None:
+    """Processes share the documents, each with a copy of the model."""
+
+    def __init__(
+        self, config: RunConfig, heldout: TokenShards, device: torch.device, processes: Processes
+    ) -> None:
         self.config, self.heldout, self.device = config, heldout, device
+        self.processes = processes
         self.settings = probe_settings(config)
         self.documents = probe_documents(config, heldout, self.settings.windows)
 
     def __call__(self, weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
         """units → {"net", "net_low", "net_high", "excess", "gap", "num_targets"} of the best single
         far token and of the best run of four. Empty while no target has a large enough gap."""
-        model = build_model(self.config.model)
-        fill(model, weights, "the weights of the engine")
-        name, tokenizer = self.config.run_folder, self.heldout.tokenizer
-        loaded = LoadedModel(model.to(self.device).eval(), tokenizer, name, 0, None, None)
+        with self.processes.agree():
+            model = build_model(self.config.model)
+            fill(model, weights, "the weights of the engine")
+            name, tokenizer = self.config.run_folder, self.heldout.tokenizer
+            loaded = LoadedModel(model.to(self.device).eval(), tokenizer, name, 0, None, None)
         with using(loaded):
-            return self._measure(Plan.of(loaded, self.documents, self.settings))
+            with self.processes.agree():
+                plan = Plan.of(loaded, self.documents, self.settings)
+            return self._measure(plan)
 
     def _measure(self, plan: Plan) -> dict[str, dict[str, float]]:
-        losses = joined({number: plan.losses(number)["losses"] for number in plan.measured})
+        losses = self._shared(plan.measured, lambda number: plan.losses(number)["losses"])
         targets = plan.targets(losses)
         if DOCUMENT not in set(targets.far_part):  # none, or of the placebo alone
             return {}
         numbers = sorted(set(targets.document))
-        recovery = joined({n: plan.recovery(n, targets)["recovery"] for n in numbers})
+        recovery = self._shared(numbers, lambda n: plan.recovery(n, targets)["recovery"])
         summary = summarize(losses, targets, recovery)
         rows = summary[summary.target_set == "gap"].set_index("units")[COLUMNS].astype(float)
         return {str(units): row.to_dict() for units, row in rows.iterrows()}
+
+    def _shared(self, numbers: Sequence[int], measure: Callable[[int], Columns]) -> pd.DataFrame:
+        """The tables of all documents, on each process."""
+        own, count = self.processes.rank, self.processes.world_size
+        with self.processes.agree():
+            found = {number: measure(number) for number in numbers[own::count]}
+        parts = self.processes.gather(found)
+        return joined(dict(sorted((n, table) for part in parts for n, table in part.items())))
 
 
 def probe_settings(config: RunConfig) -> Settings:

@@ -24,10 +24,12 @@ from olmo_sparsity.model.checkpoint_files import (
     load_weights,
     refuse_other_run,
     verified_checkpoints,
+    weight_files,
 )
 from olmo_sparsity.runtime import multiplies, say
 
-READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
+UNREAD = "engine/"
+"""Optimizer state, which is most of the bytes."""
 
 
 class Runs:
@@ -35,7 +37,7 @@ class Runs:
 
     def find(self, path: Path) -> Path | None:
         if (path / MANIFEST).is_file():
-            if problem := verify_manifest(path, READ_BY_ANALYSIS):
+            if problem := verify_manifest(path, skip=UNREAD):
                 raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
             return path
         return _latest_or_fail(path) if (path / "checkpoints").is_dir() else None
@@ -72,7 +74,7 @@ def training_text(data: DataConfig) -> TrainingText:
 
 def _latest_or_fail(run_folder: Path) -> Path:
     newest = ""
-    for folder, problem in verified_checkpoints(run_folder, READ_BY_ANALYSIS):
+    for folder, problem in verified_checkpoints(run_folder, UNREAD):
         if problem is None:
             if newest:
                 say(f"{newest}; reading {folder.name} instead")
@@ -97,7 +99,7 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedMo
         model=model.to(device=device, dtype=dtype).eval(),
         tokenizer=read_tokenizer(folder / "tokenizer.json"),
         name=str(folder),
-        weights_sha256=fingerprint([folder / WEIGHTS]),
+        weights_sha256=fingerprint(weight_files(folder / WEIGHTS)),
         text=training_text(config.data),
         trained={
             "step": int(number[1]) if number else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,13 +23,14 @@ from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.checkpoint_files import fill, load_weights
+from olmo_sparsity.model.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
 from olmo_sparsity.model.exchange import change_of_angles, check_exportable, import_weights
-from olmo_sparsity.runtime import device_name, say
+from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import to_yaml
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
+from olmo_sparsity.training.deferred import Deferred
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import (
     Engine,
@@ -36,10 +38,12 @@ from olmo_sparsity.training.engine import (
     own_device,
 )
 from olmo_sparsity.training.estimate import (
+    Hardware,
     count_parameters,
     estimate,
     fitting_micro_batch_size,
     flops_per_token,
+    refuse_too_large,
     stated_flops,
 )
 from olmo_sparsity.training.evaluate import Evaluation
@@ -56,9 +60,10 @@ from olmo_sparsity.training.run_folder import (
     refuse_other_branch,
     refuse_other_config,
 )
+from olmo_sparsity.training.watchdog import Watchdog
 
 SparsityOf = Callable[[Mapping[str, Tensor]], dict]
-Probe = Callable[[RunConfig, TokenShards, torch.device], SparsityOf]
+Probe = Callable[[RunConfig, TokenShards, torch.device, Processes], SparsityOf]
 """Creates a function of the weights that each evaluation calls (evaluation.sparsity_targets)."""
 
 
@@ -79,7 +84,7 @@ class Start:
     batches: TrainingBatches
     engine: Engine
     sparsity_of: SparsityOf | None
-    """Only on the first process, and if configured."""
+    watchdog: Watchdog
 
     tokens_per_step: int
     flops_per_step: float
@@ -99,14 +104,16 @@ def prepare(
     """`held` keeps the run folder locked until it is closed."""
     report = say if processes.is_first else lambda message: None
     sparsity_of = None
+    watchdog = Watchdog(Path(config.run_folder), config.engine, processes, held.close)
+    held.callback(watchdog.stop)
     with processes.agree():
         refuse_impossible(config, processes, probe)
         device = own_device(config.training.device, processes)
         share = processes.rank, processes.world_size
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
         config = resolve(config, shards, device, processes.world_size)
-        if config.evaluation.sparsity_targets and probe is not None and processes.is_first:
-            sparsity_of = probe(config, heldout, device)
+        if config.evaluation.sparsity_targets and probe is not None:
+            sparsity_of = probe(config, heldout, device, processes)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()
         settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
@@ -114,7 +121,10 @@ def prepare(
             held.enter_context(open_run_folder(run_folder, settings, text))
         batches = build_batches(shards, config, processes)
         torch.manual_seed(config.seed)
-        model = build_model(config.model)
+        source = None
+        if config.engine.name == "zero3" and config.model.architecture == "olmo":
+            source = Deferred(partial(build_model, config.model))
+        model = build_model(config.model) if source is None else source.model
         length = config.training.length
         tokens_per_step = config.training.batch_size * length
         flops_per_step, whole_flops_per_step = (
@@ -124,7 +134,8 @@ def prepare(
     check_devices(config.training.device, device, processes)
     check_same(settings, processes)
     check_shared(run_folder, processes)
-    step, engine = restore(config, settings, model, shards.fingerprint, processes, report)
+    text_is = shards.fingerprint
+    step, engine = restore(config, settings, model, source, text_is, processes, report)
     return Start(
         config=config,
         settings=settings,
@@ -135,10 +146,11 @@ def prepare(
         batches=batches,
         engine=engine,
         sparsity_of=sparsity_of,
+        watchdog=watchdog,
         tokens_per_step=tokens_per_step,
         flops_per_step=flops_per_step,
         whole_flops_per_step=whole_flops_per_step,
-        stated_flops=(stated_flops(device_name(device)) or 0) * processes.world_size,
+        stated_flops=stated_flops(device) * processes.world_size,
         report=report,
     )
 
@@ -188,11 +200,13 @@ def restore(
     config: RunConfig,
     settings: Flat,
     model: nn.Module,
+    source: Mapping[str, Tensor] | None,
     data_fingerprint: str,
     processes: Processes,
     report: Callable[[str], None],
 ) -> tuple[int, Engine]:
-    """The step that the model, and an engine built for it, are restored to."""
+    """The step that the model, and an engine built for it, are restored to. `source`: the weights
+    of a model without memory."""
     run_folder, num_parameters = Path(config.run_folder), count_parameters(model)
     num_steps = config.training.num_steps
     with processes.agree():
@@ -201,14 +215,21 @@ def restore(
             latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
-        step = 0
+        step, stored = 0, None
         if latest is not None:
-            step = restore_weights(latest, model, settings, data_fingerprint)
+            step = check_checkpoint(latest, settings, data_fingerprint)
+            origin, stored = str(latest / WEIGHTS), StoredWeights(latest / WEIGHTS)
         elif config.init_from is not None:
-            fill(model, import_weights(config.init_from, config.model), config.init_from)
+            origin, stored = config.init_from, import_weights(config.init_from, config.model)
+        if stored is not None:
+            check_fit(model.state_dict(keep_vars=True), stored, origin)
+            if source is None:
+                fill(model, stored, origin)
+            source = source and stored
         if processes.is_first:
             check_room(run_folder, config.checkpoint, num_parameters, step, num_steps)
-    engine = build_engine(model, config.engine, config.training, config.optimizer, processes)
+    sections = config.engine, config.training, config.optimizer
+    engine = build_engine(model, *sections, processes, source)
     if latest is not None:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, step)
@@ -227,8 +248,8 @@ def restore(
     return step, engine
 
 
-def restore_weights(latest: Path, model: nn.Module, settings: Flat, data_fingerprint: str) -> int:
-    """Load the weights of a checkpoint into the model; returns the step."""
+def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> int:
+    """Check that a run with these settings can go on from it; returns the step."""
     own = latest.parent.parent == Path(settings["run_folder"])
     # Its own checkpoint too, which may have been put there by hand.
     (refuse_other_config if own else refuse_other_branch)(latest, settings)
@@ -243,7 +264,6 @@ def restore_weights(latest: Path, model: nn.Module, settings: Flat, data_fingerp
         raise ConfigError(
             f"branch_from={latest} is at step {state.step}; raise training.num_steps={num_steps}"
         )
-    load_weights(model, latest / "model.safetensors")
     return state.step
 
 
@@ -264,17 +284,16 @@ def resolve(
         )
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
-    return for_hardware(replace(config, model=model), device, world_size)
+    return for_hardware(replace(config, model=model), device, Hardware.here(device, world_size))
 
 
-def for_hardware(config: RunConfig, device: torch.device, world_size: int = 1) -> RunConfig:
-    """A copy with the precision and the micro-batches of this device."""
+def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:
+    """A copy with the precision and the micro-batches of this hardware."""
     training = config.training
     training = replace(training, precision=choose_precision(training.precision, device))
     config = replace(config, training=training)
-    if training.micro_batch_size == 0:
-        share = training.batch_size // world_size
-        training.micro_batch_size = fitting_micro_batch_size(config.model, training, share, device)
+    if training.micro_batch_size is not None:
+        training.micro_batch_size = fitting_micro_batch_size(config, hardware)
     return config
 
 
@@ -286,17 +305,25 @@ def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
     return replace(model, vocab_size=size, embedding_size=rows)
 
 
-def dry_run(config: RunConfig) -> None:
-    """Print the resolved config and the cost of the run."""
+def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
+    """Print the resolved config, and the cost of the run on this hardware, by default one process
+    here."""
     device = own_device(config.training.device, Processes())
+    named = hardware is not None
+    hardware = hardware or Hardware.here(device)
     try:
         config = resolve(config, open_shards(config.data, "train", None), device)
     except DataError as error:
         print(f"# {error}")  # the cost is known without the text
         name = config.data.tokenizer.name
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
-        model = with_vocabulary(config.model, size or 0)
-        config = for_hardware(replace(config, model=model), device)
+        config = replace(config, model=with_vocabulary(config.model, size or 0))
+    if named and config.engine.name == "auto":
+        engine = "ddp" if hardware.count > 1 else "single"
+        config = replace(config, engine=replace(config.engine, name=engine))
+    config = for_hardware(config, device, hardware)
     print(to_yaml(config))
-    for name, value in estimate(config.model, config.training, device).items():
+    for name, value in estimate(config, hardware).items():
         print(f"# {name}: {value}")
+    if named:
+        refuse_too_large(config, hardware)

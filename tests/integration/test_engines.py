@@ -18,8 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.run import config_from_dict
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.checkpoint_files import StoredWeights, list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics
@@ -112,9 +113,8 @@ def test_steps_are_the_same_on_every_engine(
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     saved = list_checkpoints(folder)[0]
     sizes = [path.stat().st_size for path in (saved / "engine").iterdir()]
-    if engine != "ddp":
-        assert max(sizes) < 0.6 * sum(sizes), "nobody gathers the optimizer's state"
-    consolidated = load_file(saved / "model.safetensors")
+    assert max(sizes) < 0.6 * sum(sizes), "each process writes its part"
+    consolidated = StoredWeights(saved / "model.safetensors")
     for name, tensor in load_file(list_checkpoints(one_process)[0] / "model.safetensors").items():
         torch.testing.assert_close(consolidated[name], tensor, rtol=1e-3, atol=1e-4)
 
@@ -134,14 +134,14 @@ def test_bf16_follows_ddp(settings: dict, ddp_in_bf16: Path, engine: str) -> Non
     given = on(settings, f"bf16-{engine}", engine, training=BF16, checkpoint={"interval_steps": 8})
     ours = finish(given)
     assert curve(ours) == pytest.approx(curve(ddp_in_bf16), rel=3e-3)
-    weights = load_file(list_checkpoints(ours)[0] / "model.safetensors")
+    weights = dict(StoredWeights(list_checkpoints(ours)[0] / "model.safetensors"))
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     matrix = max(weights.values(), key=torch.Tensor.numel)
     assert not torch.equal(matrix, matrix.bfloat16().float()), "the fp32 copy, not the rounded one"
 
     shutil.rmtree(list_checkpoints(ours)[0])
     finish(given)  # from step 8
-    again = load_file(list_checkpoints(ours)[0] / "model.safetensors")
+    again = StoredWeights(list_checkpoints(ours)[0] / "model.safetensors")
     assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
@@ -159,6 +159,22 @@ def interrupt(settings: dict, num_steps: int, name: str, world_size: int = 2, ra
     return step_of(list_checkpoints(settings["run_folder"])[0])
 
 
+def test_net_excess_is_measured_by_all_processes_together(settings: dict, tmp_path: Path) -> None:
+    found = []
+    for engine, world_size in (("single", 1), ("ddp", 2), ("zero3", 2)):
+        given = on(settings, f"probed-{engine}", engine)
+        given["training"] |= {"num_steps": 2, "length": 64}
+        given["positions"]["target_length"] = 64
+        given["evaluation"]["sparsity_targets"] = 12
+        finish(given, world_size)
+        found += curve(given["run_folder"], "sparsity")
+        tables = load_model(given["run_folder"], device="cpu").model.state_dict()
+        assert all(torch.isfinite(weight).all() for weight in tables.values())
+    for row in found[1:]:
+        for units, numbers in found[0].items():
+            assert row[units] == pytest.approx(numbers, abs=1e-3), units
+
+
 def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
     settings: dict, whole: Callable[[str], Path]
 ) -> None:
@@ -167,7 +183,7 @@ def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
     last, expected = list_checkpoints(finish(asked))[0], list_checkpoints(whole("zero2"))[0]
     assert last.name == expected.name
     files = {path.relative_to(expected) for path in expected.rglob("*.safetensors")}
-    assert len(files) == 3, "the weights, and what each process holds of the optimizer state"
+    assert len(files) == 4, "weights and optimizer state of each process"
     for file in files:
         found, wanted = load_file(last / file), load_file(expected / file)
         assert found.keys() == wanted.keys()

@@ -27,7 +27,7 @@ from olmo_sparsity.training import checkpoint, moments
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training.loop import Outcome, SaveSteps, train
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import (
     MakeConfig,
@@ -195,7 +195,7 @@ def test_a_damaged_later_checkpoint_is_none_of_those_kept(
     damaged.mkdir(parents=True)
     with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
         for step in (4, 6):
-            writer.save(checkpoint.TrainerState(step, 0, ""), lambda _: None, lambda _: None)
+            writer.save(checkpoint.TrainerState(step, 0, ""), lambda _: None, lambda _: [])
             writer.wait()
     saved = damaged.with_name("step000006")
     assert list_checkpoints(config.run_folder) == [damaged, saved]
@@ -299,7 +299,7 @@ def test_another_error_waits_for_the_writer_and_hides_nothing(
 
     def leave() -> None:
         with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
-            writer.save(checkpoint.TrainerState(1, 1, ""), fail, lambda folder: None)
+            writer.save(checkpoint.TrainerState(1, 1, ""), fail, lambda folder: [])
             leaving.set()
             raise UserError("another")
 
@@ -308,6 +308,37 @@ def test_another_error_waits_for_the_writer_and_hides_nothing(
     (line,) = capsys.readouterr().err.splitlines()
     assert "step000001 cannot be written: No space" in line
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_auto_saves_every_ten_minutes_or_less_often_where_it_costs_more_than_a_fiftieth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    saves = SaveSteps(CheckpointConfig(interval_steps=0, keep_steps=[3]), 0, 5000)
+    assert [step for step in range(1, 50) if saves.due(step)][:2] == [3, 10]
+    now += 10 * 1.5
+    saves.done(10, 2.0, Processes())
+    assert saves.next == 10 + 400, "steps of 1.5 s"
+    now += 400 * 1.5
+    saves.done(410, 30.0, Processes())
+    assert saves.next == 410 + 1000
+    assert saves.due(5000)
+
+
+def test_auto_is_a_setting_and_a_slow_save_says_once_what_it_needs(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(checkpoint, "SLOW_S", -1.0)
+    monkeypatch.setattr(SaveSteps, "PAUSE_S", 0.0)
+    monkeypatch.setattr(SaveSteps, "SHARE", 1e9)
+    config = make_config(checkpoint__interval_steps="auto", training__num_steps=12)
+    train(config)
+    assert [path.name for path in list_checkpoints(config.run_folder)] == [
+        "step000012",
+        "step000011",
+    ]
+    assert capsys.readouterr().err.count("a preempted job needs as long a grace") == 1
 
 
 def test_a_checkpoint_of_before_goes_on(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_compiled_equals_eager_and_goes_on_to_the_bit(
     compiled.copy_moments()(tmp_path)
     torch.compiler.reset()
     again = engine_for(config)
-    again.model.load_state_dict(compiled.gather_weights(), strict=False)  # tied ones are there once
+    again.model.load_state_dict(compiled.copy_weights(), strict=False)  # tied ones are there once
     again.load_moments(tmp_path, step=2)
     for _ in range(2):
         found, expected = again.step(batch, 1e-3), compiled.step(batch, 1e-3)

@@ -13,6 +13,7 @@ from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.probe import SparsityProbe, probe_documents, probe_settings
 from olmo_sparsity.training.run_folder import draw_losses, loss_table, read_metrics
@@ -72,7 +73,10 @@ def test_sparsity_is_probed_at_every_evaluation(
     monkeypatch.setattr(
         Plan, "targets", lambda plan, losses: targets(plan, losses).query("far_part == 'placebo'")
     )
-    assert SparsityProbe(config, heldout, torch.device("cpu"))(final_weights(config)) == {}
+    assert (
+        SparsityProbe(config, heldout, torch.device("cpu"), Processes())(final_weights(config))
+        == {}
+    )
     assert "net span:4" in loss_table(config.run_folder)
     draw_losses(config.run_folder, tmp_path / "curves.svg")
     assert "net span:4" in (tmp_path / "curves.svg").read_text()
