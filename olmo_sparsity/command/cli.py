@@ -116,7 +116,7 @@ def train(options: argparse.Namespace) -> int:
         start.dry_run(config or read(), asked or None)
         return 0
     try:
-        with connect(config and config.engine) as processes:
+        with connect(config.engine if config else None) as processes:
             with processes.agree():
                 config = config or read()
             if config.training.length * config.model.d_model >= 2**22:

@@ -142,8 +142,8 @@ def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
         # torchrun keeps one store for all its attempts.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
         _wait_for_all(store, launch, limit)
-        size = {"rank": launch.rank, "world_size": launch.world_size}
-        dist.init_process_group(_backend(), store=store, timeout=patience, **size)
+        rank, size = launch.rank, launch.world_size
+        dist.init_process_group(_backend(), None, patience, size, rank, store)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(

@@ -264,7 +264,7 @@ def sent_bytes(engine: str, parameters: int, precision: Precision, num_micro_bat
 
 
 def _memory(config: RunConfig, hardware: Hardware, engine: str) -> str:
-    on = replace(config, engine=replace(config.engine, name=engine))
+    on = replace(config, engine=replace(config.engine, name=engine))  # type: ignore[arg-type]
     micro = fitting_micro_batch_size(on, hardware)
     state = state_of(on, hardware)
     activations = activation_bytes(config.model, config.training, micro, hardware.kind)

@@ -215,7 +215,8 @@ def restore(
             latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
-        step, stored = 0, None
+        step, origin = 0, ""
+        stored: Mapping[str, Tensor] | None = None
         if latest is not None:
             step = check_checkpoint(latest, settings, data_fingerprint)
             origin, stored = str(latest / WEIGHTS), StoredWeights(latest / WEIGHTS)
@@ -319,8 +320,8 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         config = replace(config, model=with_vocabulary(config.model, size or 0))
     if named and config.engine.name == "auto":
-        engine = "ddp" if hardware.count > 1 else "single"
-        config = replace(config, engine=replace(config.engine, name=engine))
+        engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
+        config = replace(config, engine=engine)
     config = for_hardware(config, device, hardware)
     print(to_yaml(config))
     for name, value in estimate(config, hardware).items():

@@ -92,7 +92,7 @@ class Watchdog:
         import torch
 
         if torch.cuda.is_available():
-            trace = torch._C._distributed_c10d._dump_nccl_trace()
+            trace = torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
             (self.folder / f"nccl_trace_rank_{self.processes.rank}").write_bytes(trace)
 
     def _wait_for_stacks(self) -> tuple[list[int], list[int]]:
