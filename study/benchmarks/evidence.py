@@ -226,14 +226,12 @@ def collect(folders: list[Path]) -> pd.DataFrame:
         results = read_results(folder)
         table = results.summary.reset_index()[COLUMNS]
         table.insert(0, "measurement", folder.name)
-        check = results.meta.induction
+        check, model = results.meta.induction, results.meta.model
         table["induction_share"] = check["drop"] / check["loss_first"]
-        model = results.meta.model
-        table["num_parameters"] = model["num_parameters"]
         table["positions"] = model["trained"].get("positions", "unknown")
         table["seed"] = model["trained"].get("seed", 0)
         table["drop"], table["loss_long"] = check["drop"], results.losses.loss_long.mean()
-        table["commit"] = results.meta.commit
+        table["num_parameters"], table["commit"] = model["num_parameters"], results.meta.commit
         tables.append(table)
     return pd.concat(tables).round(4)
 
@@ -253,9 +251,7 @@ def main() -> None:
     beginning = step("begin", "text", "out")
     beginning.add_argument("--characters", type=int, default=6000)
     beginning.add_argument("--only-long", action="store_true", help="leave out shorter documents")
-    beginning.add_argument(
-        "--skip", type=int, default=0, help="leave out the first N of the others"
-    )
+    beginning.add_argument("--skip", type=int, default=0, help="leave out the first N")
     exchanged = step("exchange", "tokenizer", "out", "texts")
     exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
     exchanged.add_argument("--seed", type=int, default=0)
