@@ -50,6 +50,7 @@ class InferringOLMo(OLMo):
 
     config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
     transformer: Any  # a ModuleDict; its entries depend on the config
+    reach: int | None = None
 
     @property
     def blocks(self) -> list[PositionedBlock]:

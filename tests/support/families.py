@@ -232,28 +232,33 @@ def quantize(model: transformers.PreTrainedModel) -> transformers.PreTrainedMode
     return model
 
 
+def layers(index: int) -> str:
+    kinds = [name.removesuffix("_attention") or "sliding" for name in wrap(index).windows]
+    return ", ".join(sorted(kinds)) or "full"
+
+
 def longest(index: int) -> str:
     """The hard limit in tokens, by the defaults of the config class in transformers."""
-    family, tiny = SUPPORTED[index], wrap(index).limit
+    family, model = SUPPORTED[index], wrap(index)
     config = getattr(transformers, family.class_name).config_class()
-    hard = position_limit(config, only_wrong_beyond=True)
-    if hard is None and tiny is not None and not tiny.cause.startswith("max_position"):
-        number = getattr(config, "original_max_position_embeddings", None)
-        return f"{number:,} ({tiny.cause})" if number else f"{tiny.cause} of the config"
+    hard = position_limit(config, bool(model.windows), only_wrong_beyond=True)
+    if hard is None and model.limit is not None and "LongRoPE" in model.limit.cause:
+        return f"{config.original_max_position_embeddings:,} ({model.limit.cause})"
     return f"{hard.num_positions:,} ({hard.cause})" if hard else "none"
 
 
 def page() -> str:
     """docs/models.md, with its tables as these lists make them now."""
-    supported = [(f.name, f.class_name, longest(index)) for index, f in enumerate(SUPPORTED)]
-    refused = [(f.name, f.class_name, reason(index)) for index, f in enumerate(REFUSED)]
+    supported = [(f.name, f.class_name, layers(i), longest(i)) for i, f in enumerate(SUPPORTED)]
+    refused = [(f.name, f.class_name, reason(i)) for i, f in enumerate(REFUSED)]
     text = PAGE.read_text()
-    for title, entries in (("limit in tokens", supported), ("why", refused)):
+    for title, entries in (("layers | limit in tokens", supported), ("why", refused)):
         head = f"| family | class in transformers | {title} |\n"
-        rows = "".join(f"| {name} | `{cls}` | {said} |\n" for name, cls, said in entries)
-        assert head in text
-        before, _, after = text.partition(head)
-        text = before + head + "| --- | --- | --- |\n" + rows + re.sub(r"^(\|.*\n)*", "", after)
+        rule = "| --- " * head.count(" | ") + "| --- |\n"
+        rows = "".join(f"| {n} | `{cls}` | {' | '.join(said)} |\n" for n, cls, *said in entries)
+        before, found, after = text.partition(head)
+        assert found
+        text = before + head + rule + rows + re.sub(r"^(\|.*\n)*", "", after)
     return text
 
 

@@ -30,14 +30,12 @@ FAMILIES = ["Llama 1, 2, 3", "Qwen 3", "Gemma 3 (text)", "GPT-NeoX, Pythia"]
 
 @cache
 def model_of(family: str = FAMILIES[0]) -> Any:
-    wide = {"sliding_window": 256} if "Gemma" in family else {}
     return build(
         SUPPORTED[find(family)],
         vocab_size=45,
         max_position_embeddings=256,
         bos_token_id=1,
         eos_token_id=2,
-        **wide,
     )
 
 

@@ -9,6 +9,7 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,26 @@ OWN_ATTENTION = "olmo_sparsity"
 
 USUAL = {OWN_ATTENTION: "sdpa", "olmo_sparsity_eager": "eager"}
 """The only attention that ours takes the place of, by our name for each."""
+
+
+@dataclass(frozen=True)
+class AttentionWindow:
+    """Which places the queries of a layer see, by position IDs: those less than `size` before them,
+    or, in chunks, those with the same multiple of `size` before them."""
+
+    size: int
+    is_chunked: bool = False
+
+    def hides(self, queries_BL: Tensor, keys_BK: Tensor) -> Tensor:
+        """hides_BLK. Keys are not after queries, or hidden anyway."""
+        if self.is_chunked:
+            return (queries_BL // self.size)[:, :, None] != (keys_BK // self.size)[:, None]
+        return queries_BL[:, :, None] - keys_BK[:, None] >= self.size
+
+    def holds(self, first: int, last: int) -> bool:
+        """Whether all places from the first to the last position ID see each other, also if they
+        are counted from 0."""
+        return last < self.size if self.is_chunked else last - first < self.size
 
 
 def attend(
@@ -54,21 +75,27 @@ def attend_to_far(
     v: Tensor,
     far_k: Tensor,
     far_v: Tensor,
-    far_bias_BF: Tensor | None,
+    far_bias: Tensor | None,
     scale: float | None = None,
+    own_bias: Tensor | None = None,
 ) -> Tensor:
     """Attention of the last places to far places and to the row's own, without gradients. The two
     parts are joined by their log-sum-exp, so that far keys and values which rows share (as views)
-    are not copied for each of them, and the bias of far places not for each query."""
+    are not copied for each of them. `far_bias`: (B, F), or (B, L, F) where queries differ.
+    `own_bias`: (B, 1, L, K), in place of a causal one."""
     # The kernels themselves check few sizes.
     assert len(q) == len(k) == len(v) == len(far_k) == len(far_v)
-    assert far_bias_BF is None or far_bias_BF.shape == (len(q), far_k.shape[2])
+    assert far_bias is None or far_bias.shape[:: far_bias.dim() - 1] == (len(q), far_k.shape[2])
     num_queries, (num_heads, num_keys) = q.shape[2], k.shape[1:3]
-    causal = causal_bias(num_keys, q.device, num_queries)
+    own_bias = causal_bias(num_keys, q.device, num_queries) if own_bias is None else own_bias
     grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)  # heads that read the same keys
-    causal = causal.repeat(1, 1, grouped.shape[2] // num_queries, 1)
-    near, near_sum = _attend_with_sum(grouped, k, v, causal, scale)
-    bias = None if far_bias_BF is None else far_bias_BF[:, None, None]
+    num_groups = grouped.shape[2] // num_queries
+    near, near_sum = _attend_with_sum(grouped, k, v, own_bias.repeat(1, 1, num_groups, 1), scale)
+    if far_k.shape[2] == 0:
+        return near.unflatten(2, (-1, num_queries)).flatten(1, 2)
+    bias = None if far_bias is None else far_bias[:, None, None]
+    if far_bias is not None and far_bias.dim() == 3:
+        bias = far_bias[:, None].repeat(1, 1, num_groups, 1)
     far, far_sum = _attend_with_sum(grouped, far_k, far_v, bias, scale)
     far_share = (far_sum - near_sum).sigmoid()[..., None]
     mixed = torch.lerp(near.to(far_share), far.to(far_share), far_share).to(near.dtype)

@@ -43,6 +43,10 @@ class LanguageModel(Protocol):
         """Device of the inputs."""
 
     @property
+    def reach(self) -> int | None:
+        """No layer sees places this many position IDs or more before; None: some layers see all."""
+
+    @property
     def embedding(self) -> nn.Embedding: ...
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:

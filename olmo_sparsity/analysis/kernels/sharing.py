@@ -18,14 +18,47 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from olmo_sparsity.analysis.kernels.attention import USUAL, attend_to_far, attend_within
+from olmo_sparsity.analysis.kernels.attention import (
+    USUAL,
+    AttentionWindow,
+    attend_to_far,
+    attend_within,
+)
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
-"""Arguments that change nothing here: the own places of a row are causal, and a text that is longer
-than a sliding window is rejected."""
+"""Arguments that change nothing here: what a layer sees of its row is in its mask."""
 
 _OWN = {usual: own for own, usual in USUAL.items()}
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """What a layer sees."""
+
+    mask: Tensor
+    """As the model is given it for the own places of rows; a model that changes it is rejected."""
+
+    bias: Tensor | None = None
+    """Of far places: (B, F), or (B, L, F) where queries differ."""
+
+    first: int = 0
+    """The far places before it are outside of the layer's window, and not in `bias`."""
+
+    is_causal: bool = True
+
+    @staticmethod
+    def through(
+        window: AttentionWindow, mask: Tensor, far: FarStates, positions_BL: Tensor
+    ) -> LayerView:
+        hides_BLF = window.hides(positions_BL, far.positions_BF)
+        first = int(hides_BLF.flatten(0, 1).all(0).long().cumprod(0).sum())
+        bias_BF = far.bias_BF
+        if bias_BF is None:
+            bias_BF = torch.zeros(hides_BLF.shape[::2], dtype=torch.float, device=mask.device)
+        bias_BLF = bias_BF[:, None, first:].expand(-1, hides_BLF.shape[1], -1)
+        lowest = torch.finfo(torch.float).min
+        return LayerView(mask, bias_BLF.masked_fill(hides_BLF[..., first:], lowest), first, False)
 
 
 @dataclass
@@ -33,7 +66,7 @@ class _Wanted:
     """What this thread requires of the attention of a forward pass."""
 
     far: FarStates | None = None
-    mask: Tensor | None = None
+    views: Sequence[LayerView] = ()
     weights: list[Tensor] = field(default_factory=list)
     num_calls: int = 0
 
@@ -111,14 +144,13 @@ def _wanting(wanted: _Wanted, configs: Sequence[Any]) -> Iterator[_Wanted]:
 
 @contextmanager
 def attending_to(
-    far: FarStates, mask: Tensor, configs: Sequence[Any] = (), num_layers: int = 0
+    far: FarStates, views: Sequence[LayerView], configs: Sequence[Any]
 ) -> Iterator[None]:
-    """Attention of all layers to `far` and, causally, to the rows' own places, in this thread.
-    `mask`: what the model is given for the own places; a model that changes it is rejected."""
-    with _wanting(_Wanted(far, mask), configs) as wanted:
+    """Attention of all layers to `far` and to the rows' own places, in this thread."""
+    with _wanting(_Wanted(far, views), configs) as wanted:
         yield
-    if wanted.num_calls < num_layers:  # the far places would be left out without a word
-        raise NotImplementedError(f"{wanted.num_calls} of {num_layers} layers attended to them")
+    if wanted.num_calls < len(views):  # the far places would be left out without a word
+        raise NotImplementedError(f"{wanted.num_calls} of {len(views)} layers attended to them")
 
 
 @contextmanager
@@ -163,10 +195,14 @@ def _attend(
         wanted.weights.append(weights)
         return mixed, None
     unknown = [name for name, given in more.items() if given is not None and name not in _HARMLESS]
-    if unknown or not _is_same(attention_mask, wanted.mask):
+    view = wanted.views[module.layer_idx]
+    if unknown or not _is_same(attention_mask, view.mask):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
-    far_k, far_v = (part.transpose(1, 2) for part in wanted.far.layers[module.layer_idx])
-    mixed = attend_to_far(query, key, value, far_k, far_v, wanted.far.bias_BF, scaling)
+    far_k, far_v = (
+        part[:, view.first :].transpose(1, 2) for part in wanted.far.layers[module.layer_idx]
+    )
+    own_bias = None if view.is_causal else attention_mask
+    mixed = attend_to_far(query, key, value, far_k, far_v, view.bias, scaling, own_bias)
     return mixed.transpose(1, 2).contiguous(), None
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.kernels.attention import USUAL, causal_bias
+from olmo_sparsity.analysis.kernels.attention import USUAL, AttentionWindow, causal_bias
 from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_of_memory, one_line
 
 # --- how long a text may be -----------------------------------------------------------------------
@@ -39,16 +40,35 @@ class PositionLimit:
             )
 
 
-_WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "keep_window_size")
+def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
+    """The window of each kind of layer, None for layers that see everything; the kind is "" where
+    all layers are alike. Empty if there is none."""
+    text = config.get_text_config()
+    sliding, chunk = (getattr(text, name, None) for name in _WINDOWS[:2])
+    if not getattr(text, "use_sliding_window", True):
+        sliding = None
+    windows = {
+        "": AttentionWindow(sliding) if sliding else None,
+        "full_attention": None,
+        "sliding_attention": AttentionWindow(sliding) if sliding else None,
+        "chunked_attention": AttentionWindow(chunk, is_chunked=True) if chunk else None,
+    }
+    found = {kind: windows.get(kind) for kind in getattr(text, "layer_types", None) or ("",)}
+    return found if any(found.values()) else {}
+
+
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size")
 _WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
 
 
-def position_limit(config: Any, only_wrong_beyond: bool = False) -> PositionLimit | None:
-    """The tightest limit that a config states; None if it states none.
+def position_limit(
+    config: Any, knows_windows: bool = False, only_wrong_beyond: bool = False
+) -> PositionLimit | None:
+    """The tightest limit that a config states; None if it states none. `knows_windows`: whether
+    attention windows go by position IDs here, and limit nothing.
 
-    A sliding window counts places, and only within it do places and position IDs give the same
-    attention. LongRoPE and dynamic RoPE rotate a short row by other angles than a long one from
-    some length on, beyond which rows of one text would not be comparable.
+    LongRoPE and dynamic RoPE rotate a short row by other angles than a long one from some length
+    on, beyond which rows of one text would not be comparable.
     """
     text = config.get_text_config()
     trained = getattr(text, "max_position_embeddings", None)
@@ -67,7 +87,8 @@ def position_limit(config: Any, only_wrong_beyond: bool = False) -> PositionLimi
         floor = getattr(text, "floor_scale", None)
         limits.append((floor and int(floor) - 1, "floor_scale of its attention", True))
     types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
-    if getattr(text, "use_sliding_window", True) and _WINDOWED_LAYERS & set(types or ("local",)):
+    uses = getattr(text, "use_sliding_window", True) and not knows_windows
+    if uses and _WINDOWED_LAYERS & set(types or ("local",)):
         for name in _WINDOWS:
             limits.append((getattr(text, name, None), name.replace("_", " "), True))
     stated = [PositionLimit(*limit) for limit in limits if limit[0]]
@@ -108,12 +129,13 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @torch.no_grad()
-def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, float]:
+def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, float, bool]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits match the given
     model (`original`, with its adapters). Returns how they follow from the last linear map,
-    whether `hidden_sharing` gives the same as copies of the kept states, and by how many nats
-    losses change with the other rows of the batch. `wrapped`: a HuggingFaceLM."""
+    whether `hidden_sharing` gives the same as copies of the kept states, by how many nats losses
+    change with the other rows of the batch, and whether `windows_of` its config
+    are its windows. `wrapped`: a HuggingFaceLM."""
     config = wrapped.model.config
     family = f"{type(wrapped.model).__name__} (model_type {config.model_type})"
 
@@ -132,7 +154,8 @@ def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, flo
             f"{family} is not supported: eight tokens with position IDs do not pass through it "
             f"({reason_of(error)}); torch's default dtype is {torch.get_default_dtype()}"
         ) from None
-    return logit_map, shares_far, _batch_noise(wrapped, logit_map)
+    knows_windows = _knows_windows(wrapped, rounding)
+    return logit_map, shares_far, _batch_noise(wrapped, logit_map), knows_windows
 
 
 def reason_of(error: Exception) -> str:
@@ -261,6 +284,33 @@ def _check_positions(wrapped: Any, rounding: float, require: Require) -> bool:
     alone = wrapped.hidden(*later).float()
     error, effect = _distance(shared, looked_back), _distance(alone, looked_back)
     return alike(shared, looked_back) and small(error, effect)
+
+
+def _knows_windows(wrapped: Any, rounding: float) -> bool:
+    """Whether the model computes eight tokens through windows of four places as it is computed
+    here. Its config stays as it is, as other threads may use it."""
+    if not windows_of(wrapped.model.config):
+        return False
+    own = copy(wrapped.body)
+    own.config = deepcopy(own.config)
+    for name in _WINDOWS[:2]:
+        if getattr(own.config.get_text_config(), name, None):
+            setattr(own.config.get_text_config(), name, 4)
+    windows = windows_of(own.config)
+    tokens_BL, counted_BL = _eight_tokens(wrapped)
+    given = {"input_ids": tokens_BL, "position_ids": counted_BL, "use_cache": False}
+    try:
+        output = type(own).forward(own, attention_mask=torch.ones_like(tokens_BL), **given)
+        plain = wrapped.hidden(tokens_BL, counted_BL)
+        wrapped.windows = windows
+        found = wrapped.hidden(tokens_BL, counted_BL)
+    except Exception:  # of the model's own code
+        return False
+    finally:
+        wrapped.windows = {}
+    theirs = output.last_hidden_state.to(found.device)
+    error, effect = _distance(found, theirs), _distance(plain, theirs)
+    return error <= min(rounding * _distance(theirs), effect / 4)
 
 
 def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,12 @@ from olmo_sparsity.analysis.kernels.attention import (
     keeps_much,
 )
 from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.analysis.models.compatibility import LogitMap, position_limit, refuse_unfit
+from olmo_sparsity.analysis.models.compatibility import (
+    LogitMap,
+    position_limit,
+    refuse_unfit,
+    windows_of,
+)
 from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.use import in_this_thread, in_use, state_of
 from olmo_sparsity.errors import ConfigError
@@ -50,6 +55,8 @@ class _Trial:
     logit_map: LogitMap = LogitMap()
     can_share_far: bool = False
     batch_noise: float = 0.0
+    knows_windows: bool = False
+    """Whether windows by position IDs are its own, where these count places."""
 
 
 _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
@@ -90,8 +97,9 @@ class HuggingFaceLM(nn.Module):
 
     def _take(self, tried: _Trial) -> None:
         config = self.model.config
-        self.limit = position_limit(config)
-        self.wrong_beyond = position_limit(config, only_wrong_beyond=True)
+        self.windows = windows_of(config) if tried.knows_windows else {}
+        self.limit = position_limit(config, tried.knows_windows)
+        self.wrong_beyond = position_limit(config, tried.knows_windows, only_wrong_beyond=True)
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
         self.logit_map, self.can_share_far = tried.logit_map, tried.can_share_far
@@ -106,6 +114,11 @@ class HuggingFaceLM(nn.Module):
     @property
     def text_config(self) -> Any:
         return self.model.config.get_text_config()
+
+    @property
+    def reach(self) -> int | None:
+        sizes = [window.size for window in self.windows.values() if window is not None]
+        return max(sizes, default=None) if len(sizes) == len(self.windows) else None
 
     @property
     def vocab_size(self) -> int:
@@ -161,29 +174,22 @@ class HuggingFaceLM(nn.Module):
         *,
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
-        cache: Cache | None = None,
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
+        positions_BL = positions_BL.expand_as(tokens_BL)
+        if far is not None and self.shares_far(far.num_places, tokens_BL.shape[1]):
+            return self.hidden_sharing(tokens_BL, positions_BL, far, last)
+        cache: Cache | None = None
+        keys_BK = positions_BL
         if far is not None:
-            assert cache is None
             assert attention_bias is None
-            if self.shares_far(far.num_places, tokens_BL.shape[1]):
-                return self.hidden_sharing(tokens_BL, positions_BL, far, last)
             from olmo_sparsity.analysis.kernels.sharing import FarCache
 
             cache, attention_bias = FarCache(far), far.window_bias(tokens_BL.shape[1])
-        num_earlier = cache.get_seq_length() if cache is not None else 0
-        self._refuse_beyond(positions_BL, num_earlier + tokens_BL.shape[1])
-        if attention_bias is None:
-            # Without a mask, transformers takes a gap in the position IDs for the start of another
-            # packed sequence. A mask of ones means one sequence, and transformers drops it again,
-            # so that attention still runs the fused causal kernel.
-            mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
-        else:
-            mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
+            keys_BK = torch.cat((far.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
+        masks = self._masks(positions_BL, keys_BK, attention_bias)
         more = {}
-        num_keys = 0 if far is None else mask.shape[-1]
         with ExitStack() as stack:
             if documents is not None:
                 from olmo_sparsity.analysis.kernels.sharing import own_attention
@@ -194,9 +200,46 @@ class HuggingFaceLM(nn.Module):
             if added_BLD is not None:  # not inputs_embeds: some families look up more by token
                 add = in_this_thread(lambda *called: called[-1] + added_BLD)
                 stack.enter_context(self.embedding.register_forward_hook(add))
+            num_keys = 0 if far is None else keys_BK.shape[1]
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
-            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last, **more)
+            return self._last_hidden(tokens_BL, positions_BL, masks, cache, last, **more)
+
+    def _masks(
+        self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor | None]:
+        """What transformers takes: a mask, or one for each kind of layer."""
+        (num_rows, length), num_keys = queries_BL.shape, keys_BK.shape[1]
+        if self.wrong_beyond is not None:
+            num_positions = max(int(keys_BK.max()) + 1, num_keys)
+            self.wrong_beyond.check(num_positions, type(self.model).__name__)
+        if not self._is_windowed(keys_BK):
+            if bias is not None:
+                return _additive(bias, self.model.dtype).expand(num_rows, -1, -1, -1)
+            # Without a mask, transformers takes a gap in the position IDs for the start of another
+            # packed sequence. A mask of ones means one sequence, and transformers drops it again,
+            # so that attention still runs the fused causal kernel.
+            return queries_BL.new_ones(num_rows, num_keys)
+        is_fused = bias is None and num_keys == length
+        is_fused &= self.text_config._attn_implementation in ("sdpa", OWN_ATTENTION)
+        bias = causal_bias(num_keys, keys_BK.device, length) if bias is None else bias
+        masks: dict[str, Tensor | None] = {}
+        for kind, window in self.windows.items():
+            of_kind = bias
+            if window is not None:
+                hides_B1LK = window.hides(queries_BL, keys_BK)[:, None]
+                of_kind = bias.masked_fill(hides_B1LK, torch.finfo(bias.dtype).min)
+            mask = _additive(of_kind, self.model.dtype).expand(num_rows, -1, -1, -1)
+            masks[kind] = None if is_fused and window is None else mask
+        return masks if "" not in masks else cast(Tensor, masks[""])
+
+    def _is_windowed(self, keys_BK: Tensor) -> bool:
+        """Whether a window hides one of these places from another."""
+        windows = [window for window in self.windows.values() if window is not None]
+        if not windows:
+            return False
+        first, last = (int(edge) for edge in keys_BK.aminmax())
+        return not all(window.holds(first, last) for window in windows)
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         text = self.text_config  # in training, transformers does so itself
@@ -217,15 +260,22 @@ class HuggingFaceLM(nn.Module):
         self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates, last: int | None = None
     ) -> Tensor:
         """`hidden` where rows share the far states. Only where `can_share_far`."""
-        from olmo_sparsity.analysis.kernels.sharing import SharedCache, attending_to
+        from olmo_sparsity.analysis.kernels.sharing import LayerView, SharedCache, attending_to
 
-        num_rows, length = tokens_BL.shape
-        self._refuse_beyond(positions_BL, far.num_places + length)
-        mask = _additive(causal_bias(length, self.device), self.model.dtype)
-        mask = mask.expand(num_rows, -1, -1, -1)
-        num_layers = self.text_config.num_hidden_layers
-        with attending_to(far, mask, self._usual_configs, num_layers):
-            return self._last_hidden(tokens_BL, positions_BL, mask, SharedCache(far), last)
+        keys_BK = torch.cat((far.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
+        causal = causal_bias(tokens_BL.shape[1], self.device)
+        masks = self._masks(positions_BL, positions_BL, causal)
+        kinds = [""] * self.text_config.num_hidden_layers
+        if self._is_windowed(keys_BK):
+            kinds = getattr(self.text_config, "layer_types", None) or kinds
+        views = {}
+        for kind in set(kinds):
+            mask, window = masks[kind] if isinstance(masks, dict) else masks, self.windows.get(kind)
+            views[kind] = LayerView(mask, far.bias_BF)
+            if window is not None:
+                views[kind] = LayerView.through(window, mask, far, positions_BL)
+        with attending_to(far, [views[kind] for kind in kinds], self._usual_configs):
+            return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(far), last)
 
     @cached_property
     def _cache_name(self) -> str:
@@ -237,7 +287,7 @@ class HuggingFaceLM(nn.Module):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        mask: Tensor,
+        mask: Tensor | dict[str, Tensor | None],
         cache: Cache | None,
         last: int | None,
         **more: Any,
@@ -255,11 +305,6 @@ class HuggingFaceLM(nn.Module):
             hidden_BLD = hidden_BLD[:, -last:]
         return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
 
-    def _refuse_beyond(self, positions_BL: Tensor, num_places: int) -> None:
-        if self.wrong_beyond is not None:
-            num_positions = max(int(positions_BL.max()) + 1, num_places)
-            self.wrong_beyond.check(num_positions, type(self.model).__name__)
-
     @torch.no_grad()
     def far_states(
         self,
@@ -276,25 +321,27 @@ class HuggingFaceLM(nn.Module):
         most = max(1, MASKED_AT_ONCE // (earlier + tokens_BL.shape[1]))
         at_once = min(at_once or tokens_BL.shape[1], most)
         parts = zip(tokens_BL.split(at_once, 1), positions_BL.split(at_once, 1), strict=True)
-        hidden_BLD = torch.cat([self.hidden(*part, cache=cache) for part in parts], 1)
+        known_BF, hidden = positions_BL[:, :0] if before is None else before.positions_BF, []
+        for part_BL, at_BL in parts:
+            known_BF = torch.cat((known_BF, at_BL), 1)
+            masks = self._masks(at_BL, known_BF)
+            hidden.append(self._last_hidden(part_BL, at_BL, masks, cache, None))
         kept: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
-        if before is not None:
-            positions_BL = torch.cat([before.positions_BF, positions_BL], 1)
-        return FarStates(positions_BL, layers).predicting(hidden_BLD, before)
+        return FarStates(known_BF, layers).predicting(torch.cat(hidden, 1), before)
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
         assert far.bias_BF is None
         from olmo_sparsity.analysis.kernels.sharing import reading_weights
 
-        cache = _as_cache(far)
+        before = far
         if tokens_BL.shape[1] > 1:
-            self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
-        mask = tokens_BL.new_ones(len(tokens_BL), cache.get_seq_length() + 1)
+            before = self.far_states(tokens_BL[:, :-1], positions_BL[:, :-1], before=far)
+        last = (tokens_BL[:, -1:], positions_BL[:, -1:].expand(len(tokens_BL), -1))
+        masks = self._masks(last[1], torch.cat((before.positions_BF, last[1]), 1))
         with reading_weights(self._usual_configs) as weights:
-            self._last_hidden(tokens_BL[:, -1:], positions_BL[:, -1:], mask, cache, 1)
+            self._last_hidden(*last, masks, _as_cache(before), 1)
         if len(weights) < self.text_config.num_hidden_layers:
             raise ConfigError(f"{type(self.model).__name__} does not return its attention weights")
         return torch.cat([of_layer[:, :, 0].to(tokens_BL.device) for of_layer in weights], 1)

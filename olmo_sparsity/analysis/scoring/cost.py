@@ -57,7 +57,7 @@ class CountingModel(nn.Module):
     def __init__(self, real: LanguageModel) -> None:
         super().__init__()
         self.real, self.vocab_size, self.device = [real], real.vocab_size, torch.device("cpu")
-        self.embedding = nn.Embedding(real.vocab_size, 1)
+        self.embedding, self.reach = nn.Embedding(real.vocab_size, 1), real.reach
 
     def hidden(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar, get_args
 
@@ -100,6 +100,14 @@ class Row:
 
     wanted: tuple[int, int] | None = None
     """The targets to evaluate: from the first to one past the last."""
+
+    def within(self, reach: int) -> Row:
+        """Without distant places that no layer sees from a later place: they have no effect."""
+        if self.seen is not None:
+            seen = self.seen[self.seen > self.places[0] - reach]
+            return replace(self, seen=seen if len(seen) else None)
+        ends = np.flatnonzero(np.diff(self.places) >= reach)
+        return replace(self, places=self.places[ends[-1] + 1 :]) if len(ends) else self
 
     @property
     def targets(self) -> np.ndarray:
@@ -249,6 +257,7 @@ class Scorer:
     ) -> list[Any]:
         """Return what `read` computes for each row; rows of equal shape share forwards. `finish`
         gets the outputs of all batches at the end, so that the host waits for a GPU once."""
+        rows, each = _distinct(rows, self.model.reach)
         order, parts = list[int](), list[Tensor]()
         for indices, hides, num_keys in self._groups(rows):
 
@@ -261,7 +270,7 @@ class Scorer:
         results: list[Any] = [None] * len(rows)
         for index, result in zip(order, chain(*finish(parts)), strict=True):
             results[index] = result
-        return results
+        return [results[index] for index in each]
 
     def _groups(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], bool, int]]:
         """Rows that share forwards, whether far places are hidden from them (see `_hidden`), and
@@ -362,6 +371,20 @@ class Scorer:
         if batch[0].wanted is None:
             return hidden_BWD
         return hidden_BWD.take_along_dim(wanted_BW[..., None], 1)
+
+
+def _distinct(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
+    """The rows to compute, and which of them gives each row: without what is beyond the reach of a
+    model many are the same."""
+    if reach is None:
+        return rows, range(len(rows))
+    found: dict[Any, tuple[int, Row]] = {}
+    each = []
+    for row in (row.within(reach) for row in rows):
+        seen = None if row.seen is None else row.seen.tobytes()
+        key = id(row.context), row.places.tobytes(), row.num_targets, seen, row.wanted
+        each.append(found.setdefault(key, (len(found), row))[0])
+    return [row for _, row in found.values()], each
 
 
 def as_tensors(

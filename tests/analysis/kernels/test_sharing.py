@@ -53,12 +53,13 @@ def test_far_states_stand_for_far_places(index: int) -> None:
 
 @torch.no_grad()
 def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
-    from olmo_sparsity.analysis.kernels.sharing import attending_to  # imports all of transformers
+    # Imports all of transformers.
+    from olmo_sparsity.analysis.kernels.sharing import LayerView, attending_to
 
     model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
     far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
-    alone = model.hidden(*near)
-    with attending_to(far, torch.zeros(1), model._usual_configs), ThreadPoolExecutor() as pool:
+    alone, views = model.hidden(*near), [LayerView(torch.zeros(1))] * 2
+    with attending_to(far, views, model._usual_configs), ThreadPoolExecutor() as pool:
         assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *near).result(), alone)
         with pytest.raises(NotImplementedError, match="another mask"):
             model.hidden(*near)

@@ -28,16 +28,6 @@ from tests.support.families import (
 )
 from tests.support.models import SIZES
 
-
-def test_a_window_beyond_the_trained_length_is_still_a_limit() -> None:
-    family = SUPPORTED[find("Mistral")]
-    model = HuggingFaceLM(build(family, sliding_window=48, max_position_embeddings=32))
-    tokens = torch.zeros(1, 49, dtype=torch.long)
-    model.hidden(tokens[:, :48], torch.arange(48)[None])
-    with pytest.raises(ConfigError, match=r"49 positions .*48 \(sliding window"):
-        model.hidden(tokens, torch.arange(49)[None])
-
-
 FULL, HALF = ["full_attention"] * 2, ["sliding_attention", "full_attention"]
 LIMITS: list[tuple[str, dict[str, Any], int, str]] = [
     ("MistralForCausalLM", {"sliding_window": None}, 64, "max_position_embeddings"),
@@ -63,9 +53,6 @@ def test_the_tightest_limit_counts(
 @pytest.mark.parametrize(
     ("name", "num_positions", "cause"),
     [
-        ("Mistral", 16, "sliding window"),
-        ("Gemma 3 (with images)", 16, "sliding window"),
-        ("Llama 4 (text)", 16, "attention chunk size"),
         ("GPT-Neo", 16, "window size"),
         ("Phi 3, 4 (LongRoPE)", 16, "LongRoPE"),
         ("GPT-2", 64, "max_position_embeddings"),

@@ -64,14 +64,14 @@ def test_states_of_a_long_text_are_computed_with_small_masks(
 ) -> None:
     model = wrap(find("Llama 1, 2, 3"))
     expected = model.far_states(TOKENS[:1], COUNTED[:, :LENGTH])
-    lengths, hidden = list[int](), model.hidden
+    lengths, run = list[int](), model._last_hidden
 
     def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
         lengths.append(tokens_BL.shape[1])
-        return hidden(tokens_BL, *given, **named)
+        return run(tokens_BL, *given, **named)
 
     monkeypatch.setattr(huggingface, "MASKED_AT_ONCE", 3 * LENGTH)
-    monkeypatch.setattr(model, "hidden", counted)
+    monkeypatch.setattr(model, "_last_hidden", counted)
     found = model.far_states(TOKENS[:1], COUNTED[:, :LENGTH])
     assert max(lengths) == 3
     assert sum(lengths) == LENGTH
