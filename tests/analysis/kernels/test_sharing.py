@@ -58,7 +58,7 @@ def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
 
     model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
     far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
-    alone, views = model.hidden(*near), [LayerView(torch.zeros(1))] * 2
+    alone, views = model.hidden(*near), [LayerView(torch.zeros(1))]
     with attending_to(far, views, model._usual_configs), ThreadPoolExecutor() as pool:
         assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *near).result(), alone)
         with pytest.raises(NotImplementedError, match="another mask"):
