@@ -212,7 +212,9 @@ def test_the_results_on_real_questions_are_those_of_the_stored_run() -> None:
     assert rows == order
     rivals = printed.split("rivals: ")[1].split("\n\n")[0]
     ranked = re.findall(r"^  (?:ours|left out|BM25): .*?; ([\d.]+) .*; (.*)$", rivals, re.M)
-    first = re.findall(r"first in ([\d.]+), hiding.*?in ([\d.]+) and BM25 in ([\d.]+)", page, re.S)
+    first = re.findall(
+        r"first in (\d\.\d\d), hiding.*?in (\d\.\d\d) and BM25 in (\d\.\d\d)", page, re.S
+    )
     assert first == [tuple(share for share, _ in ranked)]
     assert f"AUROC of {ranked[0][1]}, BM25 {ranked[2][1]}." in page
 
