@@ -140,7 +140,7 @@ positive-control: install
 
 # Every stored summary, computed again from the stored rows, and what pages print; `make test` checks a sample.
 results-check: install
-	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q tests/docs/test_stored.py \
+	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q tests/study/pages/test_stored.py \
 		tests/test_docs.py
 
 # The other parts: study/Makefile.

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from olmo_sparsity import attribute, estimate_cost, load_model
 from olmo_sparsity.analysis.models.gguf import cache_folder
 from olmo_sparsity.analysis.models.smollm2 import FILE
 from olmo_sparsity.command.cli import main
@@ -223,6 +224,20 @@ def test_the_results_of_engines_are_those_of_the_stored_run() -> None:
     shown = blocks_in("docs/sources.md", "text")
     for name in ("engines", "servers"):
         assert engines.table(read_rows(ROOT / f"study/results/{name}.jsonl")) + "\n" in shown
+
+
+@pytest.mark.parametrize(("draws", "most"), [(4, 47_000), (8, 92_000)])
+def test_the_price_of_a_question_is_what_is_counted(
+    draws: int, most: int, server: FakeServer
+) -> None:
+    rng = np.random.default_rng(0)
+    text = lambda num: " ".join(rng.choice(WORDS, num))  # noqa: E731
+    model = load_model(server.url, tokenizer=make_tokenizer(bos=False))
+    asked = {"sources": {name: text(200) for name in "abcde"}, "decoys": [text(400)] * 12}
+    cost = estimate_cost(attribute, model, question=text(20), answer=text(20), draws=draws, **asked)
+    counted = [int(n.replace(",", "")) for n in re.findall(r"\d[\d,]+", str(cost))]
+    assert [round(counted[0], -3), round(counted[1], -2)] == [most, 9_400]
+    assert f"{most:,} |" in (ROOT / "docs/sources.md").read_text()
 
 
 def test_pypi_has_what_is_pinned() -> None:
