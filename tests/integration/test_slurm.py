@@ -6,7 +6,9 @@ cluster: most of their time is waiting for SLURM. `make test` asks about a reque
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
 import signal
@@ -205,6 +207,32 @@ def losing(bench: Bench) -> Job:
     return job.end()
 
 
+def stuck(bench: Bench) -> Job:
+    """A task that hangs: the other one names it, and the job begins again."""
+    limits = ("--engine.step_timeout_s=10", "--engine.work_timeout_s=120")
+    job = bench.train("stuck", FOREVER, *limits, flags=TWO_NODES)
+    job.reach(35)
+    (pid,) = tasks_of(job, rank=1)
+    os.kill(pid, signal.SIGSTOP)
+    job.go_on(start=2)
+    bench.cluster.run("scancel", job.number)
+    return job.end()
+
+
+def tasks_of(job: Job, rank: int) -> list[int]:
+    """The processes of a job's task that train."""
+    found, wanted = [], {f"SLURM_JOB_ID={job.number}", f"SLURM_PROCID={rank}"}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = {*(process / "environ").read_bytes().decode(errors="replace").split("\0")}
+            if (
+                wanted <= variables
+                and b"olmo-sparsity\0train" in (process / "cmdline").read_bytes()
+            ):
+                found.append(int(process.name))
+    return found
+
+
 def two_nodes(bench: Bench) -> Job:
     return bench.train("two_nodes", "--engine.name=zero2", flags=TWO_NODES).end()
 
@@ -329,6 +357,20 @@ def test_the_loss_of_a_node_or_a_daemon(job: Job, expected: dict[int, float]) ->
     first, second = [start["resumed_at_step"] for start in job.starts()]
     assert first == 0
     assert second >= 20
+    assert job.losses() == pytest.approx(as_far_as(job, expected), rel=1e-4)
+
+
+@pytest.mark.accept
+@asks(stuck)
+def test_a_job_of_which_a_task_hangs_names_it_and_goes_on(
+    job: Job, expected: dict[int, float]
+) -> None:
+    assert job.fact("Restarts") == "1"
+    assert "engine.step_timeout_s=10: process 1 on " in job.log
+    assert "requeued" in job.log
+    assert [path.name for path in (job.run_folder / "stacks").rglob("*.txt")] == [
+        "process00000.txt"
+    ]
     assert job.losses() == pytest.approx(as_far_as(job, expected), rel=1e-4)
 
 
