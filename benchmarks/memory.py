@@ -1,0 +1,153 @@
+"""Claim: what a process holds in training is what `train --dry-run` says, and with ZeRO-3 no
+process ever holds a whole model.
+
+    python benchmarks/memory.py [--layers 12] [--processes 1,2,4] [--engines ddp,zero1,zero2,zero3]
+
+One step of a model of width 768 on the CPU, in bf16, in processes that meet over gloo. Printed is
+the peak of resident memory of the largest process in each phase, less that of a process that has
+imported everything and met the others; beside it, weights, gradients and moments by the formulas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+
+PHASES = ("build", "step", "save", "resume")
+
+
+def resident_mib(name: str) -> float:
+    found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
+    """In each process."""
+    from olmo_sparsity.command.cli import give_back_freed_memory
+    from olmo_sparsity.config.sections import (
+        CheckpointConfig,
+        EngineConfig,
+        ModelConfig,
+        OptimizerConfig,
+        TrainingConfig,
+    )
+    from olmo_sparsity.data.batches import Batch
+    from olmo_sparsity.model.build import build_model
+    from olmo_sparsity.model.checkpoint_files import (
+        StoredWeights,
+        fill,
+        part_name,
+        save_weights,
+        write_index,
+    )
+    from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
+    from olmo_sparsity.training.choose_engine import build_engine
+    from olmo_sparsity.training.deepspeed_engine import import_deepspeed
+    from olmo_sparsity.training.deferred import Deferred
+    from olmo_sparsity.training.distributed import connect
+
+    give_back_freed_memory()
+    torch.set_num_threads(1)
+    sizes = ModelConfig(n_layers=layers, vocab_size=16384, weight_tying=True)
+    training = TrainingConfig(precision="bf16", batch_size=4, length=64, device="cpu")
+    training.micro_batch_size = 1
+    checkpoint, found = out / "checkpoints/step000001", {}
+    with connect() as processes:
+        if engine_name.startswith("zero"):
+            import_deepspeed(torch.device("cpu"))
+        empty = resident_mib("VmRSS")
+
+        def note(phase: str) -> None:
+            found[phase] = resident_mib("VmHWM") - empty
+            Path("/proc/self/clear_refs").write_text("5")
+
+        Path("/proc/self/clear_refs").write_text("5")
+        torch.manual_seed(0)
+        source = Deferred(partial(build_model, sizes)) if engine_name == "zero3" else None
+        model = source.model if source else build_model(sizes)
+        stored = StoredWeights(checkpoint / "model.safetensors") if resumes else None
+        if stored is not None and source is None:
+            fill(model, stored, "stored")
+        sections = EngineConfig(name=engine_name), training, OptimizerConfig()  # type: ignore[arg-type]
+        engine = build_engine(model, *sections, processes, source and (stored or source))
+        found["parameters"] = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        if resumes:
+            engine.load_moments(checkpoint / "engine", step=1)
+            note("resume")
+        else:
+            note("build")
+            rows = 4 // processes.world_size
+            tokens_BL = torch.randint(0, 16384, (rows, 64))
+            batch = Batch(tokens_BL, torch.arange(64).expand(rows, 64), tokens_BL)
+            for _ in range(2):
+                engine.step(batch, 1e-4)
+            note("step")
+            weights, moments = engine.copy_weights(), engine.copy_moments()
+            name = part_name(processes.rank, processes.world_size)
+
+            def write_part(folder: Path) -> list[Path]:
+                return [save_weights(weights, folder / name), moments(folder / "engine")]
+
+            def write_once(folder: Path) -> None:
+                if processes.world_size > 1:
+                    write_index(folder, engine.part_of)
+
+            with CheckpointWriter(out, CheckpointConfig(), processes) as writer:
+                writer.save(TrainerState(1, 1, ""), write_once, write_part)
+                writer.wait()
+            note("save")
+        (out / f"{processes.rank}-{resumes}.json").write_text(json.dumps(found))
+        processes.gather(None)
+    os._exit(0)
+
+
+def launch(engine: str, layers: int, count: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for resumes in (False, True):
+            words = ["--engines", engine, "--layers", str(layers), "--child", folder]
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command = [*launcher, f"--nproc_per_node={count}", __file__, *words]
+            command += ["--resumes"] * resumes
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+            subprocess.run(command, check=True, env=environment, capture_output=True)
+            for path in Path(folder).glob(f"*-{resumes}.json"):
+                for name, value in json.loads(path.read_text()).items():
+                    found[name] = max(found.get(name, 0.0), value)
+    return found
+
+
+def main() -> None:
+    from olmo_sparsity.training.estimate import state_bytes
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--processes", default="1,2,4")
+    parser.add_argument("--engines", default="ddp,zero1,zero2,zero3")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--resumes", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return measure(options.engines, options.layers, options.child, options.resumes)
+    print(f"| engine | processes | {' | '.join(PHASES)} | state, formula |", flush=True)
+    for engine in options.engines.split(","):
+        for count in map(int, options.processes.split(",")):
+            found = launch(engine, options.layers, count)
+            state = state_bytes("bf16", int(found["parameters"]), engine, count) / 2**20
+            cells = " | ".join(f"{found[phase]:,.0f}" for phase in PHASES)
+            print(f"| {engine} | {count} | {cells} | {state:,.0f} |", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()
