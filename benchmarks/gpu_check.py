@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -120,8 +121,18 @@ class Machine:
         return output
 
     def train(self, name: str, *overrides: str, processes: int | str | None = None) -> list[float]:
-        """The losses of a run of configs/quick.yaml."""
-        self.run(*self.training(name, *overrides), processes=processes)
+        """The losses of a run of configs/quick.yaml. Where one hangs, its stacks say in what."""
+        limits = ("--engine.work_timeout_s=100", "--engine.step_timeout_s=60")
+        try:
+            self.run(*self.training(name, *limits, *overrides), processes=processes)
+        except Failed as error:
+            stacks = sorted((self.folder / name / "stacks").rglob("process*.txt"))
+            # The main thread's come last.
+            text = stacks[0].read_text() if stacks else ""
+            stack = text.rpartition("(most recent call first)")[2]
+            frames = re.findall(r'File "(\S+)", line \d+ in (\S+)', stack)
+            where = " < ".join(f"{Path(file).stem}.{called}" for file, called in frames[:6])
+            raise Failed(f"{error}{where and ', in '}{where}", error.output) from None
         return self.logged(name)
 
     def logged(self, name: str, what: str = "loss") -> list[float]:

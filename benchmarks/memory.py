@@ -54,7 +54,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.deepspeed_engine import import_deepspeed
     from olmo_sparsity.training.deferred import Deferred
-    from olmo_sparsity.training.distributed import connect
+    from olmo_sparsity.training.distributed import connect, start_alone
 
     give_back_freed_memory()
     torch.set_num_threads(1)
@@ -64,6 +64,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     checkpoint, found = out / "checkpoints/step000001", {}
     with connect() as processes:
         if engine_name.startswith("zero"):
+            start_alone()
             import_deepspeed(torch.device("cpu"))
         empty = resident_mib("VmRSS")
 

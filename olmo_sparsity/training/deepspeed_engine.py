@@ -87,6 +87,8 @@ class ZeroEngine(Engine):
 
             for name, parameter in self.model.named_parameters():
                 safe_set_full_fp32_param(parameter, source[name].to(self.device))
+        for state in self.optimizer.state.values():
+            state["step"].zero_()  # BF16_Optimizer has made one, with gradients of 0
         self.source = None
         num = self.processes.world_size
         self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {num} process{'es' * (num > 1)}"
@@ -94,6 +96,9 @@ class ZeroEngine(Engine):
     def _refuse_another_engine(self, deepspeed: Any) -> None:
         """DeepSpeed may silently fall back on other engines and optimizers."""
         expected = "DeepSpeedZeroOptimizer" + ("_Stage3" if self.stage == 3 else "")
+        model_type, summed_in = self.deepspeed.get_data_types()
+        if self.stage == 1 and model_type != summed_in:
+            expected = "BF16_Optimizer"
         built = (type(self.deepspeed), type(self.zero).__name__)
         stage = self.deepspeed.zero_optimization_stage()
         if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
@@ -146,7 +151,10 @@ class ZeroEngine(Engine):
         where = parameter._hp_mapping
         if where is None:
             return None  # it belongs to other processes
-        flat = self.zero.single_partition_of_fp32_groups[where.param_group_index]
+        name = "single_partition_of_fp32_groups"
+        if not hasattr(self.zero, name):  # BF16_Optimizer
+            name = "fp32_groups_flat_partition"
+        flat = getattr(self.zero, name)[where.param_group_index]
         own = where.lp_fragment_address
         return flat, where.hp_fragment_address.start, own.start, own.numel
 
@@ -185,10 +193,10 @@ def import_deepspeed(device: torch.device) -> Any:
             f"engine.name: DeepSpeed {deepspeed.__version__} divides gradients by the number of "
             f"micro-batches; pip install 'deepspeed>={OLDEST}'"
         )
-    if device.type == "cpu":
-        # Disables shared-memory collectives, which are for inference. They would be compiled on
-        # first use, under a lock that a killed process never releases.
-        deepspeed.ops.__compatible_ops__ = {}
+    # Disables shared-memory collectives, which are for inference, and the search for extensions,
+    # which starts compilers. They would be compiled on first use, under a lock that a killed
+    # process never releases.
+    deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
     return deepspeed
 

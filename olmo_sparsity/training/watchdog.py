@@ -34,7 +34,7 @@ class Watchdog:
     ) -> None:
         self.limits, self.processes, self.release = limits, processes, release
         self.expect("the start", "work_timeout_s")
-        if processes.world_size == 1:
+        if processes.world_size == 1 and "WORLD_SIZE" not in os.environ:
             return
         told = processes.gather((time.strftime("%Y%m%d-%H%M%S"), socket.gethostname()))
         self.folder = run_folder / "stacks" / told[0][0]
