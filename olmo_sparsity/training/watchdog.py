@@ -64,11 +64,11 @@ class Watchdog:
             self._write_stacks(doing)
             missing, present = self._wait_for_stacks()
             if rank == min(present, default=rank):
-                who = [f"process {number} on {self.hosts[number]}" for number in missing]
+                names = ", ".join(f"process {number} on {self.hosts[number]}" for number in missing)
+                who = f"{names} did not come, stacks of the others" if missing else "all stacks"
                 say(
                     f"olmo-sparsity: {doing} took more than engine.{self.setting}={self.limit_s}: "
-                    f"{', '.join(who) or 'no process'} did not come; stacks of "
-                    f"the others are in {self.folder}; the same command goes on"
+                    f"{who} are in {self.folder}; the same command goes on"
                 )
             self.release()
         finally:
