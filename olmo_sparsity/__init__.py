@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
+    from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure, track
     from olmo_sparsity.analysis.attribution.sources import Answer, Segment
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "analysis.api": "attribute estimate_cost explain measure",
+    "analysis.api": "attribute estimate_cost explain measure track",
     "analysis.attribution.sources": "Answer Segment",
     "analysis.inputs.documents": "Controls Document Documents",
     "analysis.inputs.texts": "open_documents",
@@ -64,6 +64,7 @@ __all__ = [
     "recover",
     "score",
     "summarize",
+    "track",
     "transfer",
 ]
 

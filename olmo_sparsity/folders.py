@@ -241,8 +241,8 @@ class Pieces:
 
     folder: Path
 
-    def read(self, number: int, of: str) -> dict[str, Any] | None:
-        path = self._path(number)
+    def read(self, name: int | str, of: str) -> dict[str, Any] | None:
+        path = self._path(name)
         if not path.exists():
             return None
         try:
@@ -252,12 +252,12 @@ class Pieces:
             return None
         return found if found.pop("of", None) == of else None
 
-    def write(self, number: int, of: str, content: Mapping[str, Any]) -> None:
+    def write(self, name: int | str, of: str, content: Mapping[str, Any]) -> None:
         text = json.dumps(with_crc({"of": of, **content}), allow_nan=False)
-        write_atomically(self._path(number), text)
+        write_atomically(self._path(name), text)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:07d}.json"
+    def _path(self, name: int | str) -> Path:
+        return self.folder / f"{name:0>7}.json"
 
 
 # --- settings that differ -------------------------------------------------------------------------

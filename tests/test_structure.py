@@ -43,7 +43,7 @@ ALLOWED = {
 # The packages of the tool, each of which imports only those above it.
 ORDER = [
     *("settings", "inputs", "kernels", "engines", "models", "results", "report", "scoring"),
-    *("selectors", "measurement", "explain", "attribution", "api"),
+    *("selectors", "measurement", "tracking", "explain", "attribution", "api"),
 ]
 
 

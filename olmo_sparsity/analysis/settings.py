@@ -272,6 +272,24 @@ class ScoreSettings:
                 raise ConfigError(f"contexts: {context} must be more than local={self.local}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrackSettings:
+    """The settings of `track`."""
+
+    long: int = option(1024, "tokens of a document that are read", metavar="N", least=4)
+    local: int = option(
+        128, "the shortest context, which doubles up to `long`; so many last tokens are targets",
+        metavar="N", least=1,
+    )  # fmt: skip
+    documents: int = option(64, "the first that are long enough", metavar="N", least=1)
+    seed: int = option(0, "of all random draws", least=0)
+
+    def check(self) -> None:
+        validate(self)
+        if 3 * self.local > self.long:
+            raise ConfigError(f"local={self.local} must be at most a third of long={self.long}")
+
+
 QUICK: dict[str, Any] = {
     "selectors": ("add_one_screened", "random"),
     "draws": 1,

@@ -62,6 +62,7 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     _add_measure(command("measure", f"measure {which}"))
     what = "by what distant text adds"
     _add_score(command("score", f"score documents for long-context training {what}"))
+    _add_track(command("track", "track what checkpoints gain from long contexts, on a fixed text"))
     _add_results(command)
     return parser
 
@@ -200,6 +201,19 @@ def _add_score(sub: Parser) -> None:
     several = "i/n: the i-th (from 0) of n processes; the last one writes OUT"
     sub.add("--shard", default="0/1", help=several)
     sub.add("--dry-run", action="store_true", help="estimate the cost")
+
+
+def _add_track(sub: Parser) -> None:
+    runs = "runs (all checkpoints), folders of transformers' Trainer, or single models"
+    sub.add("models", metavar="MODEL", nargs="+", help=f"{runs}; two are compared")
+    sub.add("--text", help="held-out text (default: the first run's own)")
+    sub.add("--text-field", default="text", help="the field that holds the text (%(default)s)")
+    sub.add("--out", required=True, help="folder of the results; the same command resumes")
+    sub.add("--budget", type=float, metavar="N", help="the most token-forwards of a checkpoint")
+    add_options(sub, settings.TrackSettings, ModelOptions)
+    several = "i/n: the i-th (from 0) of n processes; the last one writes the page"
+    sub.add("--shard", default="0/1", help=several)
+    sub.add("--dry-run", action="store_true", help="count the cost")
 
 
 def _add_results(command: Commands) -> None:

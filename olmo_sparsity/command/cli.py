@@ -29,7 +29,7 @@ from olmo_sparsity.settings import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score"), "goes on")
+AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "track"), "goes on")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -275,6 +275,21 @@ def score(options: argparse.Namespace) -> int:
         print(score.count_score(request))
     elif score.score_files(request):
         print(options.out)
+    return 0
+
+
+def track(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.report.track_page import write_tracked
+    from olmo_sparsity.analysis.tracking import track
+
+    given = given_options(options, track.TrackRequest.names())
+    given |= {"models": tuple(options.models), "shard": arguments.parse_shard(options.shard)}
+    request = track.TrackRequest.of(**given)
+    if options.dry_run:
+        print(track.count_track(request))
+    elif (tracked := track.track(request)) is not None:
+        print(write_tracked(tracked, Path(options.out)))
+        print(f"{options.out}/track.html")
     return 0
 
 

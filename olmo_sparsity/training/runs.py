@@ -21,6 +21,7 @@ from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.model.checkpoint_files import (
     WEIGHTS,
+    list_checkpoints,
     load_weights,
     refuse_other_run,
     verified_checkpoints,
@@ -54,6 +55,9 @@ class Runs:
         if folder != Path(name) and step is not None and step < num_steps:
             say(f"{name} has not ended: reading step {step:,} of {num_steps:,}")
         return loaded
+
+    def checkpoints(self, path: Path) -> list[Path]:
+        return list_checkpoints(path)[::-1]
 
     def open_prepared(self, folder: Path) -> PreparedText | None:
         if not (folder / MANIFEST).is_file():

@@ -75,6 +75,9 @@ class RunLoader(Protocol):
     def load(self, folder: Path, name: str, dtype: str, device: str) -> TrainedModel:
         """Load a folder that `find` returned. `name` is what the user typed."""
 
+    def checkpoints(self, path: Path) -> list[Path]:
+        """Return the checkpoints of a run folder, the first one first; none of another folder."""
+
     def open_prepared(self, folder: Path) -> PreparedText | None:
         """Open the held-out documents of a prepared folder, or return None for another folder."""
 

@@ -26,13 +26,12 @@ def passages_of(documents: Sequence[Document], length: int, most: int = MOST) ->
 
 
 @with_model_in_use
-def repetition_drop(
-    scorer: Scorer, documents: Sequence[Document], length: int, most: int = MOST
-) -> dict[str, float | bool | int]:
-    """The induction check: mean loss on passages of `length` tokens and on their repetition in the
-    same context. Copying is most of what far tokens give to models of text: one that copies little
-    has few nats to show."""
-    passages = passages_of(documents, length, most)
+def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tensor:
+    """nll_P2: the mean loss on each passage, and on its repetition in the same context. All
+    passages have one length."""
+    if not passages:
+        return torch.empty(0, 2)
+    length = len(passages[0])
     scorer.token_forwards += 2 * length * len(passages)
 
     def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
@@ -42,7 +41,18 @@ def repetition_drop(
         )
 
     losses = scorer.in_batches(passages, 2 * length, losses_of)
-    first, repeated = torch.cat(losses).mean(0).tolist() if losses else (0.0, 0.0)
+    return torch.cat(losses)
+
+
+def repetition_drop(
+    scorer: Scorer, documents: Sequence[Document], length: int, most: int = MOST
+) -> dict[str, float | bool | int]:
+    """The induction check: mean loss on passages of `length` tokens and on their repetition in the
+    same context. Copying is most of what far tokens give to models of text: one that copies little
+    has few nats to show."""
+    passages = passages_of(documents, length, most)
+    losses = losses_of_repetition(scorer, passages)
+    first, repeated = losses.mean(0).tolist() if len(losses) else (0.0, 0.0)
     drop = first - repeated
     return {
         "loss_first": first,
