@@ -81,6 +81,7 @@ def _schedule(config: RunConfig) -> Rules:
         config.init_from is None or config.branch_from is None,
         f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other",
     )
+    yield not 0 < evaluation.track < 8, f"{evaluation.track=} must be 0 or at least 8"
     targets = evaluation.sparsity_targets
     yield targets not in (1, 2, 3), f"{evaluation.sparsity_targets=} must be 0 or at least 4"
     yield (

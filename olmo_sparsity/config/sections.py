@@ -203,6 +203,10 @@ class EvaluationConfig:
     batch_size: int = option(32, least=1)
     """Sequences per forward on one process."""
 
+    track: int = option(0, least=0, most=10**6)
+    """Number of held-out documents on which each evaluation measures what long contexts give
+    (docs/track.md). 0: none, else at least 8."""
+
     sparsity_targets: int = option(0, least=0, most=10**6)
     """Number of held-out targets, approximately, for which each evaluation measures net excess, for
     one far token and for runs of four (training/probe.py). 0: none, else at least 4. A target costs

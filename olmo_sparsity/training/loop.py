@@ -142,8 +142,12 @@ def evaluate_step(
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
     losses, drops = start.evaluation.losses(engine), start.evaluation.induction_drops(engine)
     sparsity = measure_sparsity(start, writer) if config.evaluation.sparsity_targets else None
+    tracked = None
+    if start.tracking:
+        writer.wait()  # so that there is one copy of the weights at a time
+        tracked = start.tracking(engine.copy_weights(whole=True))
     with engine.processes.agree():
-        metrics.write_heldout(step, losses, drops, sparsity)
+        metrics.write_heldout(step, losses, drops, sparsity=sparsity, track=tracked)
     if step < config.training.num_steps:
         progress.note(
             f"step {step}: held-out loss {format_losses(losses)}; induction drop "

@@ -198,15 +198,15 @@ class Metrics:
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
     def write_heldout(
-        self, step: int, losses: list[dict], drops: dict[str, float], sparsity: dict | None
+        self, step: int, losses: list[dict], drops: dict[str, float], **more: dict | None
     ) -> None:
-        """`drops`: the induction drop of each corpus."""
+        """`drops`: the induction drop of each corpus; `more`: what else was measured, or None."""
         # No training loss shows the effect of the last update.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
         drop = sum(drops.values()) / len(drops)
         row = {"step": step, "heldout": losses, "induction_drop": drop}
         row |= {"induction_drops": drops} if len(drops) > 1 else {}
-        self.write(row if sparsity is None else row | {"sparsity": sparsity})
+        self.write(row | {name: of for name, of in more.items() if of is not None})
 
     def write(self, *rows: dict) -> None:
         if not self.writes:

@@ -70,6 +70,9 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
         elif name == "induction_drops":
             for corpus, drop in value.items():
                 yield f"heldout/induction_drop/{corpus}", drop
+        elif name == "track":
+            for number, (mean, *_) in value.items():
+                yield f"track/{number}", mean
         elif name == "sparsity":
             for units, numbers in value.items():
                 yield f"heldout/net_excess/{units}", numbers["net"]

@@ -86,6 +86,8 @@ class Start:
     sparsity_of: SparsityOf | None
     watchdog: Watchdog
 
+    tracking: Callable[[Mapping[str, Tensor]], dict[str, list[float]]] | None
+
     tokens_per_step: int
     flops_per_step: float
     whole_flops_per_step: float
@@ -103,7 +105,7 @@ def prepare(
 ) -> Start:
     """`held` keeps the run folder locked until it is closed."""
     report = say if processes.is_first else lambda message: None
-    sparsity_of = None
+    sparsity_of = tracking = None
     watchdog = Watchdog(Path(config.run_folder), config.engine, processes, held.close)
     held.callback(watchdog.stop)
     with processes.agree():
@@ -114,6 +116,10 @@ def prepare(
         config = resolve(config, shards, device, processes.world_size)
         if config.evaluation.sparsity_targets and probe is not None:
             sparsity_of = probe(config, heldout, device, processes)
+        if config.evaluation.track:  # imports the tool
+            from olmo_sparsity.training.tracking import Tracking
+
+            tracking = Tracking(config, heldout, device, processes)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()
         settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
@@ -147,6 +153,7 @@ def prepare(
         engine=engine,
         sparsity_of=sparsity_of,
         watchdog=watchdog,
+        tracking=tracking,
         tokens_per_step=tokens_per_step,
         flops_per_step=flops_per_step,
         whole_flops_per_step=whole_flops_per_step,

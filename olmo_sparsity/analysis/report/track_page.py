@@ -67,7 +67,7 @@ def _describe_last(tracked: Tracked) -> str:
 def _numbers(tracked: Tracked) -> str:
     rows = tracked.numbers
     columns = {
-        "checkpoint": [f"{run}, step {step:,}" for run, step in zip(rows.run, rows.step)],
+        "checkpoint": [f"{row.run}, step {row.step:,}" for row in rows.itertuples()],
         "number": rows.number.map(spell).tolist(),
         "value [95%]": intervals(rows, "value", "low", "high"),
         "documents for a tenth": [_count(number) for number in rows.documents],

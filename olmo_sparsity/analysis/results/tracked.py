@@ -46,9 +46,10 @@ class Tracked:
         for checkpoint in self.checkpoints:
             for name, value_R in self._resampled(checkpoint).items():
                 value, low, high = interval(value_R[1:], value_R[0])
-                wanted = SHARE_OF_EFFECT * abs(value)
-                num = (np.nanstd(value_R[1:]) / wanted) ** 2 * self._num_documents(name)
-                needed = np.ceil(num) if np.isfinite(num) else np.nan
+                needed = np.nan
+                if np.isfinite(value) and value != 0:
+                    error = np.nanstd(value_R[1:]) / abs(SHARE_OF_EFFECT * value)
+                    needed = np.ceil(error**2 * self._num_documents(name))
                 found.append((*checkpoint, name, value, low, high, needed))
         return pd.DataFrame(
             found, columns=[*CHECKPOINT, "number", "value", "low", "high", "documents"]

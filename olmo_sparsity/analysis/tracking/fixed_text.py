@@ -139,7 +139,7 @@ class FixedText:
         """(own or unrelated, context) → a plain forward, from position 0. The longest of the own is
         the whole document."""
         block, local = self.block(document), self.settings.local
-        other_F = self.controls.unrelated(document, block, 0).tokens_F
+        other_F = self._unrelated(document)
         rows = {}
         for context in self.contexts:
             part = self.block(document, context)
@@ -166,15 +166,19 @@ class FixedText:
             of_unrelated_T = unrelated[before] - unrelated[context]
             sums[f"gain_{context}"] = gain_T.sum(), local
             sums[f"net_gain_{context}"] = (gain_T - of_unrelated_T).sum(), local
-        net_T = unrelated[longest] - own[longest]
-        gains_T = (own[local] - own[longest] > MIN_GAP).astype(float)
-        gains_T -= own[local] - unrelated[longest] > MIN_GAP
-        sums["net_gain"] = net_T.sum(), local
-        is_copy_T = bigrams(self.block(document))
-        for name, chosen_T in (("copies", is_copy_T), ("others", ~is_copy_T)):
-            sums[f"gaining_{name}"] = gains_T[chosen_T].sum(), chosen_T.sum()
-            sums[f"net_gain_{name}"] = net_T[chosen_T].sum(), chosen_T.sum()
+        sums["net_gain"] = (unrelated[longest] - own[longest]).sum(), local
+        # Of either text, its own copies: else tokens would be chosen by one of the two.
+        blocks = self.block(document), self.block(document).with_far(self._unrelated(document))
+        gains_2T = own[local] - np.stack([own[longest], unrelated[longest]])
+        is_copy_2T = np.stack([bigrams(block) for block in blocks])
+        for name, is_2T in (("copies", is_copy_2T), ("others", ~is_copy_2T)):
+            for kind, of_2T in (("net_gain", gains_2T), ("gaining", gains_2T > MIN_GAP)):
+                gain, of_unrelated = (of_2T * is_2T).sum(1)
+                sums[f"{kind}_{name}"] = gain - of_unrelated, local
         return sums
+
+    def _unrelated(self, document: Document) -> np.ndarray:
+        return self.controls.unrelated(document, self.block(document), 0).tokens_F
 
     def _of_one_unit(self, scorer: Scorer, document: Document) -> Sums:
         """Of one target, a copy if there is one: the loss reduction by the best distant token, less
