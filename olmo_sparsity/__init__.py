@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure, track
+    from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
     from olmo_sparsity.analysis.attribution.sources import Answer, Segment
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.scoring.score import score
     from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
     from olmo_sparsity.analysis.selectors.influence import influence_map
+    from olmo_sparsity.analysis.tracking.track import track
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "analysis.api": "attribute estimate_cost explain measure track",
+    "analysis.api": "attribute estimate_cost explain measure",
     "analysis.attribution.sources": "Answer Segment",
     "analysis.inputs.documents": "Controls Document Documents",
     "analysis.inputs.texts": "open_documents",
@@ -39,6 +40,7 @@ _MODULES = {
     "analysis.scoring.score": "score",
     "analysis.scoring.scorer": "Scorer context_losses",
     "analysis.selectors.influence": "influence_map",
+    "analysis.tracking.track": "track",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

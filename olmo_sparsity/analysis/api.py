@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.measurement.targets import At
     from olmo_sparsity.analysis.models.load import LoadedModel
     from olmo_sparsity.analysis.results.results import Results
-    from olmo_sparsity.analysis.results.tracked import Tracked
     from olmo_sparsity.analysis.scoring.cost import Cost
 
     Model = str | Path | LoadedModel | nn.Module
@@ -296,45 +295,6 @@ def measure(
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
     raise NotImplementedError  # `_entry` answers
-
-
-def track(
-    model: Model,
-    tokenizer: Tokenizer = None,
-    *,
-    text: Documents | Text | None = None,
-    long: int = 1024,
-    local: int = 128,
-    documents: int = 64,
-    budget: float | None = None,
-    seed: int = 0,
-) -> Tracked:
-    """Measure what a checkpoint gains from long contexts, on a fixed text.
-
-    Calls with the same text and tokenizer have the same targets and unrelated texts, so that
-    checkpoints are compared in pairs (`Tracked.compare`). The processes of `torch.distributed`, if
-    it is initialised, share the documents: all of them must call it.
-
-    Args:
-        model: A model in memory, a run (all checkpoints), a checkpoint, or a hub name.
-        tokenizer: The tokenizer of a model in memory.
-        text: Held-out text in any form that `open_documents` reads. Default: the run's own.
-        long: Tokens of a document that are read.
-        local: The shortest context, which doubles up to `long`, and the number of targets.
-        documents: How many documents are read, the first that are long enough.
-        budget: The most token-forwards of a checkpoint.
-        seed: Seed of all random draws.
-    """
-    from olmo_sparsity.analysis.tracking.track import TrackRequest
-    from olmo_sparsity.analysis.tracking.track import track as answer
-
-    request = TrackRequest.of(
-        models=(model,), tokenizer=tokenizer, text=text, long=long, local=local,
-        documents=documents, budget=budget, seed=seed,
-    )  # fmt: skip
-    tracked = answer(request)
-    assert tracked is not None, "one process has all checkpoints"
-    return tracked
 
 
 def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:

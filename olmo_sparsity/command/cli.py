@@ -287,7 +287,7 @@ def track(options: argparse.Namespace) -> int:
     request = track.TrackRequest.of(**given)
     if options.dry_run:
         print(track.count_track(request))
-    elif (tracked := track.track(request)) is not None:
+    elif (tracked := track.track_checkpoints(request)) is not None:
         print(write_tracked(tracked, Path(options.out)))
         print(f"{options.out}/track.html")
     return 0

@@ -87,6 +87,10 @@ class FixedText:
         self.measure(counting, numbers)
         return counting.token_forwards
 
+    @property
+    def numbers(self) -> range:
+        return range(len(self.documents))
+
     @cached_property
     def windows(self) -> Windows:
         """The targets are the last `local` tokens of each document."""
@@ -111,9 +115,8 @@ class FixedText:
         windows = self.windows if context is None else replace(self.windows, long=context)
         return windows.block(document.tokens, long - local, long)
 
-    def measure(self, scorer: Scorer, numbers: Sequence[int] | None = None) -> pd.DataFrame:
+    def measure(self, scorer: Scorer, numbers: Sequence[int]) -> pd.DataFrame:
         """Return a row for each number and document: `document`, `number`, `total`, `count`."""
-        numbers = range(len(self.documents)) if numbers is None else numbers
         rows = list[tuple[int, str, float, float]]()
         for first in range(0, len(numbers), AT_ONCE):
             some = [self.documents[number] for number in numbers[first : first + AT_ONCE]]

@@ -1,14 +1,13 @@
 """Track checkpoints on one fixed text: `TrackRequest` → rows of each checkpoint → `Tracked`.
 
-Place in the flow: above fixed_text.py. The processes of a training, or of `torch.distributed`,
-share the documents of each checkpoint; those of a SLURM array share the checkpoints.
+Place in the flow: above fixed_text.py. The processes of `torch.distributed` share the documents of
+each checkpoint; those of a SLURM array (`shard`) share the checkpoints.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -49,11 +48,7 @@ class TrackRequest(Request):
     text_field: str = "text"
     out: str | Path | None = None
     budget: float | None = None
-    """Token-forwards of a checkpoint; fewer documents are tracked if they cost more."""
-
     shard: tuple[int, int] = (0, 1)
-    """The i-th of n processes that track checkpoints into one folder."""
-
     settings: TrackSettings = field(default_factory=TrackSettings)
     loading: ModelOptions = field(default_factory=ModelOptions)
 
@@ -62,66 +57,46 @@ class TrackRequest(Request):
         index, of = self.shard
         if not 0 <= index < of or (of > 1 and self.out is None):
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n, and needs out")
-        if not self.models:
-            raise ConfigError("models is empty; pass at least one")
         return self
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    run: str
-    step: int
-    model: Any
+def track(
+    model: Any, tokenizer: Any = None, *, text: Any = None, budget: float | None = None,
+    **settings: Any,
+) -> Tracked:  # fmt: skip
+    """Measure what a checkpoint gains from long contexts, on a fixed text.
 
-    @staticmethod
-    def all_of(model: Any) -> Iterator[Checkpoint]:
-        """The checkpoints of a run of ours, or of transformers' Trainer; else the model itself."""
-        if not isinstance(model, str | Path):
-            yield Checkpoint("model", 0, model)
-            return
-        folder, run = Path(model), str(model)
-        found = [path for loader in run_loaders() for path in loader.checkpoints(folder)]
-        found = found or sorted(folder.glob("checkpoint-*"), key=_step_of)
-        for path in found or [folder]:
-            yield Checkpoint(run, _step_of(path) if found else 0, str(path) if found else run)
-
-    def load(self, request: TrackRequest) -> LoadedModel:
-        if isinstance(self.model, str | Path):
-            return load_model(self.model, **request.loading.loading)
-        return wrap_model(self.model, request.tokenizer)
-
-    @property
-    def version(self) -> str:
-        """Changes with the files."""
-        paths = sorted(Path(str(self.model)).glob("*"))
-        return sha256(repr([(p.name, p.stat().st_mtime_ns) for p in paths]).encode()).hexdigest()
+    `model`: in memory (with its tokenizer), a run (all checkpoints), or a name. `text`: held-out
+    text in any form that `open_documents` reads; by default the run's own. `budget`: the most
+    token-forwards of a checkpoint. `settings`: long, local, documents, seed, of `TrackSettings`.
+    Calls with the same text and tokenizer have the same targets and unrelated texts. The processes
+    of `torch.distributed` share the documents: all of them must call it.
+    """
+    given = {"tokenizer": tokenizer, "text": text, "budget": budget, **settings}
+    found = track_checkpoints(TrackRequest.of(models=(model,), **given))
+    assert found is not None, "one process has all checkpoints"
+    return found
 
 
-def _step_of(path: Path) -> int:
-    found = re.search(r"(\d+)$", path.name)
-    return int(found[1]) if found else 0
-
-
-def track(request: TrackRequest) -> Tracked | None:
+def track_checkpoints(request: TrackRequest) -> Tracked | None:
     """Track all checkpoints of a request. With `out`, finished ones are in that folder, and the
     same call resumes. None: other processes have checkpoints left."""
-    tracking, share = _Tracking(request), Share.of_processes()
-    if not share.rank:
-        for line in tracking.describe_cost().splitlines():
-            say(line)
+    tracking, (rank, _) = _Tracking(request), _processes()
+    for line in tracking.describe_cost().splitlines() if not rank else ():
+        say(line)
     done = list[pd.DataFrame]()
-    with Progress("tracking", len(tracking.mine), "checkpoints", enabled=not share.rank) as shown:
+    with Progress("tracking", len(tracking.mine), "checkpoints", enabled=not rank) as progress:
         for checkpoint in tracking.checkpoints:
             rows = tracking.known(checkpoint)
             if rows is None and checkpoint in tracking.mine:
-                rows = tracking.measure(checkpoint, share)
-                shown.update(shown.done + 1)
+                rows = tracking.measure(checkpoint)
+                progress.update(progress.done + 1)
             done += [] if rows is None else [rows]
     if missing := len(tracking.checkpoints) - len(done):
         say(f"{missing} of {len(tracking.checkpoints)} checkpoints are left to others")
         return None
     tracked = Tracked(pd.concat(done, ignore_index=True))
-    if request.out is not None and not share.rank:
+    if request.out is not None and not rank:
         with writing(Path(request.out) / "track.parquet") as partial:
             tracked.rows.to_parquet(partial)
     return tracked
@@ -134,31 +109,47 @@ def count_track(request: TrackRequest) -> Cost:
     return Cost(tokens, tracking.first.num_parameters, tracking.describe_cost())
 
 
-@dataclass(frozen=True)
-class Share:
-    """This process's documents of each checkpoint, and how the rows of all are joined."""
+def _processes() -> tuple[int, int]:
+    """Rank and number of the processes that share the documents."""
+    is_shared = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if is_shared else (0, 1)
 
-    rank: int = 0
-    world_size: int = 1
-    gather: Callable[[Any], list[Any]] = lambda rows: [rows]
+
+def measure_together(text: FixedText, scorer: Scorer) -> pd.DataFrame:
+    """Return the rows of all documents, of which each process measures its share."""
+    rank, count = _processes()
+    parts = [text.measure(scorer, text.numbers[rank::count])] * count
+    if count > 1:
+        dist.all_gather_object(parts, parts[rank])
+    return pd.concat(parts).sort_values("document", kind="stable", ignore_index=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    run: str
+    step: int
+    model: Any
 
     @staticmethod
-    def of_processes() -> Share:
-        """Of `torch.distributed`, if a training has initialised it."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return Share()
+    def all_of(model: Any) -> list[Checkpoint]:
+        """The checkpoints of a run of ours, or of transformers' Trainer; else the model itself."""
+        paths = list[Path]()
+        if isinstance(model, str | Path):
+            paths = [path for loader in run_loaders() for path in loader.checkpoints(Path(model))]
+            paths = paths or [*Path(model).glob("checkpoint-*")]
+        steps = sorted((int(re.sub(r"\D", "", path.name)), path) for path in paths)
+        run = str(model) if isinstance(model, str | Path) else "model"
+        return [Checkpoint(run, *step) for step in steps] or [Checkpoint(run, 0, model)]
 
-        def gather(rows: Any) -> list[Any]:
-            every = [None] * dist.get_world_size()
-            dist.all_gather_object(every, rows)
-            return every
+    @property
+    def files(self) -> str:
+        """Changes with the files."""
+        found = [(p.name, p.stat().st_mtime_ns) for p in sorted(Path(str(self.model)).glob("*"))]
+        return sha256(repr(found).encode()).hexdigest()
 
-        return Share(dist.get_rank(), dist.get_world_size(), gather)
-
-    def measure(self, text: FixedText, scorer: Scorer) -> pd.DataFrame:
-        own = text.measure(scorer, range(len(text.documents))[self.rank :: self.world_size])
-        every = pd.concat(self.gather(own), ignore_index=True)
-        return every.sort_values(["document"], kind="stable", ignore_index=True)
+    @property
+    def name(self) -> str:
+        return sha256(f"{self.run} {self.step}".encode()).hexdigest()[:16]
 
 
 class _Tracking:
@@ -168,8 +159,7 @@ class _Tracking:
         self.request = request
         self.checkpoints = [c for model in request.models for c in Checkpoint.all_of(model)]
         self.mine = self.checkpoints[request.shard[0] :: request.shard[1]]
-        self.first = self.checkpoints[0].load(request)
-        documents = request.text
+        self.first, documents = self._load(self.checkpoints[0]), request.text
         if not isinstance(documents, Documents):
             given = {"limit": READ_DOCUMENTS, "field": request.text_field}
             documents = open_documents(request.text, self.first, **given)
@@ -178,61 +168,57 @@ class _Tracking:
         scorer = self._scorer(self.first)
         if request.budget is not None:
             self.text = self.text.within(request.budget, scorer)
-        self.tokens = self.text.cost(scorer, range(len(self.text.documents)))
-        self.of = sha256(json.dumps(self._identity()).encode()).hexdigest()
-        self.pieces = None
+        self.tokens = self.text.cost(scorer, self.text.numbers)
+        identity = {
+            "text": self.text.documents.fingerprint,
+            "tokenizer": self._tokenizer_of(self.first),
+            "prefix": list(self.text.prefix),
+            "settings": asdict(request.settings),
+            "random_streams": VERSION,
+        }
+        self.of, self.pieces = json.dumps(identity), None
         if request.out is not None:
             work = WorkFolder(Path(request.out), "out", "identity.json")
             work.create("checkpoints")
-            work.identify(self._identity())
+            work.identify(identity)
             self.pieces = Pieces(work.path / "checkpoints")
 
-    def _identity(self) -> dict[str, Any]:
-        assert self.first.tokenizer is not None
-        return {
-            "text": self.text.documents.fingerprint,
-            "tokenizer": tokenizer_fingerprint(self.first.tokenizer),
-            "prefix": list(self.text.prefix),
-            "settings": asdict(self.request.settings),
-            "random_streams": VERSION,
-        }
+    def _load(self, checkpoint: Checkpoint) -> LoadedModel:
+        if isinstance(checkpoint.model, str | Path):
+            return load_model(checkpoint.model, **self.request.loading.loading)
+        return wrap_model(checkpoint.model, self.request.tokenizer)
 
     def _scorer(self, model: LoadedModel) -> Scorer:
         model.check_positions(len(self.text.prefix) + self.request.settings.long)
         return Scorer(model.model, batch_tokens=self.request.loading.batch_tokens)
 
+    def _tokenizer_of(self, model: LoadedModel) -> str:
+        if model.tokenizer is None:
+            raise DataError(f"'{model.name}' has no tokenizer")
+        return tokenizer_fingerprint(model.tokenizer)
+
     def describe_cost(self) -> str:
-        text, num = self.text, len(self.checkpoints)
-        one = Cost(self.tokens, self.first.num_parameters)
+        text, contexts = self.text, ", ".join(map(str, self.text.contexts))
         return (
-            f"{len(text.documents)} documents of {text.settings.long:,} tokens; targets: the last "
-            f"{text.settings.local:,} of each, with {', '.join(map(str, text.contexts))} tokens "
-            f"before them\n{num:,} checkpoint{'s' * (num != 1)}, each:\n{one}"
+            f"{len(text.documents)} documents of {text.settings.long:,} tokens; the last "
+            f"{text.settings.local:,} are targets, with {contexts} tokens before them\n"
+            f"checkpoints     {len(self.checkpoints):,}, each:\n"
+            f"{Cost(self.tokens, self.first.num_parameters)}"
         )
 
     def known(self, checkpoint: Checkpoint) -> pd.DataFrame | None:
-        if self.pieces is None:
-            return None
-        found = self.pieces.read(_name(checkpoint), self.of + checkpoint.version)
-        return None if found is None else pd.DataFrame(found["rows"])
+        found = self.pieces and self.pieces.read(checkpoint.name, self.of + checkpoint.files)
+        return pd.DataFrame(found["rows"]) if found else None
 
-    def measure(self, checkpoint: Checkpoint, share: Share) -> pd.DataFrame:
-        model = self.first
-        if checkpoint is not self.checkpoints[0]:
-            model = checkpoint.load(self.request)
-        assert self.first.tokenizer is not None
-        if model.tokenizer is None or tokenizer_fingerprint(
-            model.tokenizer
-        ) != tokenizer_fingerprint(self.first.tokenizer):
+    def measure(self, checkpoint: Checkpoint) -> pd.DataFrame:
+        is_first = checkpoint is self.checkpoints[0]
+        model = self.first if is_first else self._load(checkpoint)
+        if self._tokenizer_of(model) != self._tokenizer_of(self.first):
             raise DataError(f"{model.name} has another tokenizer than {self.first.name}")
         with using(model):
-            rows = share.measure(self.text, self._scorer(model))
+            rows = measure_together(self.text, self._scorer(model))
         rows = rows.assign(run=checkpoint.run, step=checkpoint.step)
-        if self.pieces is not None and not share.rank:
+        if self.pieces is not None and not _processes()[0]:
             content = {"rows": rows.to_dict("records")}
-            self.pieces.write(_name(checkpoint), self.of + checkpoint.version, content)
+            self.pieces.write(checkpoint.name, self.of + checkpoint.files, content)
         return rows
-
-
-def _name(checkpoint: Checkpoint) -> str:
-    return sha256(f"{checkpoint.run} {checkpoint.step}".encode()).hexdigest()[:16]

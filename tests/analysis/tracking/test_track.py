@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import TrackSettings
 from olmo_sparsity.analysis.tracking import track as module
 from olmo_sparsity.analysis.tracking.fixed_text import FixedText
-from olmo_sparsity.analysis.tracking.track import Share, TrackRequest, count_track
+from olmo_sparsity.analysis.tracking.track import TrackRequest, count_track
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.errors import ConfigError, DataError
@@ -120,18 +120,26 @@ def test_numbers_are_those_of_naive_forwards(model: Any, tracked: Tracked) -> No
 
 
 def test_processes_share_the_documents_and_rows_do_not_depend_on_it(
-    model: Any, tracked: Tracked
+    model: Any, tracked: Tracked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = TrackRequest.of(models=(model,), text=make_texts(), long=LONG, local=LOCAL)
     text, scorer = module._Tracking(request).text, Scorer(model.model)
-    parts = [Share(rank, 3, lambda own: [own]).measure(text, scorer) for rank in range(3)]
-    joined = Share(0, 3, lambda own: [own, *parts[1:]]).measure(text, scorer)
-    assert set(joined.document) == set(range(12))
-    both = [f.set_index(["document", "number"]).total for f in (pd.concat(parts), tracked.rows)]
-    pd.testing.assert_series_equal(both[0].sort_index(), both[1].sort_index(), atol=1e-4)
+    parts, gathered = [text.measure(scorer, text.numbers[rank::3]) for rank in range(3)], []
+
+    def gather(into: list[Any], own: pd.DataFrame) -> None:
+        gathered.append(own)
+        into[:] = parts
+
+    monkeypatch.setattr(module, "_processes", lambda: (1, 3))
+    monkeypatch.setattr(module.dist, "all_gather_object", gather)
+    joined = module.measure_together(text, scorer)
+    assert set(gathered[0].document) == {1, 4, 7, 10}
+    both = [f.set_index(["document", "number"]).total for f in (joined, tracked.rows)]
+    pd.testing.assert_series_equal(*both, atol=1e-4)
+    monkeypatch.undo()
     counted = count_track(request)
     before = scorer.token_forwards
-    text.measure(scorer)
+    text.measure(scorer, text.numbers)
     assert counted.token_forwards == pytest.approx(scorer.token_forwards - before, rel=0.02)
     half = text.within(counted.token_forwards * 0.9, scorer)
     assert 8 <= len(half.documents) < 12
@@ -186,7 +194,7 @@ def test_distant_text_of_others_gives_nothing_and_its_own_does() -> None:
     null = FixedText(Documents("mixed", mixed), settings)
     vars(null)["controls"] = own.controls
     for text, gains in ((own, True), (null, False)):
-        rows = text.measure(Scorer(model.model)).assign(run="", step=0)
+        rows = text.measure(Scorer(model.model), text.numbers).assign(run="", step=0)
         found = Tracked(rows).numbers.set_index("number")
         for name in found.index[found.index.str.contains("net_gain|gaining|one_unit")]:
             value, low, high = found.loc[name, ["value", "low", "high"]]
@@ -226,7 +234,7 @@ def test_all_checkpoints_of_two_runs(
     assert main(words) == 0
     assert len(calls) == len(steps) + 1
     with pytest.raises(ConfigError, match=r"local=6 \(now 5"):
-        module.track(
+        module.track_checkpoints(
             TrackRequest.of(models=(str(trained),), out=out, long=30, local=5, documents=10)
         )
 
@@ -247,7 +255,7 @@ def test_our_trainer_tracks_each_evaluation(run_dict: dict) -> None:
     texts = [d for d in module.open_documents(None, model) if len(d.tokens) >= 32][:9]
     items = [Document(d.tokens, n) for n, d in enumerate(texts)]
     text = FixedText.of(Documents("d", items), TrackSettings(long=32, local=4, documents=9))
-    again = Tracked(text.measure(Scorer(model.model)).assign(run="", step=0)).numbers
+    again = Tracked(text.measure(Scorer(model.model), text.numbers).assign(run="", step=0)).numbers
     expected = again.dropna(subset=["value"]).set_index("number").value
     assert {name: of[0] for name, of in rows[1]["track"].items()} == pytest.approx(
         expected.to_dict(), abs=1e-4
