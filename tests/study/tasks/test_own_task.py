@@ -25,7 +25,7 @@ def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> 
         code = code.replace(long, short)
     names: dict[str, Any] = {}
     exec(code, names)
-    assert float(names["loss"].id.detach()) < 2.5  # far below the ln 40 of guessing
+    assert float(names["loss"].detach()) < 4.5  # far below the ln 9 + ln 40 of guessing
     assert re.findall(r"^(\d+): exact [01]\.\d\d", capsys.readouterr().out, re.M) == ["3", "30"]
     assert names["found"].tokens_BR.shape == (50, 30)
 
@@ -40,7 +40,6 @@ def test_the_same_task_runs_under_every_scheme(tmp_path: Path) -> None:
             f"--output={tmp_path}/out",
             "--seeds=[1]",
             f"--schemes=[{','.join(SCHEMES)}]",
-            "--num_workers=1",
             "--test_lengths=[6]",
             "--num_test_samples=20",
             "--training.num_steps=2",
