@@ -98,7 +98,6 @@ def _add_training(command: Commands) -> None:
 
     sub = command("losses", "print a run's held-out loss by position, and its induction drop")
     sub.add("run_folder", metavar="RUN_FOLDER")
-    sub.add("--out", help="also draw them over steps: a .png, .pdf or .svg file")
 
     sub = command("export", "write a checkpoint as a folder that transformers loads by itself")
     sub.add("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")

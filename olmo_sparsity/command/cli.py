@@ -175,9 +175,6 @@ def losses(options: argparse.Namespace) -> int:
     from olmo_sparsity.training import run_folder
 
     print(run_folder.loss_table(options.run_folder))
-    if options.out is not None:
-        run_folder.draw_losses(options.run_folder, Path(options.out))
-        print(options.out)
     return 0
 
 

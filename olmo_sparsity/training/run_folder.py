@@ -299,34 +299,6 @@ def loss_table(run_folder: str | Path) -> str:
     )
 
 
-def draw_losses(run_folder: str | Path, out: Path) -> None:
-    """A figure of held-out and training loss, induction and net excess over steps."""
-    from matplotlib.figure import Figure
-
-    from olmo_sparsity.drawing import save
-
-    rows = _evaluations(run_folder)
-    curves = _curves(rows).set_index("step")
-    training = [row for row in read_metrics(Path(run_folder) / "metrics.jsonl") if "loss" in row]
-    panels = {"loss (nats)": curves.filter(regex="[0-9] … [0-9]")}
-    panels["induction drop (nats)"] = curves.filter(regex="^induction")
-    panels["net excess (share of the gap)"] = curves.filter(regex="^net")
-    shown = {name: table for name, table in panels.items() if len(table.columns)}
-
-    def draw() -> Figure:
-        figure = Figure(figsize=(2.75 * len(shown), 2.3), layout="constrained")
-        for axes, (name, table) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
-            for column in table:
-                axes.plot(table.index, table[column], marker=".", label=column)
-            axes.set(xlabel="step", ylabel=name)
-            axes.legend(frameon=False, loc="upper right")  # "best" takes seconds
-        steps, losses = [row["step"] for row in training], [row["loss"] for row in training]
-        figure.axes[0].plot(steps, losses, color="0.8", linewidth=0.6, zorder=0)
-        return figure
-
-    save(draw, out)
-
-
 def _curves(rows: list[dict]) -> pd.DataFrame:
     """A row for each evaluation: losses by position, induction drops, net excess."""
     import pandas as pd

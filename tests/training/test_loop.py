@@ -20,7 +20,7 @@ from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.optim import learning_rate
-from olmo_sparsity.training.run_folder import draw_losses, loss_table, read_metrics
+from olmo_sparsity.training.run_folder import loss_table, read_metrics
 from tests.conftest import MakeConfig, mixed_section
 
 ROOT = Path(__file__).parents[2]
@@ -103,8 +103,6 @@ def test_each_corpus_of_a_mixture_has_its_own_loss(
     table = loss_table(config.run_folder)
     assert "letters 16 … 31" in table
     assert table.splitlines()[-1].split()[-2:] == [f"{drop:.4f}" for drop in drops.values()]
-    draw_losses(config.run_folder, tmp_path / "curves.svg")
-    assert "letters 0 … 15" in (tmp_path / "curves.svg").read_text()
     assert [row["learning_rate"] for row in rows(config) if "loss" in row] == [
         learning_rate(config.optimizer, step, 12) for step in range(1, 13)
     ]

@@ -16,7 +16,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.probe import SparsityProbe, probe_documents, probe_settings
-from olmo_sparsity.training.run_folder import draw_losses, loss_table, read_metrics
+from olmo_sparsity.training.run_folder import loss_table, read_metrics
 from olmo_sparsity.training.start import resolve
 from tests.conftest import MakeConfig
 
@@ -78,8 +78,6 @@ def test_sparsity_is_probed_at_every_evaluation(
         == {}
     )
     assert "net span:4" in loss_table(config.run_folder)
-    draw_losses(config.run_folder, tmp_path / "curves.svg")
-    assert "net span:4" in (tmp_path / "curves.svg").read_text()
     with pytest.raises(ConfigError, match="sparsity_targets"):
         make_config(training__length=16)
     with pytest.raises(DataError, match="needs four"):
