@@ -142,6 +142,10 @@ def _data(config: RunConfig) -> Rules:
     training, model, data = config.training, config.model, config.data
     planted, repeated, shortest = data.planted, data.repeated, training.shortest
     yield (
+        not data.mask_documents or model.sliding_window is None,
+        f"{model.sliding_window=} cannot be combined with data.mask_documents=true",
+    )
+    yield (
         not data.mask_documents or model.query_scale_length is None,
         f"{model.query_scale_length=} cannot be combined with data.mask_documents=true",
     )
@@ -192,10 +196,14 @@ def check_model(model: ModelConfig, origin: str) -> None:
 
 
 def _model(model: ModelConfig) -> Rules:
-    is_gated = model.architecture == "olmo" and model.activation_type == "swiglu"
+    is_gated = model.architecture != "gpt_neox" and model.activation_type == "swiglu"
     yield (
         not is_gated or (model.mlp_hidden_size or 0) % 2 == 0,
         f"{model.mlp_hidden_size=} must be even: swiglu takes half of it for its gate",
+    )
+    yield (
+        (model.sliding_window is not None) == (model.architecture == "olmo3"),
+        f"{model.sliding_window=} is for model.architecture=olmo3, which requires it",
     )
     yield (
         model.embedding_size is None or model.embedding_size >= model.vocab_size,

@@ -67,8 +67,12 @@ class ModelConfig:
     norm_after: bool = False
 
     # Not OLMo's.
-    architecture: Literal["olmo", "gpt_neox"] = "olmo"
-    """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""
+    architecture: Literal["olmo", "gpt_neox", "olmo3"] = "olmo"
+    """gpt_neox, olmo3: transformers' GPTNeoXForCausalLM and Olmo3ForCausalLM, built from the same
+    fields."""
+
+    sliding_window: int | None = option(None, least=1)
+    """Of olmo3: three of four layers attend to position IDs that differ by less than this."""
 
     rotary_fraction: float = 1.0
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""

@@ -1,4 +1,4 @@
-"""Build a new model from a config: OLMo, or GPT-NeoX of transformers."""
+"""Build a new model from a config: OLMo, or GPT-NeoX or OLMo 3 of transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.families import FAMILIES, transformers_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedModel
 
     from olmo_sparsity.model.olmo import PositionedOLMo
 
@@ -24,35 +24,40 @@ def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
         from olmo_sparsity.model.olmo import PositionedOLMo
 
         return PositionedOLMo(config)
-    from transformers import GPTNeoXForCausalLM
-
-    model = HuggingFaceLM(GPTNeoXForCausalLM(gpt_neox_config(config)))
+    model = HuggingFaceLM(build_theirs(config))
     forget(model)  # its random weights, with which it was tried
     return model
 
 
-# Other fields of ModelConfig must have their default, or one of the values below, which describe
-# GPT-NeoX in OLMo's terms.
-_GPT_NEOX_READS = {
-    *("architecture", "d_model", "n_heads", "n_layers", "mlp_ratio", "mlp_hidden_size"),
-    *("rotary_fraction", "rope_theta", "layer_norm_eps", "max_sequence_length", "weight_tying"),
-    *("attention_dropout", "embedding_dropout", "init_std", "vocab_size", "embedding_size"),
-    *("eos_token_id", "pad_token_id", "rope_scaling"),
+# Other fields of ModelConfig must have the value that the family has, or their default.
+_READ = {
+    *("architecture", "mlp_ratio", "mlp_hidden_size", "rope_theta", "rope_scaling", "init_std"),
+    *("attention_dropout", "embedding_size", "eos_token_id", "pad_token_id"),
 }
 
 
-def gpt_neox_config(config: ModelConfig) -> PreTrainedConfig:
-    allowed = {
-        "activation_type": ("gelu", "swiglu"),  # the default, swiglu, means "not set"
-        "include_bias": (True, False),  # likewise False
-        "bias_for_layer_norm": (None, True),
-        "n_kv_heads": (None, config.n_heads),
-        "residual_dropout": (config.embedding_dropout,),
-    }
+def build_theirs(config: ModelConfig) -> PreTrainedModel:
+    """A new model of transformers; a field that it cannot express is rejected by name."""
+    import transformers
+
+    family = FAMILIES[config.architecture]
+    read, allowed = _READ | set(family.settings), {k: (v,) for k, v in family.fields().items()}
+    if family.is_neox:
+        read |= {"rotary_fraction", "embedding_dropout"}
+        allowed |= {
+            "activation_type": ("gelu", "swiglu"),  # the default, swiglu, means "not set"
+            "include_bias": (True, False),  # likewise False
+            "bias_for_layer_norm": (None, True),
+            "n_kv_heads": (None, config.n_heads),
+            "residual_dropout": (config.embedding_dropout,),
+        }
+    else:
+        allowed["bias_for_layer_norm"] = (None, False)
     for item in fields(config):
         value, values = getattr(config, item.name), allowed.get(item.name, (item.default,))
-        if item.name not in _GPT_NEOX_READS and value not in values:
+        if item.name not in read and value not in values:
             raise ConfigError(
-                f"model.{item.name}={value}: model.architecture=gpt_neox has {values[0]} there"
+                f"model.{item.name}={value}: model.architecture={config.architecture} has "
+                f"{values[0]} there"
             )
-    return transformers_config(config, FAMILIES["gpt_neox"])
+    return getattr(transformers, family.class_name)(transformers_config(config, family))

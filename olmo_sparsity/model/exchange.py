@@ -18,11 +18,10 @@ from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, UserError, unreadable
 from olmo_sparsity.io import follow_umask, remove_partial, writing
-from olmo_sparsity.model.build import gpt_neox_config
+from olmo_sparsity.model.build import build_theirs
 from olmo_sparsity.model.checkpoint_files import check_fit, fill
 from olmo_sparsity.model.families import (
     FAMILIES,
-    REFUSED,
     embedding_rows,
     family_of,
     from_hugging_face,
@@ -169,15 +168,22 @@ def config_of(source: str) -> dict[str, Any]:
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
     family = FAMILIES.get(theirs.model_type)
     if family is None:
-        reason = REFUSED.get(theirs.model_type, f"only {', '.join(FAMILIES)} have a counterpart")
-        raise ConfigError(f"init_from='{source}' is of type {theirs.model_type}: {reason}")
+        raise ConfigError(
+            f"init_from='{source}' is of type {theirs.model_type}: only {', '.join(FAMILIES)} have "
+            "a counterpart"
+        )
     get = theirs.to_dict().get
-    rope = get("rope_parameters") or {}
+    rope, required = get("rope_parameters") or {}, dict(family.required)
+    found = {name: get(name, wanted) for name, wanted in required.items()}
+    if theirs.model_type == "olmo3":  # only layers without a window scale their angles
+        found |= {"layer_types": theirs.layer_types, "rope_parameters": rope["sliding_attention"]}
+        rope, num_layers = rope["full_attention"], theirs.num_hidden_layers
+        usual = type(theirs)(num_hidden_layers=num_layers)
+        plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        required |= {"layer_types": usual.layer_types, "rope_parameters": plain}
     natural = theirs.hidden_size // theirs.num_attention_heads
     head_width = get("head_dim") or natural
     partial = rope.get("partial_rotary_factor", 1.0)
-    found = {name: get(name, wanted) for name, wanted in family.required.items()}
-    required = dict(family.required)
     if "head_width" not in family.settings:
         found["head_dim"], required["head_dim"] = head_width, natural
     if not family.is_neox:
@@ -208,7 +214,7 @@ _SHARED = (
 _OF_OLMO = (
     *("query_scale_length", "activation_type", "block_type", "rope", "alibi", "norm_after"),
     *("layer_norm_with_affine", "attention_layer_norm", "attention_norm_per_head", "clip_qkv"),
-    *("embedding_layer_norm", "include_bias", "scale_logits"),
+    *("embedding_layer_norm", "include_bias", "scale_logits", "sliding_window"),
 )
 
 
@@ -246,8 +252,6 @@ def _expected(config: ModelConfig) -> dict[str, Tensor]:
     if config.architecture == "olmo":
         on_meta = replace(config, init_device="meta")
         return PositionedOLMo(on_meta, init_params=False).state_dict(keep_vars=True)
-    from transformers import GPTNeoXForCausalLM
-
     with torch.device("meta"):
-        model = GPTNeoXForCausalLM(gpt_neox_config(config))
+        model = build_theirs(config)
     return {f"model.{name}": t for name, t in model.state_dict(keep_vars=True).items()}

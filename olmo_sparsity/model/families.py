@@ -134,6 +134,23 @@ FAMILIES = {
         _PLAIN | {"use_sliding_window": False},
         _NORM_BEFORE | _NORM_QK,
     ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        {
+            "architecture": "olmo3",
+            "layer_norm_type": "rms",
+            "norm_after": True,
+            "attention_layer_norm": True,
+            "attention_norm_per_head": False,
+            "attention_layer_norm_with_affine": True,
+            "layer_norm_with_affine": True,
+            "head_width": None,
+            "qkv_bias": False,
+            "clip_qkv": None,
+        },
+        _RMS | {"sliding_window": "sliding_window"},
+        {"hidden_act": "silu", "attention_bias": False},
+    ),
     "gpt_neox": Family(
         "GPTNeoXForCausalLM",
         {"architecture": "gpt_neox"},
@@ -142,12 +159,6 @@ FAMILIES = {
     ),
 }
 """By transformers' model_type."""
-
-REFUSED = {
-    "olmo3": "three of four of its layers see only the last sliding_window places, with angles of "
-    "their own, and here all layers are alike; measure it as it is, or start from an OLMo 2",
-}
-"""Families that could be expected, and why they have no row."""
 
 
 def family_of(essence: Mapping[str, Any]) -> Family:
@@ -159,7 +170,7 @@ def family_of(essence: Mapping[str, Any]) -> Family:
         differs = [index for index, (name, value) in enumerate(wanted) if essence[name] != value]
         return min(differs, default=len(wanted) + 1)
 
-    families = [family for family in FAMILIES.values() if not family.is_neox]
+    families = [family for family in FAMILIES.values() if "architecture" not in family.fixed]
     closest = max(families, key=num_alike)
     for name, wanted in closest.fields().items():
         if essence[name] != wanted:
@@ -197,6 +208,10 @@ def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
     }
+    if config.architecture == "olmo3":  # only its layers without a window scale their angles
+        plain = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
+        both = {"full_attention": settings["rope_parameters"], "sliding_attention": plain}
+        settings["rope_parameters"] = both
     if family.is_neox:
         settings["hidden_dropout"] = config.residual_dropout
         settings["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction

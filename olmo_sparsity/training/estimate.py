@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.transformers_folder import count_parameters
 from olmo_sparsity.config.sections import ModelConfig, Precision, RunConfig, TrainingConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.build import build_model, build_theirs
 from olmo_sparsity.runtime import device_name
 
 
@@ -177,6 +178,8 @@ def state_of(config: RunConfig, hardware: Hardware, engine: str = "") -> int:
 
 def without_memory(sizes: ModelConfig) -> nn.Module:
     with torch.device("meta"):
+        if sizes.architecture != "olmo":
+            return HuggingFaceLM(build_theirs(sizes), is_tried=False)
         return build_model(replace(sizes))
 
 

@@ -42,6 +42,7 @@ TINY: dict[str, Any] = FIELDS | {
 }
 OLMO_1 = {"layer_norm_with_affine": False}
 OLMO_2 = {"layer_norm_type": "rms", "norm_after": True, "attention_layer_norm": True}
+OLMO_3 = OLMO_2 | {"architecture": "olmo3", "n_layers": 4, "sliding_window": 5}
 LLAMA = {"layer_norm_type": "rms"}
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 8, "attention_factor": 1.3}
 LLAMA_3 = {"scaling": "llama3", "factor": 8, "original_length": 16}
@@ -61,6 +62,8 @@ EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo 2, ntk": ("Olmo2ForCausalLM", OLMO_2 | {"positions": {"scaling": "ntk", "factor": 4}}),
     "olmo 2, yarn": ("Olmo2ForCausalLM", OLMO_2 | {"positions": YARN}),
     "llama, llama3": ("LlamaForCausalLM", LLAMA | {"positions": LLAMA_3}),
+    "olmo 3": ("Olmo3ForCausalLM", OLMO_3 | {"n_kv_heads": 2}),
+    "olmo 3, yarn": ("Olmo3ForCausalLM", OLMO_3 | {"positions": YARN}),
     "gpt-neox, yarn": ("GPTNeoXForCausalLM", NEOX | {"positions": YARN}),
     "gpt-neox": ("GPTNeoXForCausalLM", NEOX),
 }
@@ -207,8 +210,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}, "use_parallel_residual=False"),
         ("Qwen2ForCausalLM", {"use_sliding_window": True}, "use_sliding_window=True"),
-        ("MistralForCausalLM", {}, "of type mistral: only olmo, olmo2, llama, qwen2, qwen3, gpt"),
-        ("Olmo3ForCausalLM", {}, "of type olmo3: three of four of its layers see only the last"),
+        (
+            "MistralForCausalLM",
+            {},
+            "of type mistral: only olmo, olmo2, llama, qwen2, qwen3, olmo3, gpt",
+        ),
+        ("Olmo3ForCausalLM", {"layer_types": ["full_attention"] * 32}, "layer_types="),
     ],
 )
 def test_hugging_face_models_without_counterpart_are_refused(
@@ -313,6 +320,7 @@ EXTENDED: dict[str, tuple[int, int]] = {  # the vocabulary, and the rows of its 
     "extend_olmo_1b": (50280, 50304),
     "extend_llama_3.2_1b": (128256, 128256),
     "extend_qwen3_0.6b": (151669, 151936),
+    "extend_olmo_3_7b": (100278, 100278),
 }
 OF_ALL = {"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False}
 CONFIG_JSON = """
@@ -331,6 +339,12 @@ extend_qwen3_0.6b:
   num_hidden_layers: 28, num_attention_heads: 16, num_key_value_heads: 8, rms_norm_eps: 1.0e-06,
   max_position_embeddings: 40960, rope_theta: 1000000, rope_scaling: null, vocab_size: 151936,
   use_sliding_window: false, sliding_window: null, max_window_layers: 28}
+extend_olmo_3_7b:
+  {model_type: olmo3, hidden_size: 4096, intermediate_size: 11008, num_hidden_layers: 32,
+  num_attention_heads: 32, num_key_value_heads: 32, rms_norm_eps: 1.0e-06, sliding_window: 4096,
+  max_position_embeddings: 65536, rope_theta: 500000, vocab_size: 100278,
+  rope_scaling: {attention_factor: 1.2079441541679836, beta_fast: 32.0, beta_slow: 1.0, factor: 8.0,
+  original_max_position_embeddings: 8192, rope_type: yarn}, tie_word_embeddings: false}
 """
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.run import load_saved_config
@@ -16,12 +17,14 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.exchange import config_of
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.run_folder import loss_table, read_metrics
 from tests.conftest import MakeConfig, mixed_section
+from tests.support.models import SIZES, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,6 +167,35 @@ def test_init_from_starts_with_those_weights(
     weights = final_weights(second)
     for name, tensor in final_weights(first).items():
         assert torch.equal(tensor, weights[name]), name
+
+
+def test_olmo_3_goes_on_with_pose_and_back_to_transformers(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A model of 1M parameters with windows of 5, from a folder of transformers."""
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4}
+    theirs = tiny(
+        *("Olmo3ForCausalLM",),
+        **SIZES | shape | {"vocab_size": 768, "sliding_window": 5, "tie_word_embeddings": False},
+    )
+    assert 8e5 < theirs.num_parameters() < 1.2e6
+    theirs.save_pretrained(tmp_path / "theirs")
+    implied = {k: v for k, v in config_of(str(tmp_path / "theirs")).items() if k != "rope_scaling"}
+    implied |= {"vocab_size": 0, "embedding_size": 768}
+    config = make_config(
+        init_from=str(tmp_path / "theirs"), model=implied, checkpoint__export_at_end=True,
+        positions__scheme="pose", training__num_steps=3,
+    )  # fmt: skip
+    assert train(config) is Outcome.FINISHED
+    ours = load_model(config.run_folder, device="cpu").model
+    (folder,) = Path(config.run_folder).glob("**/config.json")
+    back = transformers.AutoModelForCausalLM.from_pretrained(folder.parent)
+    tokens_BL = torch.arange(2 * 16).view(2, 16) * 7
+    with torch.no_grad():
+        found = ours(tokens_BL, torch.arange(16)[None])
+        torch.testing.assert_close(back(tokens_BL).logits, found, atol=1e-5, rtol=1e-5)
+        assert float((theirs(tokens_BL).logits - found).abs().max()) > 1e-3
+    assert ours.windows["sliding_attention"].size == 5
 
 
 # --- what the user is told ------------------------------------------------------------------------

@@ -146,6 +146,8 @@ def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, flo
     _check_kind(wrapped, original, require)
     try:
         logit_map, rounding = _check_logits(wrapped, original, family, require)
+        knows_windows = _knows_windows(wrapped, rounding)
+        wrapped.windows = windows_of(config) if knows_windows else {}
         shares_far = _check_positions(wrapped, rounding, require)
     except UserError:
         raise
@@ -154,7 +156,6 @@ def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, flo
             f"{family} is not supported: eight tokens with position IDs do not pass through it "
             f"({reason_of(error)}); torch's default dtype is {torch.get_default_dtype()}"
         ) from None
-    knows_windows = _knows_windows(wrapped, rounding)
     return logit_map, shares_far, _batch_noise(wrapped, logit_map), knows_windows
 
 

@@ -66,14 +66,17 @@ _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
 class HuggingFaceLM(nn.Module):
     """A transformers causal LM as a LanguageModel. Models that do not fit are rejected."""
 
-    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
-        """`model`: for a PEFT model, its base model is used, which contains the adapters."""
+    def __init__(self, model: PreTrainedModel | PeftModel, is_tried: bool = True) -> None:
+        """`model`: for a PEFT model, its base model is used, which contains the adapters.
+        `is_tried`: False for one without memory, of which sizes are read only."""
         super().__init__()
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
         self._original = (model,)  # no module of this one
         self.has_own_attention = False
         self.fitted: State | None = None
+        if not is_tried:
+            return
         with in_use(self):  # which calls `fit`
             pass
 
@@ -99,7 +102,9 @@ class HuggingFaceLM(nn.Module):
         config = self.model.config
         self.windows = windows_of(config) if tried.knows_windows else {}
         self.limit = position_limit(config, tried.knows_windows)
-        self.wrong_beyond = position_limit(config, tried.knows_windows, only_wrong_beyond=True)
+        self.wrong_beyond = None
+        if tried.state is not None:  # a trial is short
+            self.wrong_beyond = position_limit(config, tried.knows_windows, only_wrong_beyond=True)
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
         self.logit_map, self.can_share_far = tried.logit_map, tried.can_share_far
