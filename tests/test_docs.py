@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("docs", "olmo_sparsity", "study", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
     rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice([*WORDS, "\n"], 90)) for _ in range(6)]
+    texts = [" ".join(rng.choice([*WORDS, "\n"], 45)) for _ in range(6)]
     notes = [" ".join(rng.choice(WORDS, 20)) for _ in range(2)]
     for name, kept in {"my_texts": texts, "reports": texts, "notes": notes}.items():
         (tmp_path / name).mkdir()
