@@ -14,7 +14,7 @@ from olmo_sparsity import drawing
 from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.tables import plain, write_json
 from olmo_sparsity.analysis.results.tracked import HEADLINE, Tracked
-from olmo_sparsity.analysis.results.view import escape, html_table, intervals, spell
+from olmo_sparsity.analysis.results.view import escape, html_table, spell
 
 PANELS = {
     "net gain of all context": r"net_gain",
@@ -46,7 +46,7 @@ def write_tracked(tracked: Tracked, out: Path) -> str:
     columns = {
         "checkpoint": [f"{row.run}, step {row.step:,}" for row in rows.itertuples()],
         "number": rows.number.map(spell),
-        "value [95%]": intervals(rows, "value", "low", "high"),
+        "value [95%]": zip(rows.value, rows.low, rows.high, strict=True),
         "documents for a tenth": [f"{n:,.0f}" if n < 1e6 else "–" for n in rows.documents],
     }
     tables.append(html_table("Every number of every checkpoint", columns, is_open=len(rows) < 50))
@@ -66,7 +66,7 @@ def _differences(tracked: Tracked, first: str, second: str, step: int) -> str:
     columns = {
         "step": [f"{step:,}"] * len(rows),
         "number": rows.number.map(spell),
-        f"{first} less {second} [95%]": intervals(rows, "difference", "low", "high"),
+        f"{first} less {second} [95%]": zip(rows.difference, rows.low, rows.high, strict=True),
         "ahead": [name or "–" for name in rows.ahead],
     }
     return html_table("Paired differences; each interval holds by itself", columns, is_open=True)
