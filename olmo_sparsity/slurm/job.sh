@@ -31,18 +31,7 @@ run() {
   log "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST," \
     "code $(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)"
   log "olmo-sparsity ${*@Q}"
-  # This shell runs on the job's first node, and so does rank 0. The rest of what a process must know
-  # (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) it takes from srun's variables: launch.py.
-  export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
-  MASTER_ADDR=$(hostname)
-  # srun takes --cpus-per-task over from sbatch only so, and without it gives a task one core.
-  local cores=${SLURM_CPUS_PER_TASK:-$(cores_per_task)}
-  export SRUN_CPUS_PER_TASK=$cores OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
-  # Without it, a node that has no internet waits for the hub before it looks into the cache.
-  export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
-  # gloo otherwise takes the address of the node's own name, which may be one of loopback.
-  local interface=${GLOO_SOCKET_IFNAME:-$(interface_between_nodes)}
-  [[ -n $interface ]] && export GLOO_SOCKET_IFNAME=$interface
+  environment
   # When a training loses a task, the others leave with 76, or are taken down 15 s later; not at
   # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The tasks of a
   # measurement do not need each other.
@@ -66,6 +55,22 @@ run() {
     log "exit code $status: not requeued after $SLURM_RESTART_COUNT restarts; find the cause above"
   fi
   return "$status"
+}
+
+# For the processes of the job.
+environment() {
+  # This shell runs on the job's first node, and so does rank 0. The rest of what a process must know
+  # (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) it takes from srun's variables: launch.py.
+  export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+  MASTER_ADDR=$(hostname)
+  # srun takes --cpus-per-task over from sbatch only so, and without it gives a task one core.
+  local cores=${SLURM_CPUS_PER_TASK:-$(cores_per_task)}
+  export SRUN_CPUS_PER_TASK=$cores OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
+  # Without it, a node that has no internet waits for the hub before it looks into the cache.
+  export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+  # gloo otherwise takes the address of the node's own name, which may be one of loopback.
+  local interface=${GLOO_SOCKET_IFNAME:-$(interface_between_nodes)}
+  [[ -n $interface ]] && export GLOO_SOCKET_IFNAME=$interface
 }
 
 # The job's cores on a node, shared by its tasks there; 1 where nodes differ.

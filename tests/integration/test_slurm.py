@@ -219,6 +219,13 @@ def stuck(bench: Bench) -> Job:
     return job.end()
 
 
+def accepted(bench: Bench) -> Job:
+    device = ("--training.device=cpu", "--training.precision=fp32")
+    words = ("slurm/accept.sbatch", str(bench.config), *device)
+    variables = {"OUT": str(bench.folder / "accepted"), "STEPS": "40", "LARGEST": "0.001"}
+    return bench.sbatch("accepted", *TWO_NODES, *words, MEASURE=" ".join(FEW), **variables).end()
+
+
 def tasks_of(job: Job, rank: int) -> list[int]:
     """The processes of a job's task that train."""
     found, wanted = [], {f"SLURM_JOB_ID={job.number}", f"SLURM_PROCID={rank}"}
@@ -358,6 +365,16 @@ def test_the_loss_of_a_node_or_a_daemon(job: Job, expected: dict[int, float]) ->
     assert first == 0
     assert second >= 20
     assert job.losses() == pytest.approx(as_far_as(job, expected), rel=1e-4)
+
+
+@pytest.mark.accept
+@asks(accepted)
+def test_the_acceptance_job_has_a_row_for_each_check(job: Job) -> None:
+    page = (job.run_folder / "accept.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    assert [row[0].strip("| ") for row in rows if row[1] != "yes"] == [], page + job.log
+    assert len(rows) == 19
+    assert job.fact("JobState") == "COMPLETED"
 
 
 @pytest.mark.accept

@@ -82,9 +82,9 @@ def test_micro_batches_are_as_large_as_memory_allows(make_config: MakeConfig, en
 def test_state_is_what_the_table_says() -> None:
     for engine, bf16, fp32 in (
         ("ddp", 18, 16),
-        ("zero1", 2 + 2 + 3 + 2, 4 + 4 + 3 + 4),
-        ("zero2", 2 + 0.5 + 3 + 2, 4 + 1 + 3 + 4),
-        ("zero3", 0.5 + 0.5 + 3 + 2, 1 + 1 + 3 + 4),
+        ("zero1", 2 + 4 + 3 + 2, 4 + 4 + 3 + 4),
+        ("zero2", 2 + 1 + 3 + 2, 4 + 1 + 3 + 4),
+        ("zero3", 0.5 + 1 + 3 + 2, 1 + 1 + 3 + 4),
     ):
         found = [state_bytes(name, 1000, engine, 4) for name in ("bf16", "fp32")]  # type: ignore[arg-type]
         assert found == [1000 * bf16, 1000 * fp32], engine
