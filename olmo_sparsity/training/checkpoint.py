@@ -6,6 +6,7 @@ rename publishes it: whenever a process is killed, a folder without `.tmp` is co
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -121,7 +122,8 @@ class CheckpointWriter:
         while missing := [path.stem for path in lists if not path.exists()]:
             if time.monotonic() > self._give_up_at:
                 raise UserError(f"{partial}: process {missing[0]} has not written its part")
-            time.sleep(0.02)
+            time.sleep(0.05)
+            os.utime(partial)  # else a network disk may answer from memory, for a minute
         known: dict[str, Listed] = {}
         for path in lists:
             known |= read_json(path, dict[str, Listed], "")
