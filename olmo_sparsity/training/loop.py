@@ -14,12 +14,10 @@ from types import FrameType
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
-from olmo_sparsity.errors import UserError
 from olmo_sparsity.model.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.runtime import (
@@ -256,48 +254,11 @@ class Clock:
 def draw(
     batches: TrainingBatches, start: int, num_steps: int, device: torch.device
 ) -> Generator[Batch, None, None]:
-    """Return the batches of the steps after `start`, for a thread to iterate. For a GPU a process
-    of its own makes them: a thread would share Python's lock with the launches of kernels."""
-    on_gpu = device.type == "cuda"
-    loader = DataLoader(
-        _Batches(batches),
-        batch_size=None,
-        sampler=range(start, num_steps),
-        num_workers=int(on_gpu),
-        prefetch_factor=1 if on_gpu else None,
-        worker_init_fn=_ignore_signals,
-        generator=torch.Generator(),  # not the one of the run
-    )
-    made = iter(loader)  # starts the process, from the main thread
-
-    def drawn() -> Generator[Batch, None, None]:
-        if on_gpu:
-            torch.cuda.set_device(device)  # else the thread would use memory of the first GPU
-        for batch in made:
-            if isinstance(batch, UserError):
-                raise batch
-            yield batch.pinned() if on_gpu else batch
-
-    return drawn()
-
-
-class _Batches(Dataset[Batch | UserError]):
-    """By step. An error is an item: a loader would put a traceback into its message."""
-
-    def __init__(self, batches: TrainingBatches) -> None:
-        self.batches = batches
-
-    def __getitem__(self, step: int) -> Batch | UserError:
-        try:
-            return self.batches[step]
-        except UserError as error:
-            return error
-
-
-def _ignore_signals(_: int) -> None:
-    """Launchers send signals to all processes; the training process stops the others."""
-    for name in STOP_SIGNALS:
-        signal.signal(name, signal.SIG_IGN)
+    """The batches of the steps after `start`, for a thread to iterate."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # else the thread would use memory of the first GPU
+    for step in range(start, num_steps):
+        yield batches[step].pinned() if device.type == "cuda" else batches[step]
 
 
 def due(step: int, interval_steps: int | None, num_steps: int) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
-import os
 import threading
 from copy import copy
 from itertools import islice
@@ -29,7 +27,7 @@ from olmo_sparsity.data.batches import (
 )
 from olmo_sparsity.data.shards import Part, TokenShards
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.training.loop import STOP_SIGNALS, draw
+from olmo_sparsity.training.loop import draw
 
 POSE = PositionsConfig(scheme="pose", target_length=256)
 
@@ -238,25 +236,3 @@ def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
     assert len(ahead) == len(plain) == len(threads) == 4
     assert all(map(same, ahead, plain))
     assert threading.main_thread() not in threads
-
-
-def test_for_a_gpu_a_process_makes_the_same_batches(
-    shards: TokenShards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Signals to all processes of a job do not end it, and an error keeps its message."""
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(Batch, "pinned", lambda batch: batch)
-    source = batches(shards)
-    plain = list(islice(source.from_step(3), 4))
-    drawn = draw(source, 3, 7, torch.device("cuda"))
-    (process,) = multiprocessing.active_children()
-    made = [next(drawn)]
-    for name in STOP_SIGNALS:
-        os.kill(process.pid or 0, name)
-    made += drawn
-    assert len(made) == 4
-    assert all(map(same, made, plain))
-    assert not multiprocessing.active_children()
-    source.corpora[0].vocab_size = 3
-    with pytest.raises(DataError, match=r"^\S+ holds token \d+ near place"):
-        next(draw(source, 3, 7, torch.device("cuda")))

@@ -68,9 +68,9 @@ class Job:
         path = self.run_folder / "environment.json"
         return json.loads(path.read_text()) if path.exists() else []
 
-    def wait_for(self, holds: Callable[[], bool], what: str) -> None:
+    def wait_for(self, holds: Callable[[], bool], what: str, patience_s: int = PATIENCE_S) -> None:
         try:
-            self.cluster.wait_for(holds, what, PATIENCE_S)
+            self.cluster.wait_for(holds, what, patience_s)
         except (TimeoutError, RuntimeError) as error:
             error.add_note(f"{self.run_folder.name}, job {self.number}:\n{self.log}")
             raise
@@ -78,9 +78,9 @@ class Job:
     def reach(self, step: int) -> None:
         self.wait_for(lambda: max(self.losses(), default=0) >= step, f"step {step}")
 
-    def end(self) -> Job:
+    def end(self, patience_s: int = PATIENCE_S) -> Job:
         ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        self.wait_for(lambda: self.fact("JobState") in ends, "the job to end")
+        self.wait_for(lambda: self.fact("JobState") in ends, "the job to end", patience_s)
         return self
 
     def go_on(self, start: int) -> None:
@@ -222,8 +222,8 @@ def stuck(bench: Bench) -> Job:
 def accepted(bench: Bench) -> Job:
     device = ("--training.device=cpu", "--training.precision=fp32")
     words = ("slurm/accept.sbatch", str(bench.config), *device)
-    variables = {"OUT": str(bench.folder / "accepted"), "STEPS": "40", "LARGEST": "0.001"}
-    return bench.sbatch("accepted", *TWO_NODES, *words, MEASURE=" ".join(FEW), **variables).end()
+    variables = {"OUT": str(bench.folder / "accepted"), "STEPS": "300", "LARGEST": "0.001"}
+    return bench.sbatch("accepted", *TWO_NODES, *words, MEASURE=" ".join(FEW), **variables).end(900)
 
 
 def tasks_of(job: Job, rank: int) -> list[int]:
