@@ -35,11 +35,11 @@ def test_long_rows_attend_by_blocks_as_they_do_at_once(
     torch.testing.assert_close(found.float(), whole, atol=precision, rtol=0)
 
 
-@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("alibi", [0, 1, 3], ids=["no_bias", "one_bias", "bias_of_each_row"])
 @pytest.mark.parametrize("key_heads", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
 def test_documents_attend_as_behind_a_dense_mask(
-    dtype: torch.dtype, key_heads: int, alibi: bool
+    dtype: torch.dtype, key_heads: int, alibi: int
 ) -> None:
     """And so do gradients."""
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def test_documents_attend_as_behind_a_dense_mask(
     mask = torch.where(alike_BLL.tril()[:, None], 0.0, float("-inf"))
     bias = None
     if alibi:
-        slopes = -torch.rand(1, 4, 250, 250, generator=generator)
+        slopes = -torch.rand(alibi, 4, 250, 250, generator=generator)
         bias = (slopes + attention.causal_bias(250, torch.device("cpu"))).clamp(min=-1e30).to(dtype)
         mask = mask + slopes
     q, k, v = (

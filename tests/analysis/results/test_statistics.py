@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.results.statistics import (
+    NO_GAP_NATS,
     beyond_controls,
     longppl,
     rank_correlations,
@@ -83,6 +84,26 @@ def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_plac
     # Resampled together: with the first document alone .5/2 is taken from 2.5/6.
     assert row["net_high"] == pytest.approx(2.5 / 6 - 0.5 / 2)
     assert row["net_low"] == pytest.approx(0 - 0.5)
+
+
+@pytest.mark.parametrize("gap", [10.0, 9e-5])
+def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(gap: float) -> None:
+    documents = [*range(1, 81, 2)]
+    keys = [(document, 20) for document in documents]
+    losses = losses_table(
+        document=documents, target=[20] * 40, loss_short=[10.0] * 40, loss_long=[10.0 - gap] * 40
+    )
+    targets = pd.DataFrame(
+        [(*key, "document", "gap") for key in keys],
+        columns=["document", "target", "far_part", "target_set"],
+    )
+    rows = recovery_rows(keys, "own", [10 - 0.9 * gap, 10 - 0.5 * gap] * 20)
+    rows += recovery_rows(keys, "foreign", [10.0] * 40)
+    (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
+    nothing = gap < NO_GAP_NATS
+    assert np.isnan(row["low"]) == nothing
+    assert row["share_enough"] == pytest.approx(np.nan if nothing else 0.5, nan_ok=True)
+    assert row["recovery"] == pytest.approx(np.nan if nothing else 0.7, nan_ok=True)
 
 
 def test_at_equal_gaps_nothing_is_left_of_what_the_gap_explains() -> None:

@@ -77,6 +77,7 @@ def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
         ({"target_set": "bigram"}, "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats"),
         ({"gap": -0.2}, "all distant tokens together do not lower the loss of these 200 targets"),
         ({"units": "words"}, "small: 1 distant word by"),
+        ({"k": 4}, "small: 4 distant tokens by"),
         ({"units": "span:4"}, "small: 1 distant span:4 by"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, context_losses
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
@@ -162,3 +162,23 @@ def test_where_memory_does_not_suffice_batches_are_halved(
 def test_a_name_is_no_model(given: Any) -> None:
     with pytest.raises(ConfigError, match="model="):
         Scorer(given)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_row_keeps_what_a_layer_can_reach_from_a_later_place(seen: bool) -> None:
+    rng, context = np.random.default_rng(0), cast(Context, None)
+    for reach in (1, 3, 8, 100):
+        for _ in range(50):
+            places = np.sort(rng.choice(60, 12, replace=False))
+            row = Row(context, places, 1, np.arange(places[0]) if seen else None)
+            reached = [places[-1]]  # walking back from place to place
+            for place in places[-2::-1]:
+                if reached[0] - place >= reach:
+                    break
+                reached.insert(0, place)
+            kept = row.within(reach)
+            if seen:
+                near = [place for place in range(places[0]) if places[0] - place < reach]
+                assert ([] if kept.seen is None else kept.seen.tolist()) == near
+            else:
+                assert kept.places.tolist() == reached
