@@ -197,6 +197,13 @@ def test_the_whole_document_before_a_target(
         assert row.loss_without == pytest.approx(brute.loss(rest), abs=1e-5)
         num_seen += 1
     assert num_seen == 3 * 2
+    shared = [  # states of the first target's distant text are a part of the last one's
+        recover(scorer, document, windows, {"document": np.array(targets)}, ks=(1,),
+                selectors="add_one_screened", controls=controls)["costs"]
+        .query("selector == 'shared'").token_forwards.sum()
+        for targets in ([13, 22], [22])
+    ]  # fmt: skip
+    assert shared[0] == shared[1]
 
 
 def behind_all(document: np.ndarray, text: FarText) -> np.ndarray:
