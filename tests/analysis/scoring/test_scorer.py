@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, context_losses
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams, context_losses
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
@@ -182,3 +183,19 @@ def test_a_row_keeps_what_a_layer_can_reach_from_a_later_place(seen: bool) -> No
                 assert ([] if kept.seen is None else kept.seen.tolist()) == near
             else:
                 assert kept.places.tolist() == reached
+
+
+@pytest.mark.parametrize("windows", [Windows(16, 6, 4), Windows("all", 6, 4, prefix=(1,))], ids=str)
+def test_a_bigram_recurs_among_the_distant_tokens_and_nowhere_nearer(windows: Windows) -> None:
+    document = np.random.default_rng(0).integers(0, 3, 60)
+    seen = set()
+    for block in windows.blocks(document):
+        far_end = block.num_prefix + block.num_far
+        far = [*pairwise(block.tokens[block.num_prefix : far_end])]
+        for i, found in enumerate(bigrams(block)):
+            place = block.num_before + i
+            near = [*pairwise(block.tokens[far_end:place])]
+            pair = tuple(block.tokens[place - 1 : place + 1])
+            assert found == (pair in far and pair not in near)
+            seen.add(bool(found))
+    assert seen == {False, True}
