@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     Tokenizer = Any  # of transformers or of tokenizers, which type none of their own in common
     Text = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
-P, Result = ParamSpec("P"), TypeVar("Result")
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 Way = tuple[type[Request], Callable[[Any], Any], Callable[[Any], Any]]
 """The request of an entry point, what answers it, and what counts its cost."""

@@ -42,18 +42,15 @@ class Tracked:
     def numbers(self) -> pd.DataFrame:
         """A row for each checkpoint and number: `value`, `low`, `high` (95%), and `documents`: how
         many suffice for a standard error of a tenth of the value."""
-        found = []
+        found, num_documents = [], self.rows.groupby("number").document.nunique()
         for checkpoint in self.checkpoints:
             for name, value_R in self._resampled(checkpoint).items():
                 value, low, high = interval(value_R[1:], value_R[0])
-                needed = np.nan
-                if np.isfinite(value) and value != 0:
-                    error = np.nanstd(value_R[1:]) / abs(SHARE_OF_EFFECT * value)
-                    needed = np.ceil(error**2 * self._num_documents(name))
-                found.append((*checkpoint, name, value, low, high, needed))
-        return pd.DataFrame(
-            found, columns=[*CHECKPOINT, "number", "value", "low", "high", "documents"]
-        )
+                error = np.nanstd(value_R[1:]) / SHARE_OF_EFFECT if np.isfinite(value) else np.nan
+                needed = (error / (value or np.nan)) ** 2 * num_documents[name]
+                found.append((*checkpoint, name, value, low, high, np.ceil(needed)))
+        names = [*CHECKPOINT, "number", "value", "low", "high", "documents"]
+        return pd.DataFrame(found, columns=names)
 
     def compare(self, first: tuple[str, int], second: tuple[str, int]) -> pd.DataFrame:
         """Return the first checkpoint's numbers less the second's, with paired intervals: each
@@ -62,7 +59,8 @@ class Tracked:
         found = []
         for name in both[0]:
             low_is_good = name.startswith("loss")
-            value, low, high = interval(*_split(both[0][name] - both[1][name]))
+            apart_R = both[0][name] - both[1][name]
+            value, low, high = interval(apart_R[1:], apart_R[0])
             sign = 0 if not (low > 0 or high < 0) else 1 if (low > 0) != low_is_good else -1
             ahead = {1: first[0], -1: second[0], 0: None}[sign]
             found.append((name, value, low, high, ahead))
@@ -84,9 +82,6 @@ class Tracked:
         runs = {"first": first, "second": second, "step": step, "number": HEADLINE}
         return runs | head | {"numbers": rows.to_dict("index")}
 
-    def _num_documents(self, name: str) -> int:
-        return int(self.rows[self.rows.number == name].document.nunique())
-
     def _resampled(self, checkpoint: tuple[str, int]) -> dict[str, np.ndarray]:
         """Number → its value, then those of the resamples."""
         run, step = checkpoint
@@ -100,7 +95,3 @@ class Tracked:
             with np.errstate(divide="ignore", invalid="ignore"):
                 found[str(name)] = np.where(count_R > 0, total_R / count_R, np.nan)
         return found
-
-
-def _split(value_R: np.ndarray) -> tuple[np.ndarray, float]:
-    return value_R[1:], float(value_R[0])

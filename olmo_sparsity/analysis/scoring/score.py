@@ -313,7 +313,11 @@ def score_files(request: ScoreRequest) -> Path | None:
     out, (index, of) = Path(request.out), request.shard
     work = WorkFolder(_parts_of(out), "out", "identity.json")
     work.create()
-    identity = {"text": request.text, "field": request.field, "prefix": list(scoring.prefix)}
+    identity: dict[str, Any] = {
+        "text": request.text,
+        "field": request.field,
+        "prefix": list(scoring.prefix),
+    }
     identity |= {"random_streams": VERSION, "settings": plain(asdict(request.settings))}
     work.identify(identity_of(scoring.model) | identity)
     pieces, digests, done = Pieces(work.path), list[str](), 0

@@ -21,16 +21,10 @@ from olmo_sparsity.analysis.inputs.documents import Controls, Document, Document
 from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.results.tracked import COLUMNS
+from olmo_sparsity.analysis.scoring import scorer as scoring
 from olmo_sparsity.analysis.scoring.cost import CountingScorer
 from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
-from olmo_sparsity.analysis.scoring.scorer import (
-    Context,
-    Row,
-    Scorer,
-    bigrams,
-    context_losses,
-    refuse_no_numbers,
-)
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams
 from olmo_sparsity.analysis.settings import MIN_GAP, TrackSettings
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.streams import stream
@@ -38,7 +32,7 @@ from olmo_sparsity.streams import stream
 FEWEST = 8
 """Documents; intervals over fewer mean nothing."""
 
-TARGET_EVERY = 4
+TARGET_EVERY = 8
 """One document in so many carries a target that is searched for its best unit: a target costs as
 much as several documents do otherwise."""
 
@@ -127,7 +121,7 @@ class FixedText:
     def _sums_of(self, scorer: Scorer, documents: Sequence[Document]) -> Iterator[Sums]:
         plans = [self._rows(document) for document in documents]
         every = scorer.losses([row for plan in plans for row in plan.values()])
-        refuse_no_numbers(np.concatenate(every), "tokens")
+        scoring.refuse_no_numbers(np.concatenate(every), "tokens")
         losses = iter(every)
         passages = [d.tokens[: self.settings.long // 2] for d in documents]
         repeated = losses_of_repetition(scorer, passages).double().tolist()
@@ -191,7 +185,7 @@ class FixedText:
         places = places if len(places) else np.arange(block.num_targets)
         draws = stream(self.settings.seed, "track", document.number)
         target = block.start + int(draws.choice(places))
-        losses = context_losses(scorer, document, self.windows, blocks=[block])
+        losses = scoring.context_losses(scorer, document, self.windows, blocks=[block])
         losses = losses.set_index("target").loc[target].astype(float)
         table = recover(
             scorer, document, self.windows, np.array([target]), selectors="add_one_screened",

@@ -57,6 +57,11 @@ class TrackRequest(Request):
         index, of = self.shard
         if not 0 <= index < of or (of > 1 and self.out is None):
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n, and needs out")
+        in_memory = [m for m in self.models if not isinstance(m, str | Path)]
+        if self.out is not None and in_memory:
+            raise ConfigError(f"out={self.out} needs models by name, not in memory")
+        if len(set(map(str, self.models))) < len(self.models):
+            raise ConfigError(f"models={self.models} holds one twice")
         return self
 
 
@@ -142,14 +147,10 @@ class Checkpoint:
         return [Checkpoint(run, *step) for step in steps] or [Checkpoint(run, 0, model)]
 
     @property
-    def files(self) -> str:
-        """Changes with the files."""
-        found = [(p.name, p.stat().st_mtime_ns) for p in sorted(Path(str(self.model)).glob("*"))]
-        return sha256(repr(found).encode()).hexdigest()
-
-    @property
-    def name(self) -> str:
-        return sha256(f"{self.run} {self.step}".encode()).hexdigest()[:16]
+    def piece(self) -> tuple[str, str]:
+        """The name of its rows in the folder, and what changes with its files."""
+        files = [(p.name, p.stat().st_mtime_ns) for p in sorted(Path(str(self.model)).glob("*"))]
+        return sha256(f"{self.run} {self.step}".encode()).hexdigest()[:16], repr(files)
 
 
 class _Tracking:
@@ -161,8 +162,8 @@ class _Tracking:
         self.mine = self.checkpoints[request.shard[0] :: request.shard[1]]
         self.first, documents = self._load(self.checkpoints[0]), request.text
         if not isinstance(documents, Documents):
-            given = {"limit": READ_DOCUMENTS, "field": request.text_field}
-            documents = open_documents(request.text, self.first, **given)
+            field = request.text_field
+            documents = open_documents(request.text, self.first, READ_DOCUMENTS, field=field)
         prefix = self.first.prefix_ids(request.loading.prefix, "".join(documents[0].texts))
         self.text = FixedText.of(documents, request.settings, prefix)
         scorer = self._scorer(self.first)
@@ -207,7 +208,10 @@ class _Tracking:
         )
 
     def known(self, checkpoint: Checkpoint) -> pd.DataFrame | None:
-        found = self.pieces and self.pieces.read(checkpoint.name, self.of + checkpoint.files)
+        if self.pieces is None:
+            return None
+        name, files = checkpoint.piece
+        found = self.pieces.read(name, self.of + files)
         return pd.DataFrame(found["rows"]) if found else None
 
     def measure(self, checkpoint: Checkpoint) -> pd.DataFrame:
@@ -219,6 +223,6 @@ class _Tracking:
             rows = measure_together(self.text, self._scorer(model))
         rows = rows.assign(run=checkpoint.run, step=checkpoint.step)
         if self.pieces is not None and not _processes()[0]:
-            content = {"rows": rows.to_dict("records")}
-            self.pieces.write(checkpoint.name, self.of + checkpoint.files, content)
+            name, files = checkpoint.piece
+            self.pieces.write(name, self.of + files, {"rows": rows.to_dict("records")})
         return rows
