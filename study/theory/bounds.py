@@ -92,20 +92,6 @@ def both_bounds(
     return values
 
 
-def steps_between(
-    lengths: Lengths, mean_risk: float, worst_risk: float, eta_train: float, eta_test: float
-) -> dict[str, float]:
-    """The steps from the first bound to the second, one improvement at a time (constants 1)."""
-    L, L_bar, L_local = lengths.train, lengths.test, lengths.local
-    etas = eta_train * eta_test
-    return {
-        "stated: η η L L̄² δ": etas * L * L_bar**2 * mean_risk,
-        "minimax: η η L̄² δ": etas * L_bar**2 * worst_risk,
-        "chunks: η η (L̄/L_local)² δ": etas * (L_bar / L_local) ** 2 * worst_risk,
-        "Remark C.1: (L̄/L)² δ": (L_bar / L) ** 2 * worst_risk,
-    }
-
-
 def _check(risk: float, constant: float) -> None:
     if not 0 <= risk <= 1:
         raise ConfigError(f"risk δ={risk:g} must lie in [0, 1]: the loss is 1 − h(X)_Y")

@@ -20,7 +20,7 @@ from study.theory import bounds
 from study.theory.learning import learn, training_lengths
 from study.theory.planted import Planted, locality, regularity, translated_shapes
 from study.theory.results import Row, cases_table, summarise, write_results
-from study.theory.risks import can_transfer, sampled_risk, transfer_risk
+from study.theory.risks import sampled_risk
 from study.theory.settings import (
     CaseConfig,
     TheoryConfig,
@@ -138,9 +138,7 @@ def _run_case(
     trained_on = training_lengths(plan.train_length)
     lengths = sorted({*trained_on, *(plan.train_length * m for m in config.test_multiples)})
     risks = {
-        length: transfer_risk(model, plan.planted, length)
-        if can_transfer(model, plan.planted)
-        else sampled_risk(model, plan.planted, length, config.num_strings, config.seeds)
+        length: sampled_risk(model, plan.planted, length, config.num_strings, config.seeds)
         for length in lengths
     }
     training_risks_GR = np.stack([risks[length].mean_R for length in trained_on])
@@ -163,7 +161,6 @@ def _run_case(
                     risk=float(risk.mean_R[replica]),
                     low=float(risk.low_R[replica]),
                     high=float(risk.high_R[replica]),
-                    method=risk.method,
                     **bounds.both_bounds(
                         plan.train_length,
                         length,

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from study.tables_of_rows import markdown, read_rows, write_rows
-from study.theory import bounds
 
 TABLE = "table.parquet"
 CASE = [
@@ -49,9 +48,8 @@ class Row:
     risk: float
     low: float
     high: float
-    """95% interval of the measurement; equal to risk for an exact method."""
+    """95% interval of the sampling."""
 
-    method: str
     delta_mean: float
     """δ of Eq. (3): this hypothesis' risk averaged over the training lengths."""
 
@@ -92,17 +90,13 @@ def half_width(values_N: np.ndarray) -> float:
 
 
 def summarise(rows: Sequence[Row]) -> pd.DataFrame:
-    """A row for each case and length: the mean over seeds with its 95% interval (Student's t). Of a
-    worst_case: the starting point with the fastest growing risk."""
+    """A row for each case and length: the mean over seeds with its 95% interval (Student's t)."""
     groups = pd.DataFrame(rows).groupby([*CASE, "length"], sort=False)
     return pd.DataFrame([_summarise(group) for _, group in groups])
 
 
 def _summarise(group: pd.DataFrame) -> dict[str, Any]:
     first = group.iloc[0]
-    if first.model == "worst_case":
-        first = group.loc[(group.risk / group.delta_worst).idxmax()]
-        group = first.to_frame().T
     risks = group.risk.to_numpy(dtype=float)
     low, high = first.low, first.high  # with one seed, only its measurement interval is known
     if len(group) > 1:
@@ -135,26 +129,6 @@ def cases_table(summary: pd.DataFrame, models: Sequence[str]) -> str:
         bounds_of_it = (last.delta_worst, last.bound_stated, last.bound_improved)
         lines.append([*line, *map(_short, bounds_of_it)])
     return markdown(lines)
-
-
-def growth_table(summary: pd.DataFrame) -> str:
-    """Return the fastest growth that was found, next to what the bound allows."""
-    lines = [["L̄/L", "fastest growth found", "(L̄/L)²"]]
-    for s in summary[summary.model == "worst_case"].itertuples():
-        ratio = s.length / s.train_length
-        lines.append([f"{ratio:g}", f"{s.risk / s.delta_worst:.1f}", f"{ratio**2:g}"])
-    return markdown(lines)
-
-
-def steps_table(summary: pd.DataFrame) -> str:
-    """Return the steps from one bound to the other: local data, k = 2, at the longest length."""
-    local = summary.query("model == 'attention' and setting == 'local' and num_places == 2")
-    local = local[(local.objective == "mixture") & (local.refusal == "")]
-    s = local[local.train_length == summary.train_length.iloc[0]].iloc[-1]
-    lengths = bounds.Lengths(int(s.train_length), int(s.length), int(s.local_span))
-    steps = bounds.steps_between(lengths, s.delta_mean, s.delta_worst, s.eta_train, s.eta_test)
-    lines = [[f"the bound at {s.length}, local, k = 2", "value"]]
-    return markdown([*lines, *([name, _short(value)] for name, value in steps.items())])
 
 
 def _short(value: float) -> str:

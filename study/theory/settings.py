@@ -81,7 +81,7 @@ class TheoryConfig:
 
     seeds: list[int] = option([0, 1, 2, 3, 4], least=0, some=True, distinct=True)
     num_strings: int = option(2000, least=1, most=10**7)
-    """Strings sampled per length and seed, if a risk has no exact value."""
+    """Strings sampled per length and seed."""
 
     bound_constant: float = 1.0
     """Replaces the unknown constant in each O(·)."""

@@ -33,12 +33,12 @@ def test_from_config_to_table(
 
     longest = {(row.model, row.setting): row for row in rows if row.length == 16 and row.seed == 0}
     local, apart = longest["attention", "local"], longest["attention", "nonlocal"]
-    assert local.method == "transfer"
-    assert local.low == local.risk == local.high
+    assert local.low <= local.risk <= local.high
     assert np.isfinite([local.bound_stated, local.bound_improved]).all()
     assert np.isnan([apart.bound_stated, apart.bound_improved]).all()
     assert "exceeds L/4" in apart.refusal
-    assert longest["attention", "order"].risk == pytest.approx(0.5, abs=1e-6)
+    order = longest["attention", "order"]
+    assert order.low <= 0.5 <= order.high
 
     assert "| coupled | 2 | over 2 | 8 | minimax |" in capsys.readouterr().out
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from study.theory import planted as P
 from study.theory.learning import learn
-from study.theory.risks import transfer_risk
 from study.theory.settings import LearningConfig
 from study.theory.sparse_attention import KeyShape
-from tests.study.theory.support import parity
+from tests.study.theory.support import enumerated_risk, parity
 
 
 def local_data(k: int, span: int, rate: float = 0.3) -> P.Planted:
@@ -23,7 +22,7 @@ def test_learning_finds_the_planted_pair_and_seeds_do_not_share() -> None:
     between_runs = (both.log_key_RPC[1] - alone.log_key_RPC[0]).abs().max()
     between_seeds = (both.log_key_RPC[1] - both.log_key_RPC[0]).abs().max()
     assert between_runs < 0.03 < between_seeds
-    assert transfer_risk(both, data, 8).mean_R.max() < 0.05
+    assert enumerated_risk(both, data, 8).max() < 0.05
 
 
 def test_minimax_lowers_the_worst_length() -> None:
@@ -31,5 +30,5 @@ def test_minimax_lowers_the_worst_length() -> None:
     worst = {}
     for objective in ("mixture", "minimax"):
         model = learn(data, KeyShape(2, 3), 8, objective, LearningConfig(num_steps=200), [0])
-        worst[objective] = max(transfer_risk(model, data, n).mean_R[0] for n in range(4, 9))
+        worst[objective] = max(enumerated_risk(model, data, n)[0] for n in range(4, 9))
     assert worst["minimax"] < 0.85 * worst["mixture"]
