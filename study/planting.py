@@ -2,58 +2,43 @@
 
 python -m study.planting MODEL --long N --short N --out OUT [options of `olmo-sparsity measure`]
 
-MODEL was trained with data.planted. OUT becomes a measurement of the target sets `planted` and
-`planted_removed` (the same text without marks), with `hit_rate` in its summary: of the planted
-tokens, the share in the selector's first k units. `planted.parquet` holds their places.
+MODEL was trained with data.planted. OUT becomes a measurement of the documents with marks and,
+after them, of the same ones without; OUT_planted.csv tells of each selector how well it recovers
+the gap, and its `hit_rate`: the share of the planted tokens in its first k units.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from olmo_sparsity import Windows, load_model, measure, open_documents, read_results
+from olmo_sparsity import Windows, load_model, measure, open_documents
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.measurement.plan import MeasureRequest
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.results.results import FILES, Results
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
     KEYS,
     interval,
-    mean_lds,
-    pair,
     resample_weights,
-    summarize_pairs,
+    summarize,
 )
-from olmo_sparsity.analysis.results.summary import format_summary
-from olmo_sparsity.analysis.results.tables import SCHEMAS, to_table, write_table
 from olmo_sparsity.command.cli import build_parser
 from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.data.planting import Planting
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.io import MANIFEST, write_manifest
 from olmo_sparsity.settings import given_options
 from olmo_sparsity.streams import stream
 from study.command import enter, run_command
 
-SETS = {
-    "planted": "planted dependency",
-    "planted_removed": "planted dependency, taken out",
-}
-
-LEARNED_NATS = 0.5
-"""Least mean gap from planted tokens at which a selector can find them."""
-
 READ = ("field", "group_field", "split_at", "control_tokens")
 LOADED = ("device", "dtype", "device_map")
+SHOWN = [*GROUPS[1:], "hit_rate", "recovery", "foreign", "excess", "excess_low", "excess_high"]
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -107,20 +92,6 @@ def open_planted(
     return plant_dependencies(documents, planting, windows, seed)
 
 
-# --- results --------------------------------------------------------------------------------------
-
-
-def summarize_planted(
-    losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0
-) -> pd.DataFrame:
-    """`summarize`, of any results. Texts without marks have no gap, so their recovery is in units
-    of the mean gap with marks."""
-    rows = pair(losses, targets, recovery)
-    removed = rows.target_set == "planted_removed"
-    rows.loc[removed, "gap"] = rows.gap[rows.target_set == "planted"].mean()
-    return summarize_pairs(rows, seed)
-
-
 def hit_rates(
     influence: pd.DataFrame, planted: pd.DataFrame, ks: list[int], seed: int = 0
 ) -> pd.DataFrame:
@@ -138,74 +109,23 @@ def hit_rates(
             shares_D = (hits / documents).to_numpy()
             resampled_R = resample_weights(len(shares_D), seed) @ shares_D / len(shares_D)
             rate = interval(resampled_R, shares_D.mean())
-            rows.append(("planted", units, selector, k, *rate))
-    return pd.DataFrame(rows, columns=[*GROUPS, "hit_rate", "hit_low", "hit_high"])
-
-
-def as_planted(results: Results, planted: pd.DataFrame) -> Results:
-    """Name the target sets by whether the document holds marks, and summarize them."""
-    has_marks = results.targets.document.isin(planted.document)
-    sets = np.where(has_marks, "planted", "planted_removed")
-    targets = results.targets.assign(target_set=sets)
-    cost = ["units", "selector", "token_forwards_per_target"]
-    summary = summarize_planted(results.losses, targets, results.recovery)
-    summary = summary.merge(results.summary[cost].drop_duplicates(), how="left", on=cost[:2])
-    hits = hit_rates(results.influence, planted, results.meta.ks)
-    summary = summary.merge(hits, how="left", on=GROUPS)
-    summary = summary.merge(mean_lds(targets, results.lds), how="left", on=GROUPS[:3])
-    return replace(results, targets=targets, summary=summary)
-
-
-def write_planted(measured: Path, planted: pd.DataFrame, out: Path) -> Results:
-    """Write a measurement of planted documents to `out`, with `planted.parquet`."""
-    results = as_planted(read_results(measured), planted)
-    (out / MANIFEST).unlink(missing_ok=True)
-    for name in FILES:
-        shutil.copy(measured / name, out / name)
-    for name in ("targets", "summary"):
-        rows = getattr(results, name)
-        columns = {column: rows[column].tolist() for column in SCHEMAS[name].names}
-        table = to_table(name, columns, name)
-        for column in rows.columns.difference(table.column_names, sort=False):
-            table = table.append_column(column, pa.array(rows[column], from_pandas=True))
-        write_table(out / f"{name}.parquet", table)
-    planted.to_parquet(out / "planted.parquet", index=False)
-    write_manifest(out, [*FILES, "planted.parquet"])
-    return results
-
-
-def describe_planted(results: Results) -> str:
-    """The summary as text."""
-    gap = results.losses.loss_short - results.losses.loss_long
-    sets = results.targets.set_index("document").target_set
-    nats = gap[results.losses.document.map(sets) == "planted"].mean()
-    lines = [f"planted tokens lower the loss by {nats:.2f} nats"]
-    if nats < LEARNED_NATS:
-        lines.append("this model does not use the planted tokens, so no selector can find them")
-        return "\n".join(lines)
-    for name, title in SETS.items():
-        rows = results.summary[results.summary.target_set == name]
-        lines.append(format_summary(rows, title))
-        if name == "planted":
-            found = rows.pivot(index=["selector", "units"], columns="k", values="hit_rate")
-            lines += ["planted tokens found, by k", found.round(2).to_string()]
-    return "\n".join(lines)
-
-
-# --- the command ----------------------------------------------------------------------------------
+            rows.append((units, selector, k, *rate))
+    return pd.DataFrame(rows, columns=[*GROUPS[1:], "hit_rate", "hit_low", "hit_high"])
 
 
 def measure_planted(
     model: str, out: Path, *, long: int, short: int, text: str | None = None, **options: Any
-) -> Results:
-    """`options`: of `measure`. The same call resumes."""
+) -> pd.DataFrame:
+    """Return the summary of the documents with marks. `options`: of `measure`."""
     loaded = load_model(model, **{n: options.pop(n) for n in LOADED if n in options})
     reading = {n: options.pop(n) for n in (*READ, "max_documents") if n in options}
     seed = options.get("seed", 0)
     documents, planted = open_planted(loaded, text, Windows(long, short), seed=seed, **reading)
-    measured = out / "measured"
-    measure(loaded, documents, at=-1, long=long, short=short, out=measured, **options)
-    return write_planted(measured, planted, out)
+    results = measure(loaded, documents, at=-1, long=long, short=short, out=out, **options)
+    targets = results.targets[results.targets.document.isin(planted.document)]
+    hits = hit_rates(results.influence, planted, results.meta.ks)
+    summary = summarize(results.losses, targets, results.recovery)
+    return summary.merge(hits, how="left", on=GROUPS[1:])
 
 
 def run(options: argparse.Namespace, words: list[str]) -> None:
@@ -214,7 +134,9 @@ def run(options: argparse.Namespace, words: list[str]) -> None:
     given = given_options(measured, names - {"model", "documents", "out", "at", "shard", "command"})
     if not (isinstance(given.get("long"), int) and "short" in given):
         raise ConfigError("planting requires --long N and --short N")
-    print(describe_planted(measure_planted(options.model, Path(measured.out), **given)))
+    found = measure_planted(options.model, Path(measured.out), **given)
+    found.to_csv(f"{measured.out}_planted.csv", index=False)
+    print(found[SHOWN].round(2).to_string(index=False))
 
 
 def main(words: list[str] | None = None) -> int:

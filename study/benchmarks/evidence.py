@@ -2,10 +2,8 @@
 
 python -m study.benchmarks.evidence cut FOLDER OUT.jsonl
 python -m study.benchmarks.evidence begin TEXT OUT.jsonl [--characters N] [--only-long] [--skip N]
-python -m study.benchmarks.evidence exchange TOKENIZER OUT.jsonl TEXT…
 python -m study.benchmarks.evidence losses TEXT OUT.csv MODEL…
 python -m study.benchmarks.evidence gains OUT.csv RESULTS…
-python -m study.benchmarks.evidence planted RESULTS MODEL OUT.csv [--text TEXT]
 python -m study.benchmarks.evidence collect OUT.csv RESULTS…
 """
 
@@ -13,29 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from tokenizers import Tokenizer
 
-from olmo_sparsity import Windows, measure, read_results
+from olmo_sparsity import read_results
 from olmo_sparsity.analysis.inputs.records import CorpusConfig, TextRecord, read_file
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.kernels.losses import token_losses
 from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.streams import stream
-from study.planting import open_planted
 
 # --- texts ----------------------------------------------------------------------------------------
 
@@ -73,34 +64,6 @@ def begin(
     rows = (json.dumps({"text": text[:num_characters]}) + "\n" for text in texts)
     out.write_text("".join(rows), encoding="utf-8")
     return len(texts)
-
-
-def exchange(texts: list[str], tokenizer: Tokenizer, length: int, seed: int) -> Iterator[str]:
-    """Exchange stretches of `length` tokens between texts: a control without useful distant text.
-
-    Each text keeps its number of stretches, drawn without replacement from all; what is left at its
-    end is dropped.
-    """
-    ids = [tokenizer.encode(text).ids for text in texts]
-    counts = [len(tokens) // length for tokens in ids]
-    stretches = [
-        tokens[length * i : length * (i + 1)]
-        for tokens, count in zip(ids, counts, strict=True)
-        for i in range(count)
-    ]
-    random.Random(seed).shuffle(stretches)
-    start = 0
-    for count in counts:
-        if count:
-            yield tokenizer.decode(list(chain.from_iterable(stretches[start : start + count])))
-        start += count
-
-
-def write_exchanged(tokenizer: str, out: Path, texts: list[Path], length: int, seed: int) -> None:
-    read = read_texts(texts)
-    with out.open("w") as file:
-        for text in exchange(read, load_tokenizer(tokenizer), length, seed):
-            file.write(json.dumps({"text": text}) + "\n")
 
 
 SMALL_NATS = 0.1
@@ -152,65 +115,6 @@ def losses_of(model: str, text: str, edges: list[int], num_documents: int) -> pd
 
 # --- measurements ---------------------------------------------------------------------------------
 
-KEYS = ["document", "target", "selector"]
-
-
-def choosing_the_planted(found: Results, planted: pd.DataFrame) -> Results:
-    """The same measurement as if each rule had ranked the planted tokens first. Each rule ranks as
-    many tokens at least, as their number is a k."""
-    planted = planted.sort_values(["document", "place"])
-    planted["rank"] = planted.groupby("document").cumcount() + 1
-    rows = found.influence.merge(planted, on=["document", "rank"], how="left")
-    own = (rows.control == "own") & rows.place.notna()
-    rows["far_first"] = rows.far_first.mask(own, rows.place).astype(int)
-    rows["far_end"] = rows.far_end.mask(own, rows.place + 1).astype(int)
-    return replace(found, influence=rows.drop(columns="place"))
-
-
-def own_losses(results: Results, k: int) -> pd.DataFrame:
-    rows = results.recovery.query("control == 'own' and far_part == 'document' and k == @k")
-    return rows.set_index(KEYS).loss_set.to_frame()
-
-
-def compare(
-    found: Results,
-    planted: pd.DataFrame,
-    model: str,
-    max_documents: int,
-    text: str | None = None,
-) -> pd.DataFrame:
-    """Compare the tokens that a rule finds with planted ones, by rule.
-
-    Of thousands of far tokens, some that nobody planted may lower a loss more than the planted ones
-    do. So the planted ones are evaluated too, as if a rule had chosen them: `as_good` is the share
-    of targets where as many tokens of the rule lower the loss as much.
-    """
-    (k,) = planted.groupby("document").size().unique()
-    if found.meta.units != ["tokens"] or k not in found.meta.ks:
-        raise SystemExit(f"measure tokens alone (--units tokens), with k = {k} among --ks")
-    loaded, windows = load_model(model), found.meta.windows
-    documents, again = open_planted(
-        loaded, text, Windows(windows["long"], windows["short"]), max_documents, found.meta.seed
-    )
-    pd.testing.assert_frame_equal(again, planted, check_dtype=False)
-    evaluated = measure(
-        loaded, documents, choices=choosing_the_planted(found, planted), ks=[int(k)]
-    )
-    assert evaluated.meta.windows == found.meta.windows
-    both = own_losses(found, k).join(own_losses(evaluated, k), rsuffix="_of_planted", how="inner")
-    both = both[both.index.get_level_values("document").isin(planted.document)]
-    ranked = found.influence.query("control == 'own' and rank <= @k")
-    hits = ranked.merge(planted, left_on=["document", "far_first"], right_on=["document", "place"])
-    both["found"] = (hits.groupby(KEYS).size() / k).reindex(both.index, fill_value=0.0)
-    # Of the planted tokens themselves, two evaluations differ in their last bits.
-    both["as_good"] = (both.loss_set <= both.loss_set_of_planted) | (both.found == 1)
-    summary = both.groupby("selector").mean()
-    cost = found.costs.groupby("selector")[["token_forwards", "num_targets"]].sum()
-    summary["token_forwards_per_target"] = (cost.token_forwards / cost.num_targets).round()
-    summary["num_targets"] = both.groupby("selector").size()
-    return summary.round(4)
-
-
 COLUMNS = [
     *("target_set", "units", "selector", "k", "recovery", "low", "high"),
     *("foreign", "foreign_low", "foreign_high", "excess", "excess_low", "excess_high"),
@@ -252,16 +156,10 @@ def main() -> None:
     beginning.add_argument("--characters", type=int, default=6000)
     beginning.add_argument("--only-long", action="store_true", help="leave out shorter documents")
     beginning.add_argument("--skip", type=int, default=0, help="leave out the first N")
-    exchanged = step("exchange", "tokenizer", "out", "texts")
-    exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
-    exchanged.add_argument("--seed", type=int, default=0)
     by_position = step("losses", "text", "out", "models")
     by_position.add_argument("--edges", type=int, nargs="+", default=[0, 256, 512, 1024, 2048])
     by_position.add_argument("--num-documents", type=int, default=100)
     step("gains", "out", "folders")
-    planted = step("planted", "results", "model", "out")
-    planted.add_argument("--text", help="as `measure` was given")
-    planted.add_argument("--max-documents", type=int, default=150)
     step("collect", "out", "folders")
     asked = parser.parse_args()
     out = Path(asked.out)
@@ -271,18 +169,11 @@ def main() -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         num = begin(Path(asked.text), out, asked.characters, asked.only_long, asked.skip)
         print(f"{num} documents")
-    elif asked.step == "exchange":
-        texts = [Path(text) for text in asked.texts]
-        write_exchanged(asked.tokenizer, out, texts, asked.length, asked.seed)
     elif asked.step == "losses":
         tables = [losses_of(m, asked.text, asked.edges, asked.num_documents) for m in asked.models]
         pd.concat(tables).round(4).to_csv(out, index=False)
     elif asked.step == "gains":
         gains([Path(folder) for folder in asked.folders]).round(4).to_csv(out, index=False)
-    elif asked.step == "planted":
-        found = read_results(asked.results)
-        places = pd.read_parquet(Path(asked.results) / "planted.parquet")
-        compare(found, places, asked.model, asked.max_documents, asked.text).to_csv(out)
     elif asked.step == "collect":
         collect([Path(folder) for folder in asked.folders]).to_csv(out, index=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,7 @@ from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.training.loop import train
 from study import planting
-from study.benchmarks.evidence import compare
-from study.planting import (
-    describe_planted,
-    hit_rates,
-    open_planted,
-    plant_dependencies,
-)
+from study.planting import hit_rates, open_planted, plant_dependencies
 from tests.conftest import named
 
 WINDOWS = Windows(30, 10)
@@ -120,7 +113,7 @@ def test_hit_rates_count_planted_tokens_among_the_first() -> None:
 
 
 def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
-    make_config: Callable[..., RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture
+    make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     """The whole way: a model trained on planted text, measured on planted held-out documents."""
     config = make_config(
@@ -145,26 +138,15 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     words = ["--long=18", "--short=5", "--max-documents=12", "--selectors=add_one,random"]
     words += ["--ks=1,2", "--device=cpu", f"--out={out}"]
     assert planting.main([config.run_folder, *words]) == 0
-    assert "planted dependency, taken out" in capsys.readouterr().out
-    results, planted = read_results(out), pd.read_parquet(out / "planted.parquet")
-    rows = pd.read_parquet(out / "summary.parquet").set_index(["target_set", "selector", "k"])
-    best = rows.loc["planted", "add_one", 2]
+    rows = pd.read_csv(f"{out}_planted.csv").set_index(["selector", "k"])
+    best = rows.loc["add_one", 2]
     assert best.hit_rate >= 0.9  # configs/planted.yaml is the one that must reach 0.95
     assert best.excess >= 0.8
-    assert rows.loc["planted", "add_one", 1].hit_rate <= 0.5
-    assert rows.loc["planted", "random", 2].hit_rate < 0.3
-    nothing = rows.loc["planted_removed", "add_one", 2]
-    assert nothing.excess_low <= 0 <= nothing.excess_high
-    assert nothing.gap == pytest.approx(best.gap)
-    assert np.isnan(nothing.hit_rate)
-    # Each document is its own control: the same text, window for window, but for the marks.
-    assert (results.losses.groupby("document").target.count() == 1).all()
+    assert rows.loc["add_one", 1].hit_rate <= 0.5
+    assert rows.loc["random", 2].hit_rate < 0.3
+    # Each document is its own control: where the marks are taken out, there is nothing to find.
+    results = read_results(out)
+    gaps = (results.losses.loss_short - results.losses.loss_long).groupby(results.losses.document)
+    assert (gaps.count() == 1).all()
     half = results.tokens.document.nunique() // 2
-    ids = results.tokens.set_index(["document", "place"]).token_id
-    for number in range(half):
-        differing = np.flatnonzero(ids[number].to_numpy() != ids[number + half].to_numpy())
-        assert differing.tolist() == planted.query("document == @number").place.tolist()
-    unknown = results.losses.assign(loss_long=results.losses.loss_short)
-    assert "does not use" in describe_planted(replace(results, losses=unknown))
-    compared = compare(results, planted, config.run_folder, 12)
-    assert compared.found["add_one"] == pytest.approx(best.hit_rate, abs=1e-4)
+    assert gaps.mean()[:half].mean() > 0.5 > 5 * abs(gaps.mean()[half:].mean())
