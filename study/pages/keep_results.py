@@ -142,22 +142,9 @@ def keep_rows(path: Path, column: str, tables: dict[str, pa.Table]) -> None:
     )
     added = pa.concat_tables([schema.empty_table(), *new], promote_options="permissive")
     groups += [added.slice(start, GROUP) for start in range(0, len(added), GROUP)]
-    encodings = {
-        field.name: "BYTE_STREAM_SPLIT" if field.type == pa.float32() else "DELTA_BINARY_PACKED"
-        for field in schema
-        if field.type in (pa.float32(), pa.int32(), pa.int64())
-    }
     with (
         writing(path) as partial,
-        pq.ParquetWriter(
-            partial,
-            schema,
-            compression="zstd",
-            compression_level=19,
-            write_statistics=[column],
-            use_dictionary=[name for name in schema.names if name not in encodings],
-            column_encoding=encodings,
-        ) as file,
+        pq.ParquetWriter(partial, schema, compression="zstd", compression_level=19) as file,
     ):
         for group in groups:
             rows = pa.concat_tables([schema.empty_table(), group], promote_options="permissive")

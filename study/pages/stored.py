@@ -16,7 +16,6 @@ The first column of a Parquet file names the measurement, or the task result.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, product
@@ -107,12 +106,7 @@ def evaluations() -> dict[str, list[dict[str, Any]]]:
 @cache
 def tasks() -> dict[str, dict[str, Any]]:
     """The `meta` and `manifest` of each stored task result."""
-    found = {line.pop("result"): line for line in read_lines(RESULTS / "tasks.jsonl")}
-    for about in found.values():  # most were made before tasks moved to the study
-        command = about["meta"]["command"].replace("olmo-sparsity task ", "python -m study.tasks ")
-        command = re.sub(r" --num_workers=\d+", "", command)  # which changed no number
-        about["meta"]["command"] = command.replace(" configs/", " study/configs/")
-    return found
+    return {line.pop("result"): line for line in read_lines(RESULTS / "tasks.jsonl")}
 
 
 def task_rows(name: str) -> list[Row]:

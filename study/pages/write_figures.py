@@ -1,41 +1,18 @@
-"""Draw the figures of the pages from what is stored: `python -m study.pages.write_figures [NAME]`.
+"""Draw the figure of results from what is stored: `python -m study.pages.write_figures`.
 
-Their rows are in tables.yaml.
-Figures are as wide as a phone shows them, on white; a test fails when one no longer follows from
-the results.
+Its rows are in tables.yaml. It is as wide as a phone shows it, on white.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity.drawing import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    band,
-    save,
-)
-from study.pages.stored import (
-    FIGURES,
-    SHOWN,
-    read_evaluations,
-    read_meta,
-    read_summary,
-    task_rows,
-)
+from olmo_sparsity.drawing import BLUE, GREY, ORANGE, save
+from study.pages.stored import FIGURES, SHOWN, read_meta, read_summary
 
 WIDTH = 4.6
 STYLE = {
@@ -62,7 +39,7 @@ def interval_of(axes: Axes, row: Any, column: str, at: float, color: str, marker
 
 def forest() -> Figure:
     """Every headline measurement: recovery, net excess and removal of its best distant units."""
-    groups = SHOWN["figures"]["forest"]
+    groups = SHOWN["forest"]
     num_rows = sum(len(group["of"]) + 1.4 for group in groups)
     figure = Figure((WIDTH, 0.9 + 0.165 * num_rows), layout="constrained")
     columns = figure.subplots(1, 3, sharey=True)
@@ -126,129 +103,5 @@ def windows_of(name: str) -> str:
     return f"{windows['long']} / {windows['short']}"
 
 
-def between(numbers: Collection[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low}" if low == high else f"{low} to {high}"
-
-
-def legend_above(figure: Figure, axes: Axes, title: str | None = None, ncols: int = 2) -> None:
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside upper left",
-        ncols=ncols,
-        frameon=False,
-        title=title,
-        title_fontsize=9,
-        alignment="left",
-    )
-
-
-COLORS = (BLUE, RED, GREEN, BLACK, ORANGE, SKY, PINK)
-
-
-def colored(groups: Collection[Any]) -> Iterator[tuple[Any, str]]:
-    return zip(groups, COLORS[: len(groups)], strict=True)  # there are enough, else it fails
-
-
-def copying() -> Figure:
-    """The induction check against the tokens trained."""
-    figure = Figure((WIDTH, 3.1), layout="constrained")
-    axes = figure.subplots()
-    for group, color in colored(SHOWN["figures"]["copying"]):
-        for number, name in enumerate(group["of"]):
-            rows = list(read_evaluations(name))
-            axes.plot(
-                [row["millions"] for row in rows],
-                [row["induction_drop"] for row in rows],
-                color=color,
-                label=None if number else group["title"],
-            )
-    axes.set_xscale("log")
-    axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1M", "2M", "5M", "10M", "20M", "50M", "100M"])
-    axes.minorticks_off()
-    axes.set(xlabel="tokens trained", ylabel="induction check, nats", ylim=(0, None))
-    axes.set_title("Loss reduction on a repeated passage of 128 tokens, by seed")
-    legend_above(figure, axes)
-    return figure
-
-
-# --- tasks ----------------------------------------------------------------------------------------
-
-OF_SCHEME = {
-    "ppc": ("PPC", BLUE),
-    "pose": ("RoPE + PoSE", GREEN),
-    "rope": ("RoPE alone", RED),
-    "pointers": ("pointers", ORANGE),
-    "auxiliary": ("auxiliary", GREY),
-}
-
-
-def curves(result: str, k: int | None) -> Iterator[tuple[str, dict[int, list[float]]]]:
-    """Exact match of each seed by length, of each scheme."""
-    rows = task_rows(result)
-    some = [row for row in rows if k is None or row.test_k == k]
-    for scheme in OF_SCHEME:
-        by_length: dict[int, list[float]] = {}
-        for row in some:
-            if row.scheme == scheme:
-                by_length.setdefault(row.length, []).append(row.exact_match)
-        if by_length:
-            yield scheme, dict(sorted(by_length.items()))
-
-
-def length() -> Figure:
-    """Exact match of tasks by length: the mean over seeds, and the band from lowest to highest."""
-    figure = Figure((WIDTH, 4.2), layout="constrained")
-    panels = figure.subplots(2, 2, sharey=True).flat
-    shapes: dict[str, Any] = {}
-    nums: set[int] = set()
-    for axes, shown in zip(panels, SHOWN["figures"]["length"], strict=True):
-        for scheme, by_length in curves(shown["result"], shown.get("k")):
-            label, color = OF_SCHEME[scheme]
-            nums |= {len(seeds) for seeds in by_length.values()}
-            times = [number / shown["trained"] for number in by_length]
-            (shapes[label],) = axes.plot(
-                times,
-                [np.mean(seeds) for seeds in by_length.values()],
-                "o-",
-                color=color,
-                markersize=3,
-            )
-            low, high = ([end(seeds) for seeds in by_length.values()] for end in (min, max))
-            band(axes, times, low, high, color)
-        axes.set_xscale("log")
-        axes.set_xticks([0.5, 1, 2, 5, 10], ["½", "1", "2", "5", "10"])
-        axes.minorticks_off()
-        axes.axvline(1, color=GREY, linewidth=0.6, linestyle=":")
-        axes.set_title(shown["title"])
-        axes.set_ylim(-0.03, 1.05)
-        if axes.get_subplotspec().is_last_row():
-            axes.set_xlabel("length / training length")
-        if axes.get_subplotspec().is_first_col():
-            axes.set_ylabel("exact match")
-    figure.suptitle(
-        f"Mean of {between(nums)} seeds; band: lowest to highest; dotted: training length",
-        fontsize=8,
-    )
-    order = [label for label, _ in OF_SCHEME.values() if label in shapes]
-    figure.legend(
-        [shapes[label] for label in order],
-        order,
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-    )
-    return figure
-
-
-DRAWN: dict[str, Callable[[], Figure]] = {
-    f"results_{draw.__name__}": draw for draw in (forest, copying, length)
-}
-
-
 if __name__ == "__main__":
-    chosen = sys.argv[1:]
-    for name, draw in DRAWN.items():
-        if not chosen or name.removeprefix("results_") in chosen:
-            save(partial(draw), FIGURES / f"{name}.svg", **STYLE)
-            print(f"docs/figures/{name}.svg")
+    save(forest, FIGURES / "results_forest.svg", **STYLE)

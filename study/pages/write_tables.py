@@ -47,7 +47,7 @@ from study.pages.stored import (
     task_rows,
 )
 from study.tasks.results import format_table
-from study.theory.results import cases_table, growth_table, half_width, steps_table
+from study.theory.results import cases_table, half_width
 
 HEAD = "<!-- Written by study/pages/write_tables.py from study/tables.yaml; change these. -->"
 FEW = (
@@ -354,31 +354,11 @@ def by_position(of: dict[str, str]) -> str:
     return table(["model", *losses], lines)
 
 
-def checks(of: dict[str, str], millions: list[float]) -> str:
-    """The induction check while models are trained."""
-    drops = [{round(row["millions"], 1): row for row in read_evaluations(name)} for name in of]
-    lines = [
-        [f"{at:.1f}M", *(f"{run[at]['induction_drop']:.2f}" if at in run else "" for run in drops)]
-        for at in millions
-    ]
-    return table(["tokens trained", *of.values()], lines, left=0)
-
-
 def first_evaluations(of: dict[str, str], least: float) -> Rows:
     """The first evaluation with an induction check of at least so many nats."""
     for name, called in of.items():
         rows = read_evaluations(name)
         yield next(row for row in rows if row["induction_drop"] >= least) | {"called": called}
-
-
-def course(run: str, of: str, every: int, steps: int) -> Rows:
-    """Loss reduction by the distant token that another model chose while a model is trained, where
-    a pair of tokens recurs."""
-    evaluated = {row["step"]: row for row in read_evaluations(run)}
-    for step in range(every, steps + 1, every):
-        row = read_summary(f"{of}_{step:06}", "bigram").loc["add_one", 1]
-        at = evaluated[step]
-        yield {**row, "millions": at["millions"], "check": at["induction_drop"]}
 
 
 def schemes(of: dict[str, str], prefix: str, seeds: list[int], longs: list[int]) -> str:
@@ -422,31 +402,11 @@ def by_seed(of: dict[str, str], cells: list[tuple[int, int]]) -> str:
     return table(["K_train", "training", "seed", *names], lines, left=3)
 
 
-def ablations(of: dict[str, str]) -> str:
-    lines = []
-    for name, change in of.items():
-        rows = task_rows(name)
-        right = {(r.seed, r.test_k, r.length): r.exact_match for r in rows if r.scheme == "pose"}
-        line = [change]
-        for k in (2, 4):
-            learnt = [seed for seed in {r.seed for r in rows} if right[seed, k, 50] >= 0.9]
-            line.append(str(len(learnt)))
-            line += [ends([right[seed, k, n] for seed in learnt]) for n in (200, 500)]
-        lines.append(line)
-    header = ["change", *("seeds that learnt k = 2", "at 200", "at 500")]
-    return table([*header, "seeds that learnt k = 4", "at 200", "at 500"], lines)
-
-
 def theory(of: str, models: list[str]) -> str:
-    """Cases of a theory experiment; of the attention class also the growth that a search finds, and
-    the steps from one bound to the other."""
-    summary = pd.DataFrame(others()[of]["table"]).astype(
-        dict.fromkeys(("eta_train", "eta_test", "bound_stated", "bound_improved"), float)
-    )
-    parts = [cases_table(summary, models)]
-    if "attention" in models:
-        parts += [growth_table(summary), steps_table(summary)]
-    return "\n\n".join(parts)
+    """Cases of a theory experiment."""
+    columns = ("eta_train", "eta_test", "bound_stated", "bound_improved")
+    summary = pd.DataFrame(others()[of]["table"]).astype(dict.fromkeys(columns, float))
+    return cases_table(summary, models)
 
 
 # --- training text chosen by a score --------------------------------------------------------------
@@ -493,14 +453,6 @@ def printed(of: str, run: str = "five") -> str:
     else:
         text = questions.tables(questions.read_rows(RESULTS / f"{of}.jsonl", run))
     return f"```text\n{text}\n```"
-
-
-def laboratory(of: str, shares: dict[str, str]) -> str:
-    runs = others()[of]
-    lines = [
-        [name, *(f"{run[share]:.3f}" for run in runs.values())] for share, name in shares.items()
-    ]
-    return table(["share", *(name.rpartition("_")[2] for name in runs)], lines)
 
 
 if __name__ == "__main__":
