@@ -102,10 +102,11 @@ def explain(
     foreign: Text = "builtin:embedded",
     k: int = 8,
     units: str = "tokens",
-    selector: str = "add_one",
+    selector: str | None = None,
     long: int | Literal["all"] = "all",
     short: int | None = None,
     far_states: Reading = "contextual",
+    replacements: int | None = None,
     chat: bool = False,
     max_new_tokens: int | None = None,
     seed: int = 0,
@@ -126,14 +127,19 @@ def explain(
             largest gaps (of more than 1,024 tokens, neighbours share a local window for this).
         prompt: A prompt, in place of `text`. Its answer is the target.
         target: The answer to the prompt. Default: the model generates one, greedily.
-        foreign: Unrelated texts for `Explanation.check`, in any form that `open_documents` reads.
+        foreign: Unrelated texts for `Explanation.check` and far_states="replaced", in any form that
+            `open_documents` reads.
         k: Number of distant units for each target.
         units: What is ranked: tokens, words, sentences, paragraphs or span:W.
-        selector: The rule that ranks units; `add_one_nested` is faster on long texts.
+        selector: The rule that ranks units; `add_one_nested` is faster on long texts. Default:
+            add_one, or halving with far_states="replaced".
         long: The most tokens before a target that the model sees; "all": as many as it takes.
         short: The size of the local window. Default: 32, or less for a short prompt.
         far_states: "contextual": distant tokens keep their states in the long window; "isolated":
-            they are shown alone.
+            they are shown alone; "replaced": unrelated text replaces the others, and nothing is
+            masked, which any model can be asked, also a recurrent one, `llama:FILE.gguf` or a
+            server's URL.
+        replacements: Number of unrelated texts that replace distant text. Default: 2.
         chat: Put the prompt into the tokenizer's chat template.
         max_new_tokens: Length limit of a generated answer. Default: 32.
         seed: Seed of all random draws.
@@ -210,6 +216,7 @@ def measure(
     documents: Documents | Text | None = None,
     windows: Windows | None = None,
     *,
+    tokenizer: Tokenizer = None,
     out: str | Path | None = None,
     targets: Results | str | Path | None = None,
     choices: Results | str | Path | None = None,
@@ -230,6 +237,7 @@ def measure(
     sets: str | Sequence[str] = (),
     max_targets: int | Literal["all"] | None = None,
     far_states: Reading = "contextual",
+    replacements: int | None = None,
     control: Control = "unrelated",
     draws: int | None = None,
     halves: int | None = None,
@@ -255,6 +263,7 @@ def measure(
         model: A loaded model, or a folder, GGUF file or hub name.
         documents: Documents, or text in any form that `open_documents` reads. Default: the held-out
             documents of the run that the model comes from.
+        tokenizer: The tokenizer of a model in memory, or on a server.
         windows: `Windows(long, short, stride)`, in place of these three options.
         out: The folder of the results. The same call resumes. Default: a temporary folder.
         targets: Another measurement of the same text, or its folder: evaluate its targets. With
@@ -277,7 +286,7 @@ def measure(
             after a trial. One process stops in time, and the same call goes on for as long again.
         units: What is ranked: tokens, words, sentences, span:W, or several of these.
         selectors: The rules that rank units. Default: add_one_screened and random with long="all",
-            else add_one, random and nearest.
+            else add_one, random and nearest; halving with far_states="replaced".
         ks: Numbers of units.
         share: The share of tokens that become targets, by largest gap: all, or for example
             top10%.
@@ -285,7 +294,7 @@ def measure(
         sets: Target sets: gap, bigram, every (gap).
         max_targets: The most targets of each set and document, drawn at random, or "all". Default:
             4 with long="all", else all.
-        far_states: As in `explain`.
+        far_states, replacements: As in `explain`.
         control: What replaces the distant text of the control: unrelated, matched or shuffled.
         draws: Number of unrelated texts for each target. Default: 1 with long="all", else 3.
         halves: Number of random halves of the units for LDS; 0: none. Default: 0 with long="all",

@@ -19,7 +19,7 @@ from olmo_sparsity.settings import build as fill
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.inputs.windows import Windows
 
-Reading = Literal["contextual", "isolated"]
+Reading = Literal["contextual", "isolated", "replaced"]
 Control = Literal["unrelated", "matched", "shuffled"]
 SplitAt = Literal["whole", "blank-lines"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
@@ -45,6 +45,7 @@ than more targets of each; and all targets of the top 10% of 60 articles cost 10
 
 EXHAUSTIVE = ("add_one", "random", "nearest")
 SCREENED = ("add_one_screened", "random")
+REPLACEMENTS = 2  # unrelated texts that replace distant text; their halves are compared
 """Default selectors: of hundreds of far units each is evaluated, of thousands those that a gradient
 ranks highest."""
 
@@ -166,6 +167,9 @@ class Settings:
     max_targets: int | Literal["all"] = option(None, metavar="N", least=1)
     far_states: Reading = "contextual"
     control: Control = "unrelated"
+    replacements: int | None = option(
+        None, metavar="N", least=1, only_if=("far_states", "replaced")
+    )
     draws: int = option(None, metavar="N", least=1)
     halves: int = option(None, metavar="N", least=0)
     seed: int = option(0, least=0)
@@ -175,13 +179,15 @@ class Settings:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         given = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
         object.__setattr__(self, "_given", given)
-        is_all = self.long == "all"
+        is_replaced = self.far_states == "replaced"
+        is_all = self.long == "all" or is_replaced
         quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
         defaults = {
             "short": max(1, min(LOCAL, quarter)),
-            "stride": LOCAL // 2 if is_all else 1,
+            "stride": LOCAL // 2 if self.long == "all" else 1,
             "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
-            "selectors": SCREENED if is_all else EXHAUSTIVE,
+            "selectors": ("halving",) if is_replaced else SCREENED if is_all else EXHAUSTIVE,
+            "replacements": REPLACEMENTS if is_replaced else None,
             "sets": ("gap",),
             "draws": 1 if is_all else 3,
             "halves": 0 if is_all else 16,
@@ -307,13 +313,23 @@ class AskSettings:
 
     k: int = option(8, least=1)
     units: str = "tokens"
-    selector: str = "add_one"
+    selector: str = option(None)
     long: int | Literal["all"] = option("all", metavar="N", least=1)
     short: int | None = option(None, metavar="N", least=1)
     far_states: Reading = "contextual"
+    replacements: int | None = option(
+        None, metavar="N", least=1, only_if=("far_states", "replaced")
+    )
     chat: bool = False
     max_new_tokens: int | None = option(None, metavar="N", least=1)
     seed: int = option(0, least=0)
+
+    def __post_init__(self) -> None:
+        is_replaced = self.far_states == "replaced"
+        if self.selector is None:
+            object.__setattr__(self, "selector", "halving" if is_replaced else "add_one")
+        if self.replacements is None and is_replaced:
+            object.__setattr__(self, "replacements", REPLACEMENTS)
 
     def check(self) -> None:
         from olmo_sparsity.analysis.inputs.windows import span_width

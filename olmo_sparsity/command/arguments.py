@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"olmo-sparsity: {printable(message)} ({self.prog} --help says more)\n")
 
 
+TOKENIZER = "of a model on a server: a folder, a GGUF file or a hub name"
 MODEL = (
     "run, checkpoint, Hugging Face folder, .gguf file or hub name (NAME@REVISION); smollm2: one "
     "of 135M parameters, downloaded once; demo: a tiny one that is installed"
@@ -108,6 +109,7 @@ def _add_training(command: Commands) -> None:
 def _add_explain(sub: Parser) -> None:
     help = arguments_of(api.explain)
     sub.add("model", metavar="MODEL", help=MODEL)
+    sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
     what = sub.add_mutually_exclusive_group(required=True)
     what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
     what.add_argument("--prompt", metavar="TEXT", help=f"{help['prompt']}. {AT_FILE}")
@@ -125,8 +127,7 @@ def _add_attribute(sub: Parser) -> None:
     help = arguments_of(api.attribute)
     elsewhere = "llama:FILE.gguf; or the URL of a server, or several with commas between them"
     sub.add("model", metavar="MODEL", help=f"{MODEL}; {elsewhere}")
-    its = "of a model on a server: a folder, a GGUF file or a hub name"
-    sub.add("--tokenizer", metavar="FOLDER", help=its)
+    sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
     what = sub.add_mutually_exclusive_group(required=True)
     files = "the sources: files, folders, or globs of them"
     what.add_argument("--source", action="extend", nargs="+", metavar="NAME=FILE", help=files)
@@ -161,6 +162,7 @@ def _add_measure(sub: Parser) -> None:
     help = {n: t for n, t in arguments_of(api.measure).items() if not t.startswith("as in")}
     help = arguments_of(api.explain) | help
     sub.add("model", metavar="MODEL", help=MODEL)
+    sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
     sub.add("--out", required=True, help="folder of the results; the same command resumes")
     sub.add(
         "--text",

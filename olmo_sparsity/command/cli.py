@@ -201,7 +201,7 @@ def explain(options: argparse.Namespace) -> int:
     keep_freed_memory()
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
-    if options.foreign is not None and not options.check:
+    if options.foreign is not None and not options.check and options.far_states != "replaced":
         raise ConfigError("--foreign requires --check, which uses this text: add --check")
     given = given_options(options, explanation.ExplainRequest.names()) | {
         "text": None if options.text is None else read_text(options.text),

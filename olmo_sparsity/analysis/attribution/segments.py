@@ -19,8 +19,13 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.attribution.messages import Messages, read_messages
 from olmo_sparsity.analysis.attribution.sources import Answer, Segment, Sources, Turn, read_turns
-from olmo_sparsity.analysis.explain.check import SAME_TEXT, passages
-from olmo_sparsity.analysis.explain.prompt import generate, split_template, through_template
+from olmo_sparsity.analysis.explain.prompt import (
+    SAME_TEXT,
+    generate,
+    passages,
+    split_template,
+    through_template,
+)
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width

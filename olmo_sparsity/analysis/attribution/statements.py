@@ -37,7 +37,7 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     mean_of_tried,
     sources_to_look_at,
 )
-from olmo_sparsity.analysis.explain.explanation import load
+from olmo_sparsity.analysis.explain.explanation import with_tokenizer
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import in_use
@@ -46,8 +46,8 @@ from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, count_forwards
-from olmo_sparsity.analysis.scoring.scorer import Scorer, refuse_no_numbers
+from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, ModelLogprobs, logprobs_of
+from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.analysis.settings import SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
@@ -130,20 +130,6 @@ def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Tria
     ]
 
 
-class CountingEngine:
-    """Counts what `ModelLogprobs` computes, or a server, which shares nothing (None known)."""
-
-    def __init__(self, known: np.ndarray | None) -> None:
-        self.known, self.token_forwards = known, 0 if known is None else len(known)
-
-    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        if self.known is None:
-            self.token_forwards += sum(len(prompt.inputs) for prompt in prompts)
-        else:
-            self.token_forwards += count_forwards(prompts, self.known)
-        return [np.zeros(len(prompt.continuation)) for prompt in prompts]
-
-
 def count(prompt: SourcePrompt, layout: Layout, draws: int) -> tuple[int, int]:
     """Return the token-forwards at most, and those if one decoy of each source and two of the first
     one are enough: with decoys that share no token."""
@@ -156,7 +142,8 @@ def count(prompt: SourcePrompt, layout: Layout, draws: int) -> tuple[int, int]:
     known, every = layout.before_question, range(len(lengths))
 
     def spent(*rounds: list[Trial]) -> int:
-        engine = CountingEngine(None if prompt.model.engine is not None else known)
+        shares = prompt.model.engine is None
+        engine = CountingEngine(shares, known if shares else None)
         trials = Trials(engine, layout, decoys)
         for one in (first_round(len(lengths)), *rounds):
             trials.evaluate(one)
@@ -449,7 +436,7 @@ def count_cost(request: AttributeRequest) -> Cost:
 
 
 def _load(request: AttributeRequest) -> LoadedModel:
-    return load(request.model, request.tokenizer, request.loading, whole_prompts=True)
+    return with_tokenizer(request.model, request.tokenizer, request.loading, True)
 
 
 @dataclass(frozen=True)
@@ -499,15 +486,10 @@ class Attributing:
         settings, batch_tokens = self.settings, self.request.loading.batch_tokens
         drawn = draw_decoys(prompt, self._texts(prompt), settings.draws, settings.seed)
         layout = prompt.lay_out(ids)
-        engine: LogprobModel | None = self.model.engine
-        if engine is None:
-            scorer = Scorer(self.model.model, batch_tokens=batch_tokens)
-            scorer.states(layout.before_question)  # which many prompts share
-            engine, before = ModelLogprobs(scorer), 0
-        elif batch_tokens is not None:
-            raise ConfigError(f"batch_tokens={batch_tokens}: '{self.model.name}' has its own")
-        else:
-            before = engine.token_forwards
+        engine = logprobs_of(self.model, batch_tokens)
+        before = engine.token_forwards
+        if isinstance(engine, ModelLogprobs):
+            engine.scorer.states(layout.before_question)  # which many prompts share
         rounds = 1 + len(looks(settings.draws))
         with Progress(doing, rounds, "rounds", enabled=not self.quiet) as progress:
             losses = Trials(engine, layout, drawn).run(settings.rate, progress.update)

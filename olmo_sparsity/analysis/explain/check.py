@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.explain.prompt import Prepared
+from olmo_sparsity.analysis.explain.prompt import Prepared, unrelated
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
-from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.report.report import note
 from olmo_sparsity.analysis.results.statistics import interval, resample_weights
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.settings import MIN_GAP
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.runtime import Progress
 
-SAME_TEXT = 32  # tokens in a row that two texts share if one has something of the other
 PASSAGE = 128  # tokens of the passages that the induction check repeats
 
 
@@ -148,7 +144,7 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
     settings, chosen_by_gap = prepared.settings, prepared.spans is None
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2")
-    others = _unrelated(prepared.model, foreign, document)
+    others = unrelated(prepared.model, foreign, document)
     apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
     parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
@@ -165,10 +161,10 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
     refuse_no_numbers(rows[rows.control == "foreign"].loss_set.to_numpy(), "unrelated texts")
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
-    own, unrelated = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
-    own, unrelated = own.groupby(["far_part", "target"]).mean(), unrelated.unstack("draw")
-    excess = own - unrelated.mean(axis=1)
-    draws_of = unrelated.loc[DOCUMENT]
+    own, others_N = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
+    own, others_N = own.groupby(["far_part", "target"]).mean(), others_N.unstack("draw")
+    excess = own - others_N.mean(axis=1)
+    draws_of = others_N.loc[DOCUMENT]
     table = targets.set_index("target")[["end", "text", "gap"]].assign(
         own=own.loc[DOCUMENT],
         foreign=draws_of.mean(axis=1),
@@ -189,35 +185,6 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         apart=apart,
         tables=tables,
     )
-
-
-def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:
-    """Join documents to a text long enough to draw from. Documents that share a passage
-    with the explained text are left out, as they may be the same text."""
-    length = len(document.tokens)
-    wanted, texts, num_tokens = max(20 * length, 20_000), [], 0
-    own = set(passages(document.tokens))
-    for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
-        if not own.isdisjoint(passages(other.tokens)):
-            continue
-        texts.append(other.tokens)
-        num_tokens += len(other.tokens)
-        if num_tokens >= wanted:
-            break
-    if num_tokens < length:
-        raise DataError(
-            f"foreign: {num_tokens:,} of its tokens share no passage with this text, and a check "
-            f"needs {length:,}; pass more text"
-        )
-    joined = Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)
-    return Documents("unrelated text", [joined])
-
-
-def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
-    """All runs of `length` tokens, or the text itself if it is shorter."""
-    tokens = tokens.astype("<i8")
-    last = max(1, len(tokens) - length + 1)
-    return (tokens[first : first + length].tobytes() for first in range(last))
 
 
 def _passages(others: Documents) -> list[Document]:

@@ -17,18 +17,19 @@ from olmo_sparsity.analysis.explain.check import Check, check
 from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
+from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
-from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
+from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
 from olmo_sparsity.analysis.results.view import Shown, escape, spell
-from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
+from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
-from olmo_sparsity.analysis.selectors.influence import find_selector
+from olmo_sparsity.analysis.selectors.influence import check_selector, find_selector
 from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, Request
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.io import refuse_suffix, write_atomically
@@ -37,7 +38,7 @@ from olmo_sparsity.runtime import Progress, say
 NOT_CHECKED = "Not checked against unrelated texts:"
 WHY_CHECK = "any text lowers a loss by something. Use --check, or check() in Python."
 
-_KEPT = ("units", "selector", "k", "far_states", "seed")
+_KEPT = ("units", "selector", "k", "far_states", "replacements", "seed")
 
 
 @dataclass
@@ -104,6 +105,13 @@ class Explanation:
         return Results(**empty | given, meta=meta)
 
     @property
+    def reliability(self) -> float | None:
+        """How far halves of the unrelated texts agree, on average over targets, where these replace
+        distant text."""
+        lds = self.tables["lds"]
+        return float(lds.lds.mean()) if len(lds) else None
+
+    @property
     def _about_model(self) -> dict[str, Any]:
         return {n: getattr(self.model, n) for n in ("name", "num_parameters", "batch_noise")}
 
@@ -145,6 +153,7 @@ class Explanation:
             "windows": asdict(self.windows),
             **{name: getattr(settings, name) for name in _KEPT},
             "chosen_by_gap": self.chosen_by_gap,
+            "reliability": self.reliability,
             "token_forwards": self.token_forwards,
             "targets": self.targets.to_dict("records"),
             "far": self.far.to_dict("records"),
@@ -185,7 +194,10 @@ class Explanation:
     def describe(self, bold: bool = False) -> str:
         """For a terminal. `bold`: whether it understands ANSI codes."""
         checked = "" if self.checked is None else str(self.checked)
-        parts = (self.shown.describe(bold), describe_noise(self._about_model), checked)
+        noise, agreed = describe_noise(self._about_model), ""
+        if self.reliability is not None:
+            agreed = f"reliability of the unrelated texts: {self.reliability:.2f} (two halves)"
+        parts = (self.shown.describe(bold), agreed, noise, checked)
         return "\n\n".join(filter(None, parts))
 
     def __repr__(self) -> str:
@@ -213,7 +225,7 @@ class ExplainRequest(Request):
 
     def checked(self) -> Self:
         self.settings.check()
-        find_selector(self.settings.selector)
+        check_selector(self.settings.selector, self.settings.far_states)
         text, prompt, target, settings = self.text, self.prompt, self.target, self.settings
         if (text is None) == (prompt is None):
             raise ConfigError("pass either text= or prompt=, not both and not neither")
@@ -255,27 +267,24 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
     settings, loading, text = request.settings, request.loading, request.text
     if isinstance(text, Path):
         text = read_text(str(text))
-    loaded = load(request.model, request.tokenizer, loading)
+    is_replaced = settings.far_states == "replaced"
+    loaded = with_tokenizer(request.model, request.tokenizer, loading, is_replaced)
     with using(loaded):
         if text is not None:
             read = Prompt.of_text(loaded, text, loading.prefix)
         else:
             given = str(request.prompt), request.target
             read = Prompt.with_answer(loaded, *given, loading.prefix, settings)
-        prepared = Prepared.of(loaded, read, request.at, settings, loading.batch_tokens)
+        prepared = Prepared.of(
+            loaded, read, request.at, settings, request.foreign, loading.batch_tokens
+        )
         yield prepared, _targets_with_far_part(prepared)
 
 
-def load(
-    model: Any, tokenizer: Any, options: ModelOptions, whole_prompts: bool = False
+def with_tokenizer(
+    model: Any, tokenizer: Any, options: ModelOptions, whole_prompts: bool
 ) -> LoadedModel:
-    if isinstance(model, str | Path):
-        loaded = load_model(
-            model, tokenizer=tokenizer, whole_prompts=whole_prompts, **options.loading
-        )
-    else:
-        options.refuse_for_loaded()
-        loaded = wrap_model(model, tokenizer, whole_prompts=whole_prompts)
+    loaded = load(model, tokenizer, options, whole_prompts)
     if loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
     return loaded
@@ -304,7 +313,7 @@ def _targets_with_far_part(prepared: Prepared) -> Spans:
 
 def count(prepared: Prepared, spans: Spans) -> Cost:
     """Count what the targets cost. A check costs as much for each unrelated text."""
-    scorer = CountingScorer(prepared.scorer)
+    scorer = counting(prepared.scorer)
     with in_use(scorer.model):
         _evaluate(replace(prepared, scorer=scorer), spans)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
@@ -16,14 +16,16 @@ import numpy as np
 import pandas as pd
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document
+from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT
+from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
 from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.models.use import refuse_changed, state_of
+from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import AskSettings
 from olmo_sparsity.errors import ConfigError, DataError, one_line
@@ -33,7 +35,9 @@ MOST_WINDOWS, MOST_TOKENS = 1024, 2**16
 """How many local windows are computed to select targets, and how many tokens of long windows
 besides the one pass for those that begin with the text."""
 
+MOST_PROMPTS = 32  # so many local windows, where each is a whole prompt
 SHORT, NEW_TOKENS = 32, 32
+SAME_TEXT = 32  # tokens in a row that two texts share if one has something of the other
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,10 @@ class Prepared:
         prompt: Prompt,
         at: At | None,
         settings: AskSettings,
+        foreign: Any,
         batch_tokens: int | None = None,
     ) -> Prepared:
+        """`foreign`: texts that replace distant text, if that is asked for."""
         tokens, answer, short = prompt.tokens, prompt.answer, settings.short
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
         if short is None:
@@ -109,7 +115,11 @@ class Prepared:
                 windows = replace(windows, most=most)
         windows.check()
         model.check_positions(replace(windows, stride=longest).num_positions(last))
-        scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
+        scorer = scorer_of(model, settings, batch_tokens)
+        if settings.far_states == "replaced":
+            others = unrelated(model, foreign, document)
+            controls = Controls(others, windows, num_draws=1, seed=settings.seed)
+            scorer = scorer.of_document(document, controls)
         state = state_of(model.model)
         return Prepared(model, scorer, document, windows, settings, spans, state)
 
@@ -118,7 +128,8 @@ class Prepared:
         A long window that does not begin where the text begins is a pass of its own: if these have
         more than `MOST_TOKENS` tokens together, so many of them are evenly spaced."""
         windows, tokens = self.windows, self.document.tokens
-        stride = math.ceil(len(tokens) / MOST_WINDOWS)
+        most = MOST_PROMPTS if self.settings.far_states == "replaced" else MOST_WINDOWS
+        stride = math.ceil(len(tokens) / most)
         most = windows.most and max(windows.short + 1, windows.most - stride + 1)
         blocks = list(replace(windows, stride=stride, most=most).blocks(tokens))
         later = [block for block in blocks if block.first > 0]
@@ -173,6 +184,35 @@ def read_text(path: str, inline: bool = False) -> str:
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
+
+
+def unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:
+    """Join documents to a text long enough to draw from. Documents that share a passage
+    with the explained text are left out, as they may be the same text."""
+    length = len(document.tokens)
+    wanted, texts, num_tokens = max(20 * length, 20_000), [], 0
+    own = set(passages(document.tokens))
+    for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
+        if not own.isdisjoint(passages(other.tokens)):
+            continue
+        texts.append(other.tokens)
+        num_tokens += len(other.tokens)
+        if num_tokens >= wanted:
+            break
+    if num_tokens < length:
+        raise DataError(
+            f"foreign: {num_tokens:,} of its tokens share no passage with this text, and a check "
+            f"needs {length:,}; pass more text"
+        )
+    joined = Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)
+    return Documents("unrelated text", [joined])
+
+
+def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
+    """All runs of `length` tokens, or the text itself if it is shorter."""
+    tokens = tokens.astype("<i8")
+    last = max(1, len(tokens) - length + 1)
+    return (tokens[first : first + length].tobytes() for first in range(last))
 
 
 def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:

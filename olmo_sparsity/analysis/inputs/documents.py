@@ -236,13 +236,23 @@ class Controls:
     def placebo(self, document: Document, block: Block) -> FarText:
         """An unrelated text in the role of the document's own; if there are enough documents, none
         of the foreign ones."""
+        return self._draw(self._unused(document, block), document, block, "placebo")
+
+    def replacement(self, document: Document, block: Block, draw: int) -> FarText:
+        """A text that replaces the document's own; if there are enough documents, neither a foreign
+        one nor the placebo."""
+        unused, placebo = self._unused(document, block), self.placebo(document, block).document
+        others = [other for other in unused if other is not placebo] or unused
+        return self._draw(others, document, block, "replacement", draw)
+
+    def _unused(self, document: Document, block: Block) -> list[Document]:
+        """Documents that are no foreign text of this one; all, if there are too few."""
         others = self._foreign_to(document)
         used = {
             self._draw(others, document, block, "unrelated", draw).document.number
             for draw in range(self.num_draws)
         }
-        unused = [other for other in others if other.number not in used]
-        return self._draw(unused or others, document, block, "placebo")
+        return [other for other in others if other.number not in used] or others
 
     def foreign(
         self, document: Document, block: Block, own: dict[str, tuple[FarText, Spans]], draw: int

@@ -22,8 +22,9 @@ from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
-from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer
+from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
+from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.settings import parse_budget
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
@@ -129,10 +130,15 @@ def _sampled(plan: Plan, sample: float) -> Plan:
     return replace(plan, settings=replace(plan.settings, sample=sample, budget=None))
 
 
-def losses_forwards(plan: Plan, blocks: Sequence[Block]) -> int:
-    """Token-forwards of the losses of these blocks of one document."""
+def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
+    """Token-forwards of the losses of these blocks of a document."""
     if not blocks:
         return 0
+    if plan.settings.far_states == "replaced":
+        document, windows = plan.documents[number], plan.settings.windows
+        scorer = counting(plan.scorer).of_document(document, plan.controls)
+        context_losses(scorer, document, windows, plan.controls, blocks)
+        return scorer.token_forwards
     short, num_prefix = plan.settings.short, len(plan.settings.prefix_ids)
     near = sum(short + block.num_targets - 1 for block in blocks)
     if plan.settings.long != "all":
@@ -180,7 +186,8 @@ class _Trial:
         for number in numbers:
             document = plan.documents[number]
             blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
-            costs = [losses_forwards(plan, blocks[: n + 1]) for n in range(len(blocks))]
+            total, num = losses_forwards(plan, number, blocks), len(blocks)
+            costs = [total * (n + 1) / num for n in range(num)]
             if not tables and costs[0] > most:
                 return
             num_blocks = max(1, int(np.searchsorted(costs, most / TRIED_DOCUMENTS, "right")))
@@ -202,7 +209,7 @@ class _Trial:
         ours = share_of(plan.measured, *shard)
         blocks = {n: plan.blocks(plan.documents[n]) for n in ours}
         num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
-        losses = sum(losses_forwards(plan, blocks[n]) for n in ours if n not in plan.known)
+        losses = sum(losses_forwards(plan, n, blocks[n]) for n in ours if n not in plan.known)
         losses += sum(2 * len(passage) for passage in passages_of(*plan.for_induction()))
         if plan.fits_threshold:
             reported = {n: size for n, size in num_losses.items() if half_of(n) == "report"}
@@ -278,7 +285,7 @@ class _Prices:
         """Count own targets of a few documents, a third of them, and as many of the placebo."""
         numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
         spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
-        counting, rows = _counting(plan), []
+        rows = []
         for number in (numbers[index] for index in np.unique(spread)):
             draws = stream(0, "trial", number)
             drawn = draws.permutation(places[number])[:TRIED_TARGETS]
@@ -287,8 +294,7 @@ class _Prices:
                 parts.append(("placebo", drawn))
             for part, chosen in parts:
                 targets = {"document": number, "target": np.sort(chosen), "far_part": part}
-                spent = _spent(counting, number, targets)
-                counting.scorer._last = None
+                spent = _spent(_counting(plan), number, targets)
                 num = len(chosen) * np.array([part == "document", part == "placebo"])
                 rows.append((len(plan.documents[number].tokens), *num, spent))
         *counts, spent_N = np.array(rows, dtype=float).T
@@ -318,4 +324,4 @@ def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:
 
 def _counting(plan: Plan) -> Plan:
     """The plan with a scorer that counts token-forwards."""
-    return replace(plan, scorer=CountingScorer(plan.scorer))
+    return replace(plan, scorer=counting(plan.scorer))

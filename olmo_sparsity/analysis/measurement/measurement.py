@@ -30,6 +30,7 @@ from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
+    RELIABILITY,
     half_of,
     longppl,
     mean_lds,
@@ -284,6 +285,8 @@ def _sum_up(
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
     summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
     made = {"targets": with_ends(targets), "summary": summary}
+    lds = mean_lds(targets, parts.read("lds"))
+    about = about | {"reliability": lds[lds.selector == RELIABILITY].to_dict("records")}
     parts.finish(made, _meta(plan, losses, left, about), out)
 
 
@@ -301,7 +304,7 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
         | ({"losses_from": plan.known_from} if plan.known else {}),
         dtype=model.dtype,
         windows=asdict(settings.windows)
-        | {"far_states": settings.far_states, "sample": settings.sample},
+        | {name: getattr(settings, name) for name in ("far_states", "replacements", "sample")},
         units=list(settings.units),
         selectors=list(settings.selectors),
         ks=list(settings.ks),

@@ -34,14 +34,21 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_fingerprint,
     targets_of_records,
 )
-from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, load_model, using
+from olmo_sparsity.analysis.models.load import (
+    LoadedModel,
+    identity_of,
+    load_model,
+    using,
+    wrap_model,
+)
 from olmo_sparsity.analysis.models.use import refuse_changed, state_of
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.selectors.influence import find_selector
+from olmo_sparsity.analysis.selectors.influence import check_selector
 from olmo_sparsity.analysis.settings import (
     QUICK,
     QUICK_BLOCKS,
@@ -62,6 +69,7 @@ Other = Results | str | Path | None
 @dataclass(frozen=True, kw_only=True)
 class MeasureRequest(Request):
     model: Any
+    tokenizer: Any = None
     documents: Any = None
     windows: Windows | None = None
     """In place of long, short and stride; None in a request that is checked."""
@@ -92,14 +100,15 @@ class MeasureRequest(Request):
         self._check_one_selects_targets()
         settings, reading = self._with_windows(), self.reading
         if self.quick:
-            quick = {name: value for name, value in QUICK.items() if name != "max_documents"}
+            others = ("max_documents", "selectors" * (settings.far_states == "replaced"))
+            quick = {name: value for name, value in QUICK.items() if name not in others}
             settings = Settings(**quick | settings.given)
             if is_read and reading.max_documents is None:
                 reading = replace(reading, max_documents=QUICK["max_documents"])
         if self.choices is None:  # these determine the settings
             settings.check()
         for name in settings.selectors:
-            find_selector(name)
+            check_selector(name, settings.far_states)
         return replace(self, windows=None, settings=settings, reading=reading)
 
     def _check_one_selects_targets(self) -> None:
@@ -144,7 +153,7 @@ def plan(request: MeasureRequest) -> Plan:
     )
     settings, reading, loading = request.settings, request.reading, request.loading
     of_chosen = ", ".join(sorted(settings.given.keys() & OF_CHOSEN))
-    model = _load(request.model, loading)
+    model = load(request.model, request.tokenizer, loading, settings.far_states == "replaced")
     documents = _open(request.documents, model, reading)
     is_other = choices is not None and is_other_tokenizer(choices, documents)
     if choices is not None:
@@ -174,15 +183,14 @@ def plan(request: MeasureRequest) -> Plan:
     return made if losses is None else made.with_losses(losses)
 
 
-def _load(model: Any, options: ModelOptions) -> LoadedModel:
+def load(
+    model: Any, tokenizer: Any, options: ModelOptions, whole_prompts: bool = False
+) -> LoadedModel:
     if isinstance(model, str | Path):
-        return load_model(model, **options.loading)
-    if not isinstance(model, LoadedModel):
-        raise ConfigError(
-            f"model is {type(model).__name__}: pass a folder, a name, or the result of wrap_model"
-        )
+        loading = options.loading
+        return load_model(model, tokenizer=tokenizer, whole_prompts=whole_prompts, **loading)
     options.refuse_for_loaded()
-    return model
+    return wrap_model(model, tokenizer, whole_prompts=whole_prompts)
 
 
 def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
@@ -251,7 +259,7 @@ class Plan:
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
         settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
-        scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
+        scorer = scorer_of(model, settings, batch_tokens)
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
         plan = Plan(model, documents, settings, scorer, controls)
         if isinstance(given, Results):
@@ -289,7 +297,8 @@ class Plan:
                 f"{long} tokens, and measure requires one at an even and one at an odd place; "
                 "pass more documents, or lower long and short (--long, --short)"
             )
-        needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
+        # Itself, the unrelated ones, the placebo, and what replaces distant text.
+        needed = self.settings.draws + 2 + (self.settings.far_states == "replaced")
         if self.controls.num_candidates < needed:
             raise DataError(
                 f"text: {self.controls.num_candidates} documents can replace each other, and "
@@ -325,7 +334,8 @@ class Plan:
         document, losses = self.documents[number], self.known.get(number)
         if losses is None:
             windows, blocks = self.settings.windows, self.blocks(document)
-            losses = context_losses(self.scorer, document, windows, self.controls, blocks)
+            scorer = self.scorer.of_document(document, self.controls)
+            losses = context_losses(scorer, document, windows, self.controls, blocks)
             if not blocks:  # none of it is in the sample
                 names = PHASES["losses"]["losses"].names
                 losses = pd.DataFrame({name: [] for name in names if name != "document"})
@@ -355,7 +365,7 @@ class Plan:
         document, settings = self.documents[number], self.settings
         has_controls = self.choices is None or self.choices.has_unrelated
         recovered = recover(
-            self.scorer,
+            self.scorer.of_document(document, self.controls),
             document,
             settings.windows,
             of_document(targets, document),

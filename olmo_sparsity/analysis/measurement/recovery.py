@@ -14,26 +14,29 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, FarText
-from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Spans, Units, Windows
 from olmo_sparsity.analysis.measurement.reuse import Choices
 from olmo_sparsity.analysis.models.use import with_model_in_use
-from olmo_sparsity.analysis.results.statistics import rank_correlations
+from olmo_sparsity.analysis.results.statistics import RELIABILITY, rank_correlations
 from olmo_sparsity.analysis.results.tables import PHASES
+from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.analysis.selectors.influence import (
     Choice,
     Question,
     falls_of_sets,
     find_selector,
+    first_groups,
 )
 from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.streams import stream
 
 DOCUMENT, PLACEBO = "document", "placebo"  # kinds of distant context
+LEAST_GROUPS = 4  # of which a rank correlation says something
+
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
     for name in ("recovery", "influence", "lds", "costs")
@@ -205,8 +208,8 @@ class _Evaluation:
         all_targets = sorted({span for targets in text.targets.values() for span in targets})
         for kind in self.units:
             units = text.far.units(kind)
-            is_tested = self.num_halves > 0 and text.control == "own" and DOCUMENT in text.targets
-            is_tested &= len(units) > 1  # one unit has no half
+            is_own = text.control == "own" and DOCUMENT in text.targets
+            is_tested = self.num_halves > 0 and is_own and len(units) > 1  # one has no half
             kept_and_falls = self._halves(text, units, kind) if is_tested else None
             for selector in self.selectors:
                 num_draws = find_selector(selector).draws if text.control == "own" else 1
@@ -220,12 +223,11 @@ class _Evaluation:
                         predicted_TA = chosen.choice.score_TU @ kept_AU.T
                         lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
                         self._add("lds", about, target=text.places(all_targets), lds=lds_T)
+            if is_own and self.scorer.far_states == "replaced":
+                self._reliability(text, units, kind)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]
-        hidden = self.scorer.hidden(rows)
-        loss_N = self.scorer.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
-        ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
-        loss_N = np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))  # one per row
+        loss_N = np.array([nll_W.sum() for nll_W in self.scorer.losses(rows)])
         first = 0
         for chosen in choices:
             end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
@@ -244,6 +246,24 @@ class _Evaluation:
         fall_TA = falls_of_sets(self.scorer, question, kept_AU)
         self._cost(kind, "halves", before, len(targets))
         return kept_AU, fall_TA
+
+    def _reliability(self, text: _Text, units: Units, kind: str) -> None:
+        """How far two halves of the unrelated texts agree on the effects of groups: the rank
+        correlation, by Spearman and Brown's formula for all texts. Selectors evaluate the same."""
+        assert isinstance(self.scorer, ReplacingScorer)
+        groups = first_groups(units, text.context.block.num_far)
+        if self.scorer.num_texts < 2 or len(groups) < LEAST_GROUPS:
+            return
+        far = [NOTHING, *(units.run(*group) for group in groups)]
+        targets = text.targets[DOCUMENT]
+        rows = [text.context.set_row(places, span) for span in targets for places in far]
+        losses = [nll_RW.sum(1) for nll_RW in self.scorer.by_text(rows)]
+        loss_TGR = np.array(losses).reshape(len(targets), len(far), -1)
+        halves = [loss_TGR[..., first::2].mean(-1) for first in (0, 1)]
+        r_T = rank_correlations(*(half[:, :1] - half[:, 1:] for half in halves), 0.0)
+        lds_T = np.maximum(-1.0, 2 * r_T / (1 + np.maximum(r_T, -0.9)))
+        about = {"units": kind, "selector": RELIABILITY}
+        self._add("lds", about, target=text.places(targets), lds=lds_T)
 
     def _choose(self, text: _Text, units: Units, about: dict[str, Any], targets: Spans) -> _Chosen:
         block = text.context.block

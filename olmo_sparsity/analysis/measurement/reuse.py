@@ -312,6 +312,7 @@ def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Sett
     settings = Settings(
         **of_windows,
         far_states=windows["far_states"],
+        replacements=windows.get("replacements"),
         units=tuple(meta.units),
         selectors=tuple(name for name in meta.selectors if find_selector(name).draws == 1),
         ks=tuple(np.atleast_1d(given.get("ks", meta.ks)).tolist()),

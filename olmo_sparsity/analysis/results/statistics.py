@@ -44,6 +44,7 @@ FEW_FOR_BOOTSTRAP = 25
 ENOUGH = 0.9  # recovery from which k units are said to be enough
 NUM_AROUND = 5  # each target of the placebo is compared with so many own targets of about its gap
 NO_GAP_NATS = 1e-4  # below this mean gap, ratios to it consist of rounding errors
+RELIABILITY = "unrelated texts"  # the name, in the table lds, of what their halves agree on
 KEYS = ["document", "target"]
 PARTS = ("document", "placebo")
 GROUPS = ["target_set", "units", "selector", "k"]

@@ -26,8 +26,11 @@ FEW_DOCUMENTS = 10
 FEW_NATS = 0.1
 
 LOUD_NOISE = 0.02  # nats of noise from other rows of a batch; above, the summary reports it
-FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
-"""Readable names of the two far states."""
+FAR_STATES = {
+    "isolated": "shown alone",
+    "contextual": "with their context",
+    "replaced": "among unrelated text",
+}
 
 BY_OUTCOME = ("gap",)
 """Target sets that are selected by what the distant text does to the prediction."""
@@ -44,6 +47,13 @@ def describe(results: Results) -> str:
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.induction:
         lines.append(describe_induction(meta.induction, meta.windows["far_states"]))
+    for row in meta.reliability:
+        shown = with_interval(row["lds"], row["lds_low"], row["lds_high"], sign="")
+        of = f"{row['units']}, {results.spell_set(row['target_set'])}"
+        lines.append(
+            f"reliability of {meta.windows['replacements']} unrelated texts ({of}): {shown} "
+            "(effects of groups by two halves, rank correlation, Spearman–Brown)"
+        )
     ppl = meta.longppl
     key = "no key tokens" if ppl["longppl"] is None else f"LongPPL {ppl['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.kernels.losses import LanguageModel
+from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 
 
@@ -33,6 +34,11 @@ class Cost:
             f"FLOPs           {self.flops:.2e} (2 per parameter): {self.flops / 4e14:,.1f} s of a "
             "GPU that does 400 TFLOP/s"
         )
+
+
+def counting(scorer: Scorer) -> Scorer:
+    """The scorer with a model that computes nothing."""
+    return scorer.counting() if isinstance(scorer, ReplacingScorer) else CountingScorer(scorer)
 
 
 class CountingScorer(Scorer):

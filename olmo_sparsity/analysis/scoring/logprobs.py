@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from olmo_sparsity.analysis.kernels.attention import fast_kernels
-from olmo_sparsity.analysis.kernels.engine import Prompt
+from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.kernels.far_states import FarStates
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
+from olmo_sparsity.errors import ConfigError
 
 LEAST_SHARED = 16
 """Prompts share the states of a beginning if it has at least so many more tokens; a forward of
@@ -79,6 +81,32 @@ def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -
 
     root, rows = _plan(_different(prompts), known)
     return count(root, 0)
+
+
+class CountingEngine:
+    """Counts what `ModelLogprobs` computes, or an engine that shares nothing. Its log-probabilities
+    are random. `known`: as in `count_forwards`."""
+
+    def __init__(self, shares: bool, known: np.ndarray | None = None) -> None:
+        self.shares, self.known = shares, known
+        self.token_forwards = 0 if known is None else len(known)
+        self._generator = np.random.default_rng(0)
+
+    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        if self.shares and prompts:
+            self.token_forwards += count_forwards(prompts, self.known)
+        else:
+            self.token_forwards += sum(len(prompt.inputs) for prompt in prompts)
+        return [-self._generator.random(len(prompt.continuation)) for prompt in prompts]
+
+
+def logprobs_of(model: LoadedModel, batch_tokens: int | None) -> LogprobModel:
+    """The engine that a model is, or one of its states."""
+    if model.engine is None:
+        return ModelLogprobs(Scorer(model.model, batch_tokens=batch_tokens))
+    if batch_tokens is not None:
+        raise ConfigError(f"batch_tokens={batch_tokens}: '{model.name}' has its own")
+    return model.engine
 
 
 def _different(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -57,9 +57,12 @@ class Context:
     states: FarStates | None = None
     """States of the prefix and all far places, with contextual far states."""
 
+    others_RF: np.ndarray | None = None
+    """Unrelated texts that replace far places, with far states `replaced`."""
+
     def long_row(self) -> Row:
         """The long window, for all targets of the block."""
-        if self.states is None:
+        if self.states is None and self.others_RF is None:
             return self.dense_row()
         return self.set_row(np.arange(self.block.num_far))
 
@@ -70,7 +73,12 @@ class Context:
 
     def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
         """The local window and the distant places `far` (indices, rising), for the
-        targets `span` (default: all). The only place where the two far states differ."""
+        targets `span` (default: all). The only place where far states differ."""
+        if self.others_RF is not None:
+            wanted = (0, self.block.num_targets) if span is None else span
+            return Row(
+                self, np.arange(self.block.num_before + wanted[1] - 1), wanted[1], far, wanted
+            )
         block, wanted = self.block, None
         last = num_targets = block.num_targets
         if span is not None:
@@ -131,12 +139,13 @@ class Scorer:
             raise ConfigError(f"model={type(model).__name__} {only}")
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={model!r:.80} must be the `model` of what load_model returns")
-        if far_states not in get_args(Reading):
-            raise ConfigError(f"far_states={far_states} is none of {', '.join(get_args(Reading))}")
+        if far_states not in ("contextual", "isolated"):
+            raise ConfigError(f"far_states={far_states}: a Scorer has contextual or isolated ones")
         if batch_tokens is not None and batch_tokens < 1:
             raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
         device = device or model.device
-        self.model, self.device, self.far_states = model, device, far_states
+        self.model, self.device = model, device
+        self.far_states: Reading = far_states
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.batch_tokens = batch_tokens or self._tokens_at_once()
         self.token_forwards = 0
@@ -148,6 +157,13 @@ class Scorer:
             return 4096  # the states of a batch should stay in cache; 2,048 was as fast
         # A forward of a small model would be shorter than its launches.
         return int(16384 * min(max(1e9 / max(self.num_parameters, 1), 1), 8))
+
+    def of_document(self, document: Document, controls: Controls) -> Self:
+        """Prepare for a document. Far states `replaced` need unrelated texts of its controls."""
+        return self
+
+    def repetition(self, passages: Sequence[np.ndarray]) -> np.ndarray:
+        raise NotImplementedError  # of whole prompts
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
         """Prepare a block for evaluation: the states of its far places are computed once, here.
@@ -444,6 +460,13 @@ def context_losses(
         ]
     targets = np.concatenate([np.arange(b.start, b.start + b.num_targets) for b in blocks])
     table = {"target": targets, "token_id": document.tokens[targets]}
+    if scorer.far_states == "replaced":
+        own = [scorer.context(block) for block in blocks]
+        rows = [context.set_row(NOTHING) for context in own]
+        rows += [scorer.context(block).long_row() for group in groups.values() for block in group]
+        names = ["loss_short", *(f"{name}loss_long" for name in groups)]
+        losses = np.split(np.concatenate(scorer.losses(rows)), len(names))
+        return pd.DataFrame(table | dict(zip(names, losses, strict=True)) | _bigrams_of(groups))
     short_rows = [Context(block).set_row(NOTHING) for block in blocks]
     short_TD = torch.cat(scorer.hidden(short_rows))
     long_TD = {name: _long_hidden(scorer, windows, group) for name, group in groups.items()}
@@ -451,10 +474,13 @@ def context_losses(
     for name, hidden_TD in long_TD.items():
         columns[f"{name}loss_long"] = scorer.nll_of(hidden_TD, table["token_id"])
     table |= dict(zip(columns, to_host(list(columns.values())), strict=True))
-    if controls is not None:
-        for name, group in groups.items():
-            table[f"{name}bigram"] = np.concatenate([bigrams(block) for block in group])
-    return pd.DataFrame(table)
+    return pd.DataFrame(table | _bigrams_of(groups))
+
+
+def _bigrams_of(groups: dict[str, list[Block]]) -> dict[str, np.ndarray]:
+    if len(groups) < 2:  # no controls
+        return {}
+    return {f"{name}bigram": np.concatenate(list(map(bigrams, of))) for name, of in groups.items()}
 
 
 @torch.no_grad()

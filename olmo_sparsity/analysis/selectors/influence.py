@@ -24,6 +24,7 @@ from olmo_sparsity.analysis.selectors.saliency import (
     head_attention,
     loss,
 )
+from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.extend import find_added
 
@@ -57,9 +58,16 @@ class Selector:
     """Its score of a unit is a difference of losses, for each unit."""
 
     draws: int = 1  # how often a random rule is drawn
+    reads_states: bool = False  # needs more of the model than losses
 
     def __call__(self, scorer: Scorer, question: Question) -> Choice:
         return self.call(scorer, question)
+
+
+def check_selector(name: str, far_states: Reading) -> None:
+    if find_selector(name).reads_states and far_states == "replaced":
+        fit = ", ".join(n for n, rule in SELECTORS.items() if not rule.reads_states)
+        raise ConfigError(f"selectors: '{name}' needs states; with far_states=replaced pass {fit}")
 
 
 def find_selector(name: str) -> Selector:
@@ -141,6 +149,41 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
         screened = _screened(scorer, question)
         inside = [np.union1d(*found) for found in zip(inside, screened, strict=True)]
     return _exact(scorer, question, inside)
+
+
+GROUP, MANY, NUM_HALVED = 64, 1024, 4
+"""Tokens of the first groups of `halving` (twice as many, of more than `MANY` distant ones), and
+how many of the best groups it halves."""
+
+
+def first_groups(units: Units, num_far: int) -> list[tuple[int, int]]:
+    size = max(1, (GROUP if num_far <= MANY else 2 * GROUP) * len(units) // num_far)
+    return [(a, min(a + size, len(units))) for a in range(0, len(units), size)]
+
+
+def halving(scorer: Scorer, question: Question) -> Choice:
+    """add_one from coarse to fine by losses alone: groups of 64 or 128 tokens, then both halves of
+    the best 4, and so on to single units. A unit that was not evaluated ranks behind those that
+    were, by its share of the smallest group around it.
+
+    A unit is missed if it helps less than the rest of its group harms."""
+    units, spans = question.units, question.spans
+    groups = [first_groups(units, question.context.block.num_far)] * len(spans)
+    score_TU = np.zeros((len(spans), len(units)))
+    is_single_TU = np.zeros(score_TU.shape, dtype=bool)
+    while any(groups):
+        sets = [[units.run(*group) for group in own] for own in groups]
+        falls, halves = loss_reductions(scorer, question, sets), []
+        for t, (own, fall) in enumerate(zip(groups, falls, strict=True)):
+            for (first, end), nats in zip(own, fall.tolist(), strict=True):
+                score_TU[t, first:end] = nats / (end - first)
+                is_single_TU[t, first:end] = end - first == 1
+            best = [own[i] for i in np.argsort(-fall, kind="stable")[:NUM_HALVED]]
+            middles = [(a, (a + b) // 2, b) for a, b in sorted(best) if b - a > 1]
+            halves.append([half for a, m, b in middles for half in ((a, m), (m, b))])
+        groups = halves
+    order_TU = np.lexsort((-score_TU, ~is_single_TU), axis=1)
+    return scored(order_TU[:, : question.k], score_TU)
 
 
 NUM_FIRST, NUM_AGAIN, NUM_PARTNERS = 9, 2, 4
@@ -279,11 +322,12 @@ def random(scorer: Scorer, question: Question) -> Choice:
 
 SELECTORS: dict[str, Selector] = {
     "add_one": Selector(add_one, evaluates_every_unit=True),
-    "add_one_screened": Selector(add_one_screened),
-    "add_one_nested": Selector(add_one_nested),
-    "pairs": Selector(pairs),
-    "gradient": Selector(gradient),
-    "attention": Selector(attention),
+    "add_one_screened": Selector(add_one_screened, reads_states=True),
+    "add_one_nested": Selector(add_one_nested, reads_states=True),
+    "pairs": Selector(pairs, reads_states=True),
+    "halving": Selector(halving),
+    "gradient": Selector(gradient, reads_states=True),
+    "attention": Selector(attention, reads_states=True),
     "nearest": Selector(nearest),
     "random": Selector(random, draws=3),
 }

@@ -1,0 +1,231 @@
+"""Distant text replaced by unrelated text: losses and units against plain transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+from olmo_sparsity import estimate_cost, explain, measure
+from olmo_sparsity.analysis.explain.prompt import unrelated
+from olmo_sparsity.analysis.inputs.documents import Controls, Documents
+from olmo_sparsity.analysis.kernels.engine import Prompt
+from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
+from olmo_sparsity.analysis.selectors.influence import Question, halving
+from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.errors import ConfigError
+from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
+from tests.support.families import REFUSED, build
+
+VOCAB = 45
+OF_WINDOWS: dict[str, Any] = {"long": "all", "short": 6, "stride": 4}
+GIVEN: dict[str, Any] = {"ks": (1, 4), "min_gap": 0.0, "share": 0.3, "max_targets": 2}
+
+
+def mamba() -> Any:
+    torch.manual_seed(0)
+    shape = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    return MambaForCausalLM(MambaConfig(**shape, bos_token_id=1, eos_token_id=2)).eval()
+
+
+MODELS = {
+    "llama": make_model,
+    "mamba": mamba,
+    "alibi": lambda: build(next(f for f in REFUSED if f.name == "BLOOM"), vocab_size=VOCAB),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> LoadedModel:
+    torch.manual_seed(1)
+    return wrap_model(MODELS[request.param](), whole_prompts=True)
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    rng = np.random.default_rng(0)
+    return Documents.of([rng.integers(3, VOCAB, 44) for _ in range(8)])
+
+
+@pytest.fixture(scope="module")
+def measured(model: LoadedModel, documents: Documents) -> Results:
+    return measure(model, documents, **OF_WINDOWS, **GIVEN, far_states="replaced", replacements=3)
+
+
+@torch.no_grad()
+def plain(model: LoadedModel, tokens: np.ndarray) -> float:
+    """The loss of the last token, by transformers alone."""
+    inner = getattr(model.model, "model", model.model)
+    logits = inner(input_ids=torch.tensor(tokens[None, :-1])).logits[0, -1]
+    return -float(logits.log_softmax(-1)[tokens[-1]])
+
+
+def test_losses_are_those_of_the_texts_put_together_by_hand(
+    model: LoadedModel, documents: Documents, measured: Results
+) -> None:
+    settings = Settings(**OF_WINDOWS, far_states="replaced", replacements=3)
+    windows = settings.windows
+    controls = Controls(documents, windows, num_draws=settings.draws)
+    losses = measured.losses.set_index(["document", "target"])
+    ranked = measured.influence.query("far_part == 'document' and control == 'own'")
+    rows = measured.recovery.query("far_part == 'document' and control == 'own'")
+    assert len(rows) >= 8
+    for row in rows.itertuples():
+        tokens, start = documents[row.document].tokens, int(windows.start_of(row.target))
+        block = windows.block(tokens, start, min(start + 4, len(tokens)))
+        texts = [controls.replacement(documents[row.document], block, r).tokens_F for r in range(3)]
+        far = ranked.query(f"document == {row.document} and target == {row.target}")
+        kept = far.far_first[: row.k].to_numpy()
+        behind = tokens[block.num_far : row.target + 1]
+
+        def loss(kept: np.ndarray) -> float:
+            changed = [np.concatenate([one, behind]) for one in texts]  # noqa: B023 (used at once)
+            for one in changed:
+                one[kept] = tokens[kept]  # noqa: B023
+            return float(np.mean([plain(model, one) for one in changed]))
+
+        every = np.arange(block.num_far)
+        found = losses.loc[row.document, row.target]
+        assert found.loss_short == pytest.approx(loss(kept[:0]), abs=2e-5)
+        assert found.loss_long == pytest.approx(plain(model, tokens[: row.target + 1]), abs=2e-5)
+        assert row.loss_set == pytest.approx(loss(kept), abs=2e-5)
+        assert row.loss_without == pytest.approx(loss(np.setdiff1d(every, kept)), abs=2e-5)
+        if row.k == 1:  # of so few units the best groups hold the best one, mostly
+            alone = [loss(every[j : j + 1]) for j in every]
+            best = far.influence.iloc[0]
+            assert best == pytest.approx(found.loss_short - alone[kept[0]], abs=2e-5)
+            assert np.sort(alone)[len(alone) // 4] >= alone[kept[0]]
+
+
+def test_every_unit_by_brute_force_is_what_add_one_finds(
+    model: LoadedModel, documents: Documents
+) -> None:
+    given = OF_WINDOWS | GIVEN | {"far_states": "replaced", "selectors": "add_one", "ks": (1,)}
+    every = measure(model, documents, **given)
+    few = measure(model, documents, **given | {"selectors": "halving"})
+    both = every.recovery.merge(
+        few.recovery, on=["document", "target", "far_part", "control", "draw", "k"]
+    )
+    assert len(both) == len(few.recovery)
+    assert (both.loss_set_x <= both.loss_set_y + 1e-5).all()
+
+
+def test_reliability_is_the_agreement_of_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of groups, for each target; with one text there is none."""
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.GROUP", 16)
+    rng = np.random.default_rng(0)
+    model = wrap_model(make_model())
+    documents = Documents.of([rng.integers(3, VOCAB, 240) for _ in range(6)])
+    given = {"short": 8, "stride": 4, "min_gap": 0.0, "max_targets": 1, "ks": 1, "blocks": 2}
+    many = measure(model, documents, **given, far_states="replaced", replacements=4)
+    assert {row["units"] for row in many.meta.reliability} == {"tokens"}
+    assert many.lds.lds.between(-1, 1).all()
+    one = measure(model, documents, **given, far_states="replaced", replacements=1)
+    assert one.meta.reliability == []
+
+
+class Copies:
+    """An engine that predicts what followed the same token before, as the last time but one."""
+
+    token_forwards = 0
+    device = "cpu"
+
+    def score(self, prompts: list[Prompt]) -> list[np.ndarray]:
+        found = []
+        for prompt in prompts:
+            tokens = [*prompt.prefix.tolist(), *prompt.continuation.tolist()]
+            self.token_forwards += len(tokens) - 1
+            log_p = []
+            for place in range(len(prompt.prefix), len(tokens)):
+                pairs = {*pairwise(tokens[:place])}
+                log_p.append(-0.1 if (tokens[place - 1], tokens[place]) in pairs else -8.0)
+            found.append(np.array(log_p))
+        return found
+
+
+def test_planted_copies_are_found_with_few_prompts() -> None:
+    """A pair that recurs once, anywhere in 900 tokens: its unit first, with at most 150 prompts of
+    both texts, in at least nine of ten."""
+    rng, right = np.random.default_rng(0), 0
+    windows = Settings(long=1024, short=128, stride=1, far_states="replaced").windows
+    for trial in range(20):
+        texts = [rng.integers(10, 50_000, 1100) for _ in range(6)]
+        place = int(rng.integers(0, 895))
+        texts[0][place : place + 2] = texts[0][1023:1025] = (3, 4)
+        documents = Documents.of(texts)
+        engine = Copies()
+        scorer = ReplacingScorer(engine, engine, 1)
+        scorer.of_document(documents[0], Controls(documents, windows, num_draws=1, seed=trial))
+        context = scorer.context(windows.block(documents[0].tokens, 1024, 1025))
+        units = documents[0].units("span:2", 0, 896)
+        asked = Question(context, units, [(0, 1)], 4, rng)
+        right += int(halving(scorer, asked).unit_TK[0, 0]) == place
+        assert engine.token_forwards <= 150 / 2 * 1024
+    assert right >= 18
+
+
+def test_the_cost_is_counted_before(model: LoadedModel, documents: Documents) -> None:
+    given = OF_WINDOWS | GIVEN | {"far_states": "replaced", "at": [30, 36], "replacements": 1}
+    given = {name: value for name, value in given.items() if name not in ("share", "max_targets")}
+    cost = estimate_cost(measure, model, documents, **given)
+    spent = measure(model, documents, **given).meta.token_forwards_of_last_start
+    assert cost.token_forwards == pytest.approx(spent, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_one_text_is_explained(kind: str) -> None:
+    model = MODELS[kind]()
+    given = {"text": TEXT, "at": "w7 w8", "short": SHORT, "k": 2, "foreign": FOREIGN}
+    given |= {"far_states": "replaced", "replacements": 2}
+    found = explain(model, make_tokenizer(), **given)
+    cost = estimate_cost(explain, model, make_tokenizer(), **given)
+    shared = 0.25 if kind == "llama" else 0.1  # how much of so short prompts depends on the units
+    assert cost.token_forwards == pytest.approx(found.token_forwards, rel=shared)
+    document, windows = found.document, found.windows
+    others = unrelated(found.model, FOREIGN, document)
+    controls = Controls(others, windows, num_draws=1)
+    row = found.targets.iloc[-1]
+    block = windows.block(document.tokens, row.target, row.target + 1)
+    loaded = wrap_model(model, make_tokenizer(), whole_prompts=True)
+    losses = []
+    for draw in range(2):
+        tokens = block.with_far(controls.replacement(document, block, draw).tokens_F).tokens
+        both = np.append(tokens, document.tokens[row.target + 1])
+        losses.append(plain(loaded, tokens) + plain(loaded, both))
+    assert row.loss_short == pytest.approx(np.mean(losses), abs=2e-5)
+    assert found.check(draws=2).table.foreign.notna().all()
+    assert found.settings.selector == "halving"
+
+
+def test_what_reads_states_is_refused(documents: Documents) -> None:
+    model = make_model()
+    for selector in ("gradient", "attention", "pairs", "add_one_screened", "add_one_nested"):
+        with pytest.raises(ConfigError, match="far_states=replaced"):
+            asked(model, far_states="replaced", selector=selector)
+    with pytest.raises(ConfigError, match="replacements"):
+        asked(model, replacements=2)
+    with pytest.raises(ConfigError):
+        measure(wrap_model(mamba(), whole_prompts=True), documents, **OF_WINDOWS)
+    assert replace(Settings(), far_states="replaced").far_states == "replaced"
+
+
+def test_the_command_measures_a_recurrent_model(tmp_path: Path, capsys: Any) -> None:
+    mamba().save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(FOREIGN * 2):
+        (tmp_path / f"texts/{number}.txt").write_text(f"w{number} {text[number:400]}")
+    words = f"measure {tmp_path}/model --text {tmp_path}/texts --far-states replaced --short 8"
+    words += f" --blocks 1 --max-targets 1 --min-gap 0 --ks 1 --out {tmp_path}/out"
+    assert main(words.split()) == 0
+    assert "distant units among unrelated text" in capsys.readouterr().out
+    assert main([*words.split(), "--selectors", "gradient"]) == 2
