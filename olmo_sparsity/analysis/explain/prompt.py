@@ -128,8 +128,8 @@ class Prepared:
         A long window that does not begin where the text begins is a pass of its own: if these have
         more than `MOST_TOKENS` tokens together, so many of them are evenly spaced."""
         windows, tokens = self.windows, self.document.tokens
-        most = MOST_PROMPTS if self.settings.far_states == "replaced" else MOST_WINDOWS
-        stride = math.ceil(len(tokens) / most)
+        num = MOST_PROMPTS if self.settings.far_states == "replaced" else MOST_WINDOWS
+        stride = math.ceil(len(tokens) / num)
         most = windows.most and max(windows.short + 1, windows.most - stride + 1)
         blocks = list(replace(windows, stride=stride, most=most).blocks(tokens))
         later = [block for block in blocks if block.first > 0]

@@ -259,8 +259,9 @@ class _Evaluation:
         rows = [text.context.set_row(places, span) for span in targets for places in far]
         losses = [nll_RW.sum(1) for nll_RW in self.scorer.by_text(rows)]
         loss_TGR = np.array(losses).reshape(len(targets), len(far), -1)
-        halves = [loss_TGR[..., first::2].mean(-1) for first in (0, 1)]
-        r_T = rank_correlations(*(half[:, :1] - half[:, 1:] for half in halves), 0.0)
+        one, other = (loss_TGR[..., first::2].mean(-1) for first in (0, 1))
+        falls = one[:, :1] - one[:, 1:], other[:, :1] - other[:, 1:]
+        r_T = rank_correlations(falls[0], falls[1], of_equal_values=0.0)
         lds_T = np.maximum(-1.0, 2 * r_T / (1 + np.maximum(r_T, -0.9)))
         about = {"units": kind, "selector": RELIABILITY}
         self._add("lds", about, target=text.places(targets), lds=lds_T)

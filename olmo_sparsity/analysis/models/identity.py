@@ -85,7 +85,8 @@ def refuse_hooks(model: nn.Module) -> None:
 # --- settings -------------------------------------------------------------------------------------
 
 _RUNNING = ("training", "warnings_issued", "name_or_path", "loss_type", "hf_device_map",
-            "generation_config", "all_tied_weights_keys", "fused_dims", "token_forwards")  # fmt: skip
+            "generation_config", "all_tied_weights_keys", "fused_dims",
+            "token_forwards")  # fmt: skip
 _OF_ADAPTERS = ("_disable_adapters", "_active_adapter")
 _OF_A_CONFIG = {"name_or_path", "transformers_version", "architectures", "dtype", "model_type",
                 "use_cache", "output_attentions", "output_hidden_states", "return_dict", "id2label",

@@ -33,7 +33,7 @@ def scorer_of(
 ) -> Scorer:
     if settings.far_states == "replaced":
         engine = logprobs_of(model, batch_tokens)
-        return ReplacingScorer(engine, model.model, settings.replacements)
+        return ReplacingScorer(engine, model.model, settings.replacements or 1)
     return Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
 
 

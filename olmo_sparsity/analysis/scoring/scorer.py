@@ -74,13 +74,11 @@ class Context:
     def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
         """The local window and the distant places `far` (indices, rising), for the
         targets `span` (default: all). The only place where far states differ."""
-        if self.others_RF is not None:
-            wanted = (0, self.block.num_targets) if span is None else span
-            return Row(
-                self, np.arange(self.block.num_before + wanted[1] - 1), wanted[1], far, wanted
-            )
-        block, wanted = self.block, None
+        block, wanted = self.block, span
         last = num_targets = block.num_targets
+        if self.others_RF is not None:
+            last = last if span is None else span[1]
+            return Row(self, np.arange(block.num_before + last - 1), last, far, span or (0, last))
         if span is not None:
             # Inputs after a target do not affect it: rows for neighbours get one shape.
             first = span[0] - span[0] % TOGETHER

@@ -62,7 +62,7 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
         plan.scorer._last = None
         plan.losses(number)
         blocks = sampled_blocks(plan.documents[number], plan.settings)
-        assert losses_forwards(plan, blocks) == plan.scorer.token_forwards - before
+        assert losses_forwards(plan, number, blocks) == plan.scorer.token_forwards - before
     counting, before = _counting(plan), plan.scorer.token_forwards
     plan.scorer._last = None
     plan.recovery(1, targets)
