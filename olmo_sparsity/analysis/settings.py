@@ -167,9 +167,7 @@ class Settings:
     max_targets: int | Literal["all"] = option(None, metavar="N", least=1)
     far_states: Reading = "contextual"
     control: Control = "unrelated"
-    replacements: int | None = option(
-        None, metavar="N", least=1, only_if=("far_states", "replaced")
-    )
+    replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
     draws: int = option(None, metavar="N", least=1)
     halves: int = option(None, metavar="N", least=0)
     seed: int = option(0, least=0)
@@ -317,9 +315,7 @@ class AskSettings:
     long: int | Literal["all"] = option("all", metavar="N", least=1)
     short: int | None = option(None, metavar="N", least=1)
     far_states: Reading = "contextual"
-    replacements: int | None = option(
-        None, metavar="N", least=1, only_if=("far_states", "replaced")
-    )
+    replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
     chat: bool = False
     max_new_tokens: int | None = option(None, metavar="N", least=1)
     seed: int = option(0, least=0)

@@ -37,8 +37,8 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     mean_of_tried,
     sources_to_look_at,
 )
-from olmo_sparsity.analysis.explain.explanation import with_tokenizer
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
+from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.report.statements_page import AnswerPage
@@ -436,7 +436,7 @@ def count_cost(request: AttributeRequest) -> Cost:
 
 
 def _load(request: AttributeRequest) -> LoadedModel:
-    return with_tokenizer(request.model, request.tokenizer, request.loading, True)
+    return load(request.model, request.tokenizer, request.loading, True, is_read=True)
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,8 @@ class Explanation:
 
     @property
     def reliability(self) -> float | None:
-        """How far halves of the unrelated texts agree, on average over targets, where these replace
-        distant text."""
-        lds = self.tables["lds"]
-        return float(lds.lds.mean()) if len(lds) else None
+        """Mean agreement of halves of the unrelated texts, where these replace distant text."""
+        return float(self.tables["lds"].lds.mean()) if len(self.tables["lds"]) else None
 
     @property
     def _about_model(self) -> dict[str, Any]:
@@ -268,7 +266,7 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
     if isinstance(text, Path):
         text = read_text(str(text))
     is_replaced = settings.far_states == "replaced"
-    loaded = with_tokenizer(request.model, request.tokenizer, loading, is_replaced)
+    loaded = load(request.model, request.tokenizer, loading, is_replaced, is_read=True)
     with using(loaded):
         if text is not None:
             read = Prompt.of_text(loaded, text, loading.prefix)
@@ -279,15 +277,6 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
             loaded, read, request.at, settings, request.foreign, loading.batch_tokens
         )
         yield prepared, _targets_with_far_part(prepared)
-
-
-def with_tokenizer(
-    model: Any, tokenizer: Any, options: ModelOptions, whole_prompts: bool
-) -> LoadedModel:
-    loaded = load(model, tokenizer, options, whole_prompts)
-    if loaded.tokenizer is None:
-        raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
-    return loaded
 
 
 def _targets_with_far_part(prepared: Prepared) -> Spans:

@@ -96,7 +96,6 @@ class Prepared:
         foreign: Any,
         batch_tokens: int | None = None,
     ) -> Prepared:
-        """`foreign`: texts that replace distant text, if that is asked for."""
         tokens, answer, short = prompt.tokens, prompt.answer, settings.short
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
         if short is None:

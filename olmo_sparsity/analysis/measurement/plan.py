@@ -184,13 +184,17 @@ def plan(request: MeasureRequest) -> Plan:
 
 
 def load(
-    model: Any, tokenizer: Any, options: ModelOptions, whole_prompts: bool = False
+    model: Any, tokenizer: Any, options: ModelOptions, whole: bool, is_read: bool = False
 ) -> LoadedModel:
+    """`whole`: also models that read whole prompts only; `is_read`: text is read by a tokenizer."""
     if isinstance(model, str | Path):
-        loading = options.loading
-        return load_model(model, tokenizer=tokenizer, whole_prompts=whole_prompts, **loading)
-    options.refuse_for_loaded()
-    return wrap_model(model, tokenizer, whole_prompts=whole_prompts)
+        loaded = load_model(model, tokenizer=tokenizer, whole_prompts=whole, **options.loading)
+    else:
+        options.refuse_for_loaded()
+        loaded = wrap_model(model, tokenizer, whole_prompts=whole)
+    if is_read and loaded.tokenizer is None:
+        raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
+    return loaded
 
 
 def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
@@ -297,8 +301,7 @@ class Plan:
                 f"{long} tokens, and measure requires one at an even and one at an odd place; "
                 "pass more documents, or lower long and short (--long, --short)"
             )
-        # Itself, the unrelated ones, the placebo, and what replaces distant text.
-        needed = self.settings.draws + 2 + (self.settings.far_states == "replaced")
+        needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
         if self.controls.num_candidates < needed:
             raise DataError(
                 f"text: {self.controls.num_candidates} documents can replace each other, and "

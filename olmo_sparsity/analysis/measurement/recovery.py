@@ -35,7 +35,6 @@ from olmo_sparsity.errors import DataError
 from olmo_sparsity.streams import stream
 
 DOCUMENT, PLACEBO = "document", "placebo"  # kinds of distant context
-LEAST_GROUPS = 4  # of which a rank correlation says something
 
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
@@ -248,11 +247,10 @@ class _Evaluation:
         return kept_AU, fall_TA
 
     def _reliability(self, text: _Text, units: Units, kind: str) -> None:
-        """How far two halves of the unrelated texts agree on the effects of groups: the rank
-        correlation, by Spearman and Brown's formula for all texts. Selectors evaluate the same."""
+        """The rank correlation of groups' effects by two halves of the texts, Spearman–Brown."""
         assert isinstance(self.scorer, ReplacingScorer)
         groups = first_groups(units, text.context.block.num_far)
-        if self.scorer.num_texts < 2 or len(groups) < LEAST_GROUPS:
+        if self.scorer.num_texts < 2 or len(groups) < 4:  # a correlation would say nothing
             return
         far = [NOTHING, *(units.run(*group) for group in groups)]
         targets = text.targets[DOCUMENT]

@@ -49,9 +49,8 @@ def describe(results: Results) -> str:
         lines.append(describe_induction(meta.induction, meta.windows["far_states"]))
     for row in meta.reliability:
         shown = with_interval(row["lds"], row["lds_low"], row["lds_high"], sign="")
-        of = f"{row['units']}, {results.spell_set(row['target_set'])}"
         lines.append(
-            f"reliability of {meta.windows['replacements']} unrelated texts ({of}): {shown} "
+            f"reliability of {meta.windows['replacements']} unrelated texts ({row['units']}): {shown} "
             "(effects of groups by two halves, rank correlation, Spearman–Brown)"
         )
     ppl = meta.longppl

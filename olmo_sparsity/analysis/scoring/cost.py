@@ -37,7 +37,6 @@ class Cost:
 
 
 def counting(scorer: Scorer) -> Scorer:
-    """The scorer with a model that computes nothing."""
     return scorer.counting() if isinstance(scorer, ReplacingScorer) else CountingScorer(scorer)
 
 

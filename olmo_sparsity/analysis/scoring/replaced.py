@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document
-from olmo_sparsity.analysis.inputs.windows import Block
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Block
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.models.load import LoadedModel
@@ -23,9 +23,7 @@ from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.analysis.settings import AskSettings, Settings
 
 TOGETHER = 512  # tokens whose log-probabilities one prompt returns at most; more take much memory
-
-Key = tuple[bytes, int]
-"""SHA-1 of a text up to its last target, and the place of its first."""
+Key = tuple[bytes, int]  # SHA-1 of a text up to its last target, and the place of its first
 
 
 def scorer_of(
@@ -73,22 +71,21 @@ class ReplacingScorer(Scorer):
 
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """nll_RW of each row's targets with each of the unrelated texts."""
-        texts = [[_text(row, others_F) for others_F in row.context.others_RF] for row in rows]  # type: ignore[union-attr] # of `context`
+        texts = [[_text(row, draw) for draw in range(self.num_texts)] for row in rows]
         new = {key: one for of_row in texts for key, one in of_row if key not in self._known}
         self._score(new)
         return [np.stack([self._known[key] for key, _ in of_row]) for of_row in texts]
 
     def _score(self, new: Mapping[Key, tuple[np.ndarray, int]]) -> None:
         """A text that begins another one is part of its prompt."""
-        by_text, groups = sorted(new, key=lambda key: new[key][0].tobytes()), list[list[Key]]()
-        for key in reversed(by_text):
+        groups = list[list[Key]]()
+        for key in sorted(new, key=lambda key: new[key][0].tobytes(), reverse=True):
             tokens, first = new[key]
-            longest = new[groups[-1][0]][0] if groups else tokens[:0]
+            longest = new[groups[-1][0]][0] if groups else NOTHING
             begins = longest.tobytes().startswith(tokens.tobytes())
-            if begins and len(longest) - first <= TOGETHER:
-                groups[-1].append(key)
-            else:
-                groups.append([key])
+            if not begins or len(longest) - first > TOGETHER:
+                groups.append([])
+            groups[-1].append(key)
         prompts = []
         for group in groups:
             tokens, first = new[group[0]][0], min(new[key][1] for key in group)
@@ -111,11 +108,12 @@ class ReplacingScorer(Scorer):
         return np.stack([nll_BL[:, : length - 1].mean(1), nll_BL[:, length:].mean(1)], 1)
 
 
-def _text(row: Row, others_F: np.ndarray) -> tuple[Key, tuple[np.ndarray, int]]:
+def _text(row: Row, draw: int) -> tuple[Key, tuple[np.ndarray, int]]:
     """The text of a row up to its last target, the place of its first target, and their key."""
-    block, far_F = row.context.block, others_F.copy()
-    assert row.seen is not None
+    block, others_RF = row.context.block, row.context.others_RF
+    assert others_RF is not None
     assert row.wanted is not None
+    far_F = others_RF[draw].copy()
     far_F[row.seen] = block.far_F[row.seen]
     first, end = (block.num_before + place for place in row.wanted)
     tokens = block.with_far(far_F).tokens[:end].astype(np.int64)

@@ -157,11 +157,7 @@ class Scorer:
         return int(16384 * min(max(1e9 / max(self.num_parameters, 1), 1), 8))
 
     def of_document(self, document: Document, controls: Controls) -> Self:
-        """Prepare for a document. Far states `replaced` need unrelated texts of its controls."""
         return self
-
-    def repetition(self, passages: Sequence[np.ndarray]) -> np.ndarray:
-        raise NotImplementedError  # of whole prompts
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
         """Prepare a block for evaluation: the states of its far places are computed once, here.
@@ -464,7 +460,7 @@ def context_losses(
         rows += [scorer.context(block).long_row() for group in groups.values() for block in group]
         names = ["loss_short", *(f"{name}loss_long" for name in groups)]
         losses = np.split(np.concatenate(scorer.losses(rows)), len(names))
-        return pd.DataFrame(table | dict(zip(names, losses, strict=True)) | _bigrams_of(groups))
+        return _with_bigrams(table | dict(zip(names, losses, strict=True)), groups)
     short_rows = [Context(block).set_row(NOTHING) for block in blocks]
     short_TD = torch.cat(scorer.hidden(short_rows))
     long_TD = {name: _long_hidden(scorer, windows, group) for name, group in groups.items()}
@@ -472,13 +468,13 @@ def context_losses(
     for name, hidden_TD in long_TD.items():
         columns[f"{name}loss_long"] = scorer.nll_of(hidden_TD, table["token_id"])
     table |= dict(zip(columns, to_host(list(columns.values())), strict=True))
-    return pd.DataFrame(table | _bigrams_of(groups))
+    return _with_bigrams(table, groups)
 
 
-def _bigrams_of(groups: dict[str, list[Block]]) -> dict[str, np.ndarray]:
-    if len(groups) < 2:  # no controls
-        return {}
-    return {f"{name}bigram": np.concatenate(list(map(bigrams, of))) for name, of in groups.items()}
+def _with_bigrams(table: dict[str, Any], groups: dict[str, list[Block]]) -> pd.DataFrame:
+    for name, group in groups.items() if len(groups) > 1 else ():  # with controls
+        table[f"{name}bigram"] = np.concatenate([bigrams(block) for block in group])
+    return pd.DataFrame(table)
 
 
 @torch.no_grad()
