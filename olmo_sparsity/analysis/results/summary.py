@@ -50,8 +50,8 @@ def describe(results: Results) -> str:
     for row in meta.reliability:
         shown = with_interval(row["lds"], row["lds_low"], row["lds_high"], sign="")
         lines.append(
-            f"reliability of {meta.windows['replacements']} unrelated texts ({row['units']}): {shown} "
-            "(effects of groups by two halves, rank correlation, Spearman–Brown)"
+            f"reliability of {meta.windows['replacements']} unrelated texts ({row['units']}): "
+            f"{shown} (effects of groups by two halves, rank correlation, Spearman–Brown)"
         )
     ppl = meta.longppl
     key = "no key tokens" if ppl["longppl"] is None else f"LongPPL {ppl['longppl']:.2f}"

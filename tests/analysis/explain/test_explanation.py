@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from olmo_sparsity import estimate_cost, explain
-from olmo_sparsity.analysis.explain.check import _unrelated
 from olmo_sparsity.analysis.explain.explanation import Explanation, to_json
+from olmo_sparsity.analysis.explain.prompt import unrelated
 from olmo_sparsity.analysis.inputs.documents import Controls
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.scoring.scorer import context_losses
@@ -85,9 +85,7 @@ def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> 
     # Those of the placebo are chosen with the text that is then asked about.
     recovery = found.check(draws=2).tables["recovery"]
     placebo = recovery[(recovery.far_part == "placebo") & (recovery.control == "own")]
-    controls = Controls(
-        _unrelated(found.model, FOREIGN, found.document), found.windows, num_draws=2
-    )
+    controls = Controls(unrelated(found.model, FOREIGN, found.document), found.windows, num_draws=2)
     losses = context_losses(found.prepared.scorer, found.document, found.windows, controls)
     losses = losses.set_index("target").loc[SHORT + 1 :]
 
@@ -255,7 +253,7 @@ def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
     given = {"at": "w8", "selector": "nearest"}
     found = asked(model, **given)
     ids = np.array(make_tokenizer(bos=False)(TEXT).input_ids)
-    (others,) = _unrelated(found.model, [TEXT, *FOREIGN], found.document).items
+    (others,) = unrelated(found.model, [TEXT, *FOREIGN], found.document).items
     runs = {tuple(run) for run in np.lib.stride_tricks.sliding_window_view(others.tokens, 32)}
     assert tuple(ids[:32]) not in runs, "the text itself stands in for an unrelated one"
     with pytest.raises(DataError, match="share no passage"):
