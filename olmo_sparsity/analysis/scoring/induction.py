@@ -12,6 +12,7 @@ from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
 from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE
+from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 
 MOST, LEAST, TOKENS = 64, 4, 32768
@@ -31,6 +32,8 @@ def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tens
     passages have one length."""
     if not passages:
         return torch.empty(0, 2)
+    if isinstance(scorer, ReplacingScorer):
+        return torch.from_numpy(scorer.repetition(passages))
     length = len(passages[0])
     scorer.token_forwards += 2 * length * len(passages)
 

@@ -12,18 +12,22 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
-from olmo_sparsity import estimate_cost, explain, measure
+from olmo_sparsity import estimate_cost, explain, load_model, measure
 from olmo_sparsity.analysis.explain.prompt import unrelated
 from olmo_sparsity.analysis.inputs.documents import Controls, Documents
 from olmo_sparsity.analysis.kernels.engine import Prompt
+from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
+from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.selectors.influence import Question, halving
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError
 from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
+from tests.support.fake_server import FakeServer
 from tests.support.families import REFUSED, build
 
 VOCAB = 45
@@ -173,6 +177,26 @@ def test_planted_copies_are_found_with_few_prompts() -> None:
     assert right >= 18
 
 
+def test_a_target_at_1024_tokens_takes_at_most_150_whole_prompts() -> None:
+    """Its losses, units, recovery and control, with one unrelated text."""
+    rng, prompts = np.random.default_rng(0), list[Prompt]()
+
+    class Counts(Copies):
+        def score(self, given: list[Prompt]) -> list[np.ndarray]:
+            prompts.extend(given)
+            return [-rng.random(len(prompt.continuation)) for prompt in given]
+
+    documents = Documents.of([rng.integers(0, 5000, 1030) for _ in range(6)])
+    windows = Settings(long=1024, short=128, far_states="replaced").windows
+    controls, document = Controls(documents, windows, num_draws=1), documents[1]
+    scorer = ReplacingScorer(Counts(), Copies(), 1).of_document(document, controls)
+    block = windows.block(document.tokens, 1024, 1025)
+    context_losses(scorer, document, windows, controls, [block])
+    recover(scorer, document, windows, [1024], selectors="halving", controls=controls)
+    assert 100 < len(prompts) <= 150
+    assert {len(prompt.inputs) for prompt in prompts} == {1024}
+
+
 def test_the_cost_is_counted_before(model: LoadedModel, documents: Documents) -> None:
     given = OF_WINDOWS | GIVEN | {"far_states": "replaced", "at": [30, 36], "replacements": 1}
     given = {name: value for name, value in given.items() if name not in ("share", "max_targets")}
@@ -229,3 +253,38 @@ def test_the_command_measures_a_recurrent_model(tmp_path: Path, capsys: Any) -> 
     assert main(words.split()) == 0
     assert "distant units among unrelated text" in capsys.readouterr().out
     assert main([*words.split(), "--selectors", "gradient"]) == 2
+
+
+def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
+    documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's model depends on two tokens, of which one is distant here."""
+    server = FakeServer(make_tokenizer())
+    given: dict[str, Any] = {"long": 16, "short": 1, "stride": 1, "far_states": "replaced"}
+    given |= {"share": 0.3, "min_gap": 0.1, "max_targets": 2, "ks": 1}
+    really, written = Parts.write, list[str]()
+
+    def write(self: Parts, phase: str, *others: Any) -> None:
+        if written.count("recovery") == 1 and phase == "recovery":
+            raise KeyboardInterrupt
+        really(self, phase, *others)
+        written.append(phase)
+
+    try:
+        model = load_model(server.url, tokenizer=make_tokenizer())
+        monkeypatch.setattr(Parts, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            measure(model, documents, **given, out=tmp_path)
+        monkeypatch.setattr(Parts, "write", really)
+        resumed = measure(model, documents, **given, out=tmp_path)
+    finally:
+        server.stop()
+    losses = resumed.losses.set_index(["document", "target"])
+    for row in resumed.recovery.query("far_part == 'document' and control == 'own'").itertuples():
+        tokens, found = documents[row.document].tokens, losses.loc[row.document, row.target]
+        truth = server.model.truth(tokens[: row.target].tolist(), [int(tokens[row.target])])
+        assert found.loss_long == pytest.approx(-float(truth[0]), abs=1e-4)
+        assert row.loss_set == pytest.approx(found.loss_long, abs=1e-4)
+    best = resumed.influence.query("control == 'own' and far_part == 'document' and rank == 1")
+    assert (best.target - best.far_first).tolist() == [2] * len(best)
+    assert resumed.summary.recovery.iloc[0] == pytest.approx(1, abs=1e-4)
