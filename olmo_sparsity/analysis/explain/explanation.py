@@ -29,7 +29,7 @@ from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
 from olmo_sparsity.analysis.results.view import Shown, escape, spell
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
-from olmo_sparsity.analysis.selectors.influence import check_selector, find_selector
+from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, Request
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.io import refuse_suffix, write_atomically
@@ -223,7 +223,7 @@ class ExplainRequest(Request):
 
     def checked(self) -> Self:
         self.settings.check()
-        check_selector(self.settings.selector, self.settings.far_states)
+        find_selector(self.settings.selector, self.settings.far_states)
         text, prompt, target, settings = self.text, self.prompt, self.target, self.settings
         if (text is None) == (prompt is None):
             raise ConfigError("pass either text= or prompt=, not both and not neither")

@@ -239,8 +239,7 @@ class Controls:
         return self._draw(self._unused(document, block), document, block, "placebo")
 
     def replacement(self, document: Document, block: Block, draw: int) -> FarText:
-        """A text that replaces the document's own; if there are enough documents, neither a foreign
-        one nor the placebo."""
+        """A text that replaces the document's own: no foreign one and no placebo, if it can be."""
         unused, placebo = self._unused(document, block), self.placebo(document, block).document
         others = [other for other in unused if other is not placebo] or unused
         return self._draw(others, document, block, "replacement", draw)

@@ -48,7 +48,7 @@ from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.selectors.influence import check_selector
+from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.analysis.settings import (
     QUICK,
     QUICK_BLOCKS,
@@ -108,7 +108,7 @@ class MeasureRequest(Request):
         if self.choices is None:  # these determine the settings
             settings.check()
         for name in settings.selectors:
-            check_selector(name, settings.far_states)
+            find_selector(name, settings.far_states)
         return replace(self, windows=None, settings=settings, reading=reading)
 
     def _check_one_selects_targets(self) -> None:

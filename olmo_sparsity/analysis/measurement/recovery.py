@@ -24,11 +24,13 @@ from olmo_sparsity.analysis.results.tables import PHASES
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.analysis.selectors.influence import (
+    NUM_HALVED,
     Choice,
     Question,
     falls_of_sets,
     find_selector,
     first_groups,
+    halves_of,
 )
 from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.errors import DataError
@@ -250,10 +252,11 @@ class _Evaluation:
         """The rank correlation of groups' effects by two halves of the texts, Spearman–Brown."""
         assert isinstance(self.scorer, ReplacingScorer)
         groups = first_groups(units, text.context.block.num_far)
-        if self.scorer.num_texts < 2 or len(groups) < 4:  # a correlation would say nothing
+        while len(groups) <= NUM_HALVED and (halves := halves_of(groups)):
+            groups = halves
+        if self.scorer.num_texts < 2 or len(groups) <= NUM_HALVED:
             return
-        far = [NOTHING, *(units.run(*group) for group in groups)]
-        targets = text.targets[DOCUMENT]
+        far, targets = [NOTHING, *(units.run(*one) for one in groups)], text.targets[DOCUMENT]
         rows = [text.context.set_row(places, span) for span in targets for places in far]
         losses = [nll_RW.sum(1) for nll_RW in self.scorer.by_text(rows)]
         loss_TGR = np.array(losses).reshape(len(targets), len(far), -1)

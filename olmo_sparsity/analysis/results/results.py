@@ -54,9 +54,7 @@ class Meta:
     induction: dict = field(default_factory=dict)
     """The induction check: the drop in loss on a repeated passage."""
 
-    reliability: list = field(default_factory=list)
-    """How far halves of the texts that replace distant ones agree, by target set and units."""
-
+    reliability: list = field(default_factory=list)  # of replacements, by target set and units
     longppl: dict = field(default_factory=dict)
     counts: dict = field(default_factory=dict)
     commit: str | None = None

@@ -90,21 +90,21 @@ class ReplacingScorer(Scorer):
         for group in groups:
             tokens, first = new[group[0]][0], min(new[key][1] for key in group)
             prompts.append(Prompt(tokens[:first], tokens[first:]))
-        before = self.engine.token_forwards
-        found = self.engine.score(prompts)
-        self.token_forwards += self.engine.token_forwards - before
-        for group, prompt, log_p in zip(groups, prompts, found, strict=True):
+        for group, prompt, log_p in zip(groups, prompts, self._log_p(prompts), strict=True):
             for key in group:
                 (tokens, first), begin = new[key], len(prompt.prefix)
                 self._known[key] = -log_p[first - begin : len(tokens) - begin]
         self.after_batch()
 
+    def _log_p(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        before, log_p = self.engine.token_forwards, self.engine.score(prompts)
+        self.token_forwards += self.engine.token_forwards - before
+        return log_p
+
     def repetition(self, passages: Sequence[np.ndarray]) -> np.ndarray:
         """loss_B2: mean losses of each passage, and of its repetition, without the first token."""
         prompts = [Prompt(one[:1], np.concatenate([one[1:], one])) for one in passages]
-        before = self.engine.token_forwards
-        nll_BL, length = -np.stack(self.engine.score(prompts)), len(passages[0])
-        self.token_forwards += self.engine.token_forwards - before
+        nll_BL, length = -np.stack(self._log_p(prompts)), len(passages[0])
         return np.stack([nll_BL[:, : length - 1].mean(1), nll_BL[:, length:].mean(1)], 1)
 
 

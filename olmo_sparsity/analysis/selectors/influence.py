@@ -64,13 +64,10 @@ class Selector:
         return self.call(scorer, question)
 
 
-def check_selector(name: str, far_states: Reading) -> None:
-    if find_selector(name).reads_states and far_states == "replaced":
+def find_selector(name: str, far_states: Reading | None = None) -> Selector:
+    if far_states == "replaced" and find_selector(name).reads_states:
         fit = ", ".join(n for n, rule in SELECTORS.items() if not rule.reads_states)
         raise ConfigError(f"selectors: '{name}' needs states; with far_states=replaced pass {fit}")
-
-
-def find_selector(name: str) -> Selector:
     if name in SELECTORS:
         return SELECTORS[name]
     found = find_added(name, "olmo_sparsity.selectors", "selectors")
@@ -161,6 +158,11 @@ def first_groups(units: Units, num_far: int) -> list[tuple[int, int]]:
     return [(a, min(a + size, len(units))) for a in range(0, len(units), size)]
 
 
+def halves_of(groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    middles = [(a, (a + b) // 2, b) for a, b in sorted(groups) if b - a > 1]
+    return [half for a, middle, b in middles for half in ((a, middle), (middle, b))]
+
+
 def halving(scorer: Scorer, question: Question) -> Choice:
     """add_one from coarse to fine by losses alone: groups of 64 or 128 tokens, then both halves of
     the best 4, and so on to single units. A unit that was not evaluated ranks behind those that
@@ -179,8 +181,7 @@ def halving(scorer: Scorer, question: Question) -> Choice:
                 score_TU[t, first:end] = nats / (end - first)
                 is_single_TU[t, first:end] = end - first == 1
             best = [own[i] for i in np.argsort(-fall, kind="stable")[:NUM_HALVED]]
-            middles = [(a, (a + b) // 2, b) for a, b in sorted(best) if b - a > 1]
-            halves.append([half for a, m, b in middles for half in ((a, m), (m, b))])
+            halves.append(halves_of(best))
         groups = halves
     order_TU = np.lexsort((-score_TU, ~is_single_TU), axis=1)
     return scored(order_TU[:, : question.k], score_TU)

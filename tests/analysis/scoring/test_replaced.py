@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
@@ -123,18 +124,33 @@ def test_every_unit_by_brute_force_is_what_add_one_finds(
     assert (both.loss_set_x <= both.loss_set_y + 1e-5).all()
 
 
-def test_reliability_is_the_agreement_of_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of groups, for each target; with one text there is none."""
-    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.GROUP", 16)
-    rng = np.random.default_rng(0)
-    model = wrap_model(make_model())
-    documents = Documents.of([rng.integers(3, VOCAB, 240) for _ in range(6)])
-    given = {"short": 8, "stride": 4, "min_gap": 0.0, "max_targets": 1, "ks": 1, "blocks": 2}
-    many = measure(model, documents, **given, far_states="replaced", replacements=4)
-    assert {row["units"] for row in many.meta.reliability} == {"tokens"}
-    assert many.lds.lds.between(-1, 1).all()
-    one = measure(model, documents, **given, far_states="replaced", replacements=1)
-    assert one.meta.reliability == []
+def test_reliability_is_the_agreement_of_two_halves(
+    model: LoadedModel, documents: Documents, measured: Results
+) -> None:
+    """Of the groups that all are evaluated: five or more by halving all distant tokens."""
+    settings = Settings(**OF_WINDOWS, far_states="replaced", replacements=3)
+    windows, controls = settings.windows, Controls(documents, settings.windows, num_draws=1)
+    for row in measured.lds.itertuples():
+        tokens, start = documents[row.document].tokens, int(windows.start_of(row.target))
+        block = windows.block(tokens, start, min(start + 4, len(tokens)))
+        groups = [(0, block.num_far)]
+        while len(groups) < 5:
+            groups = [(c, d) for a, b in groups for c, d in ((a, (a + b) // 2), ((a + b) // 2, b))]
+        falls = np.zeros((3, len(groups)))
+        for draw, fall in enumerate(falls):
+            far = controls.replacement(documents[row.document], block, draw).tokens_F
+            text = np.concatenate([far, tokens[len(far) : row.target + 1]])
+            for number, (first, end) in enumerate(groups):
+                changed = text.copy()
+                changed[first:end] = tokens[first:end]
+                fall[number] = plain(model, text) - plain(model, changed)
+        ranks = pd.DataFrame([falls[[0, 2]].mean(0), falls[1]]).rank(axis=1)
+        r = np.corrcoef(ranks)[0, 1]
+        assert row.lds == pytest.approx(max(-1, 2 * r / (1 + max(r, -0.9))), abs=1e-5)
+    (found,) = measured.meta.reliability
+    assert (found["units"], found["target_set"]) == ("tokens", "gap")
+    alone = measure(model, documents, **OF_WINDOWS, **GIVEN, far_states="replaced", replacements=1)
+    assert alone.meta.reliability == []
 
 
 class Copies:
