@@ -228,7 +228,7 @@ class _Evaluation:
                 self._reliability(text, units, kind)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]
-        loss_N = np.array([nll_W.sum() for nll_W in self.scorer.losses(rows)])
+        loss_N = self.scorer.sums(rows)
         first = 0
         for chosen in choices:
             end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))

@@ -69,6 +69,9 @@ class ReplacingScorer(Scorer):
         """nll_W of each row's targets, in nats."""
         return [nll_RW.mean(0) for nll_RW in self.by_text(rows)]
 
+    def sums(self, rows: Sequence[Row]) -> np.ndarray:
+        return np.array([nll_W.sum() for nll_W in self.losses(rows)])
+
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """nll_RW of each row's targets with each of the unrelated texts."""
         texts = [[_text(row, draw) for draw in range(self.num_texts)] for row in rows]

@@ -234,6 +234,13 @@ class Scorer:
 
         return self._run(rows, nll, to_host)
 
+    def sums(self, rows: Sequence[Row]) -> np.ndarray:
+        """The sum of each row's losses; the targets of all rows are unembedded together."""
+        hidden = self.hidden(rows)
+        loss_N = self.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
+        ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
+        return np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))
+
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """(…, D) → log p (…, V)."""
