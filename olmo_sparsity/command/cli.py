@@ -201,7 +201,8 @@ def explain(options: argparse.Namespace) -> int:
     keep_freed_memory()
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
-    if options.foreign is not None and not options.check and options.far_states != "replaced":
+    is_replaced = vars(options).get("far_states") == "replaced"
+    if options.foreign is not None and not options.check and not is_replaced:
         raise ConfigError("--foreign requires --check, which uses this text: add --check")
     given = given_options(options, explanation.ExplainRequest.names()) | {
         "text": None if options.text is None else read_text(options.text),
