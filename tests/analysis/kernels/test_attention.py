@@ -35,7 +35,7 @@ def test_long_rows_attend_by_blocks_as_they_do_at_once(
     torch.testing.assert_close(found.float(), whole, atol=precision, rtol=0)
 
 
-@pytest.mark.parametrize("alibi", [0, 1, 3], ids=["no_bias", "one_bias", "bias_of_each_row"])
+@pytest.mark.parametrize("alibi", [0, 1, 2], ids=["no_bias", "one_bias", "bias_of_each_row"])
 @pytest.mark.parametrize("key_heads", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
 def test_documents_attend_as_behind_a_dense_mask(
@@ -43,7 +43,7 @@ def test_documents_attend_as_behind_a_dense_mask(
 ) -> None:
     """And so do gradients."""
     generator = torch.Generator().manual_seed(0)
-    lengths = [[5, 1, 200, 44], [250], [100, 150]]
+    lengths = [[5, 1, 200, 44], [250]]
     documents_BL = torch.stack(
         [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
     )
@@ -55,14 +55,14 @@ def test_documents_attend_as_behind_a_dense_mask(
         bias = (slopes + attention.causal_bias(250, torch.device("cpu"))).clamp(min=-1e30).to(dtype)
         mask = mask + slopes
     q, k, v = (
-        torch.randn(3, heads, 250, 8, generator=generator).to(dtype).requires_grad_()
+        torch.randn(2, heads, 250, 8, generator=generator).to(dtype).requires_grad_()
         for heads in (4, key_heads, key_heads)
     )
     expected = F.scaled_dot_product_attention(
         q.float(), k.float(), v.float(), mask, enable_gqa=True
     )
     documents = attention.find_documents(documents_BL, torch.device("cpu"))
-    assert documents[0].tolist() == [0, 5, 6, 206, 250, 500, 600, 750]
+    assert documents[0].tolist() == [0, 5, 6, 206, 250, 500]
     found = attention.attend_within(q, k, v, documents, bias)
     assert found.dtype == dtype
     near = {"atol": 1e-5, "rtol": 1e-4} if dtype == torch.float else {"atol": 0.05, "rtol": 0.05}
