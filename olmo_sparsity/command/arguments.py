@@ -195,7 +195,7 @@ def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
 def _add_score(sub: Parser) -> None:
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--text", required=True, help="a file or glob of .parquet, .jsonl or plain text")
-    out = "a .parquet or .jsonl file: a row for each document; the same command resumes"
+    out = "a .parquet file: a row for each document; the same command resumes"
     sub.add("--out", required=True, help=out)
     sub.add("--field", default="text", help="the field that holds the text (%(default)s)")
     add_options(sub, settings.ScoreSettings, ModelOptions)

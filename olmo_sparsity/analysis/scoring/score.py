@@ -60,7 +60,7 @@ class ScoreRequest(Request):
     model: LoadedModel | str | Path
     text: str
     out: str | Path
-    """A .parquet or .jsonl file."""
+    """A .parquet file."""
 
     field: str = "text"
     shard: tuple[int, int] = (0, 1)
@@ -71,7 +71,7 @@ class ScoreRequest(Request):
 
     def checked(self) -> Self:
         self.settings.check()
-        refuse_suffix("out", self.out, ".parquet", ".jsonl")
+        refuse_suffix("out", self.out, ".parquet")
         index, of = self.shard
         if not 0 <= index < of:
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
@@ -331,26 +331,20 @@ def score_files(request: ScoreRequest) -> Path | None:
     if missing := sum(pieces.read(*piece) is None for piece in enumerate(digests)):
         say(f"shard {index}/{of} is done; {missing} of {len(digests)} parts are left to others")
         return None
-    with locked(work.path, waits=True):
-        every = ((pieces.read(*piece) or {})["rows"] for piece in enumerate(digests))
-        _join(every, out, pa.schema(list(_columns(request.settings).items())))
+    schema = pa.schema(list(_columns(request.settings).items()))
+    with (
+        locked(work.path, waits=True),
+        writing(out) as partial,
+        pq.ParquetWriter(partial, schema, compression="zstd") as writer,
+    ):
+        for piece in enumerate(digests):
+            rows = (pieces.read(*piece) or {})["rows"]
+            writer.write_table(pa.Table.from_pylist(rows, schema))
     return out
 
 
 def _parts_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.parts")
-
-
-def _join(parts: Iterable[list[dict[str, Any]]], out: Path, schema: pa.Schema) -> None:
-    with writing(out) as partial:
-        if out.suffix == ".parquet":
-            with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-                for rows in parts:
-                    writer.write_table(pa.Table.from_pylist(rows, schema))
-            return
-        with partial.open("w", encoding="utf-8") as file:
-            for rows in parts:
-                file.writelines(f"{json.dumps(row)}\n" for row in rows)
 
 
 def _opened(request: ScoreRequest) -> tuple[_Scoring, Iterator[_Text]]:

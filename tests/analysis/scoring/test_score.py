@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -138,19 +139,16 @@ def request_of(model: Any, text: Path, out: Path, **more: Any) -> ScoreRequest:
 
 def read(path: Path | None) -> list[dict[str, Any]]:
     assert path is not None
-    if path.suffix == ".parquet":
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-        return rows
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
 
 
 STRANGE = [1, "a", {}, 2**70, [1, "a"], "\ud800", None, float("nan")]
 """A field of a record that no column of a table can hold."""
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_files_in_shards_and_after_a_stop(
-    model: Any, texts: list[str], suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bytes from one process, from two that share the parts, from one that stopped, and
     from one whose parts were damaged."""
@@ -161,7 +159,7 @@ def test_files_in_shards_and_after_a_stop(
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def into(name: str, **more: Any) -> Path | None:
-        return score_files(request_of(model, lines, tmp_path / f"{name}{suffix}", **more))
+        return score_files(request_of(model, lines, tmp_path / f"{name}.parquet", **more))
 
     whole = into("whole")
     in_memory = list(score(model, texts, contexts=CONTEXTS, local=LOCAL, blocks=2, seed=3))
@@ -183,7 +181,7 @@ def test_files_in_shards_and_after_a_stop(
     with pytest.raises(KeyboardInterrupt):
         into("stopped")
     for damage in (lambda b: b, lambda b: b[:-9], lambda b: b.replace(b"1", b"2"), lambda b: b""):
-        for path in sorted((tmp_path / f"stopped{suffix}.parts").glob("0*"))[:1]:
+        for path in sorted((tmp_path / "stopped.parquet.parts").glob("0*"))[:1]:
             path.write_bytes(damage(path.read_bytes()))
         before = len(calls)
         assert (found := into("stopped")) is not None
@@ -203,7 +201,7 @@ def test_files_in_shards_and_after_a_stop(
         fits = [context for context in CONTEXTS if row[f"loss_{context}"] is not None]
         each = sum(fits) + max(fits, default=0) + LOCAL * (len(fits) + 3)
         needed += row["scored_tokens"] // LOCAL * each
-    counted = count_score(request_of(model, lines, tmp_path / "none.jsonl"))
+    counted = count_score(request_of(model, lines, tmp_path / "none.parquet"))
     assert counted.token_forwards == needed
     assert "6 (all of" in str(counted)
 
@@ -215,24 +213,23 @@ def test_no_input_is_written_and_no_output_read(
     folder = tmp_path / "in" / "of"
     folder.mkdir(parents=True)
     (tmp_path / "link").symlink_to("in")
-    lines = folder / "t.jsonl"
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    before = lines.read_bytes()
-    (folder / "old.jsonl").write_text("")
+    given = folder / "t.parquet"
+    pq.write_table(pa.table({"text": texts}), given)
+    before = given.read_bytes()
     for text, out in [
-        *(("in/of/t.jsonl", "in/of/../of/t.jsonl"), ("in/of/*.jsonl", "link/of/old.jsonl")),
-        *(("in/of", "in/of/new.jsonl"), ("link", "in/of/n.jsonl")),
+        *(("in/of/t.parquet", "link/of/../of/t.parquet"), ("in/of/*.parquet", "in/of/t.parquet")),
+        *(("in/of", "in/of/new.parquet"), ("link", "in/of/n.parquet")),
     ]:
         with pytest.raises(ConfigError, match="out="):
             score_files(request_of(model, Path(text), Path(out)))
-    assert lines.read_bytes() == before
-    assert {path.name for path in folder.iterdir()} == {"t.jsonl", "old.jsonl"}
-    request = request_of(model, Path("in/**/*.json*"), Path("in/new.jsonl"))
+    assert given.read_bytes() == before
+    assert [path.name for path in folder.iterdir()] == ["t.parquet"]
+    request = request_of(model, Path("in/**/*.*"), Path("in/new.parquet"))
     assert len(read(score_files(request))) == len(texts)
     for _ in ("its output", "its parts"):
         with pytest.raises(ConfigError, match="out="):
             score_files(request)
-        Path("in/new.jsonl").unlink(missing_ok=True)
+        Path("in/new.parquet").unlink(missing_ok=True)
 
 
 def test_another_tokenizer_or_template_is_another_work(texts: list[str], tmp_path: Path) -> None:
@@ -241,8 +238,8 @@ def test_another_tokenizer_or_template_is_another_work(texts: list[str], tmp_pat
     model, other, told = make_model(), make_tokenizer(), make_tokenizer()
     other.add_tokens(["w1 w2"])
     told.chat_template = "{{ messages }}"
-    score_files(request_of(wrap_model(model, make_tokenizer()), lines, tmp_path / "a.jsonl"))
+    score_files(request_of(wrap_model(model, make_tokenizer()), lines, tmp_path / "a.parquet"))
     for tokenizer, name in ((other, "tokenizer"), (told, "chat_template")):
-        request = request_of(wrap_model(model, tokenizer), lines, tmp_path / "a.jsonl")
+        request = request_of(wrap_model(model, tokenizer), lines, tmp_path / "a.parquet")
         with pytest.raises(ConfigError, match=name):
             score_files(request)
