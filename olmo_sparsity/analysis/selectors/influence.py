@@ -166,9 +166,7 @@ def halves_of(groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def halving(scorer: Scorer, question: Question) -> Choice:
     """add_one from coarse to fine by losses alone: groups of 64 or 128 tokens, then both halves of
     the best 4, and so on to single units. A unit that was not evaluated ranks behind those that
-    were, by its share of the smallest group around it.
-
-    A unit is missed if it helps less than the rest of its group harms."""
+    were, by its share of the smallest group around it."""
     units, spans = question.units, question.spans
     groups = [first_groups(units, question.context.block.num_far)] * len(spans)
     score_TU = np.zeros((len(spans), len(units)))
