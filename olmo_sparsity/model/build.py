@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.use import forget
@@ -41,7 +41,8 @@ def build_theirs(config: ModelConfig) -> PreTrainedModel:
     import transformers
 
     family = FAMILIES[config.architecture]
-    read, allowed = _READ | set(family.settings), {k: (v,) for k, v in family.fields().items()}
+    read = _READ | set(family.settings)
+    allowed: dict[str, tuple[Any, ...]] = {k: (v,) for k, v in family.fields().items()}
     if family.is_neox:
         read |= {"rotary_fraction", "embedding_dropout"}
         allowed |= {

@@ -178,7 +178,8 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
     if theirs.model_type == "olmo3":  # only layers without a window scale their angles
         found |= {"layer_types": theirs.layer_types, "rope_parameters": rope["sliding_attention"]}
         rope, num_layers = rope["full_attention"], theirs.num_hidden_layers
-        usual = type(theirs)(num_hidden_layers=num_layers)
+        config_class: Any = type(theirs)
+        usual = config_class(num_hidden_layers=num_layers)
         plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
         required |= {"layer_types": usual.layer_types, "rope_parameters": plain}
     natural = theirs.hidden_size // theirs.num_attention_heads

