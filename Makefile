@@ -147,4 +147,3 @@ results-check: install
 evidence: install
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc)} $(MAKE) -f study/Makefile text tasks
 	$(BIN)/python -m study.pages.write_tables
-	$(BIN)/python -m study.pages.write_figures

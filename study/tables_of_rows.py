@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import (
@@ -40,12 +39,6 @@ def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dic
         raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
     table = read_parquet(path, remedy)
     meta = read_json(path.with_name("meta.json"), dict, remedy)
-    names = [item.name for item in fields(cast(Any, kind))]
-    if table.schema.names != names:
-        differing = sorted(set(table.schema.names) ^ set(names))
-        raise DataError(
-            f"{path}, of another version: columns {differing} are missing or unknown; {remedy}"
-        )
     return [kind(**row) for row in table.to_pylist()], meta
 
 

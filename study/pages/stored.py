@@ -1,4 +1,4 @@
-"""Read study/results and docs/figures for the tables and figures of the pages.
+"""Read study/results for the tables of the pages.
 
 study/results holds, written by keep_results.py:
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,13 @@ import yaml
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     both_ways,
-    interval,
     pair,
-    resample_weights,
     summarize,
 )
 from study.tasks.results import Row
 
 ROOT = Path(__file__).parents[2]
-RESULTS, FIGURES, PAGES = (
-    ROOT / name for name in ("study/results", "docs/figures", "study/tables")
-)
+RESULTS, PAGES = ROOT / "study/results", ROOT / "study/tables"
 SHOWN = yaml.safe_load((ROOT / "study/tables.yaml").read_text(encoding="utf-8"))
 """What the pages show of it."""
 
@@ -250,33 +245,3 @@ def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
         r"_seed\d+$", "", regex=True
     )
     return rows.groupby(["model", "seed"]).mean()
-
-
-def by_context(name: str, edges: list[int], ks: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield recovery, excess and net excess of targets by the number of tokens before them: a row
-    for each kind of unit, k and range."""
-    for units, k, (low, high) in product(read_meta(name)["units"], ks, pairwise(edges)):
-        rows = stored_rows(name)
-        rows = rows[(rows.target_set == "gap") & (rows.units == units) & (rows.k == k)]
-        rows = rows[rows.target.between(low, high - 1)]
-        own, placebo = (rows[rows.far_part == part] for part in ("document", "placebo"))
-        documents = rows.document.unique()
-        sums_PDC = [
-            part.groupby("document")[["gap", "own", "foreign"]].sum().reindex(documents).fillna(0)
-            for part in (own, placebo)
-        ]
-        weights_RD = np.vstack([np.ones(len(documents)), resample_weights(len(documents))])
-        gap_PR, own_PR, foreign_PR = np.einsum("pdc,rd->cpr", np.stack(sums_PDC), weights_RD)
-        with np.errstate(invalid="ignore"):  # a resample without a target of the placebo
-            excess_PR = (own_PR - foreign_PR) / gap_PR
-        row = {"from": low, "to": high, "units": units, "k": k, "gap": own.gap.mean()}
-        row |= {"targets": len(own), "placebo_targets": len(placebo)}
-        row["placebo"] = own_PR[1, 0] / gap_PR[1, 0]
-        for column, values_R in (
-            ("recovery", own_PR[0] / gap_PR[0]),
-            ("excess", excess_PR[0]),
-            ("net", excess_PR[0] - excess_PR[1]),
-        ):
-            ends = interval(values_R[1:], values_R[0])
-            row |= zip((column, f"{column}_low", f"{column}_high"), ends, strict=True)
-        yield row

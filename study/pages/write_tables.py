@@ -31,7 +31,6 @@ from study.pages.stored import (
     RESULTS,
     ROOT,
     SHOWN,
-    by_context,
     measurements,
     other_table,
     others,
@@ -267,11 +266,6 @@ def num_documents_read(name: str) -> int:
     if counts["documents_left"]:
         raise ValueError(f"{name} is partial: which documents it measured is not stored")
     return int(counts["documents_measured"] + counts["documents_too_short"])
-
-
-def contexts(of: str, edges: list[int], ks: list[int]) -> Rows:
-    """Recovery, excess and net excess of targets by the number of tokens before them."""
-    yield from by_context(of, edges, ks)
 
 
 def chosen_words(own: str, others: dict[str, tuple[str, str]]) -> Rows:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,9 +25,7 @@ from study.tasks.needle import Needle
 from study.tasks.parity import ScratchpadParity, SparseParity
 from study.tasks.samples import EndToken, Ks, Samples, Task
 from study.tasks.schemes import (
-    CHUNKED,
     COUPLED,
-    EMBEDDED,
     HAVE_COUPLED_IDS,
     PREDICTED,
     SCHEMES,
@@ -160,26 +157,9 @@ def _rules(settings: ExperimentSettings) -> Rules:
     yield rate > 0, f"optimizer.learning_rate={rate} trains nothing; raise it"
     are_ends = len(lengths) == 2 and 1 <= lengths[0] <= lengths[1]
     yield are_ends, f"train_lengths={lengths} must be [shortest, longest]"
-    positions, defaults = settings.positions, ExperimentSettings()
-    chunked = schemes & {*CHUNKED}
-    cut_anywhere = chunked and positions.num_chunks > 1 and not positions.aligned_cuts
-    for is_used, name, reason in (
-        (chunked, "positions.num_chunks", "no scheme cuts chunks"),
-        (chunked, "positions.aligned_cuts", "no scheme cuts chunks"),
-        (schemes & {*SPREAD}, "positions.num_ids", "no scheme spreads IDs"),
-        (cut_anywhere, "positions.published", "it means several chunks, cut anywhere"),
-        (schemes & {*EMBEDDED}, "coupling.embed_ids", "no scheme embeds IDs"),
-        (schemes & {*PREDICTED}, "coupling.id_loss_weight", "no scheme has this loss"),
-        (settings.train_ks, "training.grow_k_steps", "train_ks is empty"),
-        (False, "model.vocab_size", "the task decides it"),
-        (False, "model.embedding_size", "the task decides it"),
-        (False, "model.max_sequence_length", "the task and positions.num_ids decide it"),
-        (False, "model.rope", "the scheme decides it"),
-        (False, "model.alibi", "the scheme decides it"),
-    ):
-        value = attrgetter(name)(settings)
-        is_default = value == attrgetter(name)(defaults)
-        yield is_used or is_default, f"{name}={value} is set, but {reason}; remove it"
+    for name in ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi"):
+        is_default = getattr(settings.model, name) == getattr(ModelConfig(), name)
+        yield is_default, f"model.{name} is set, but the task and the scheme decide it; remove it"
     has_ks = settings.test_ks or not settings.train_ks
     yield has_ks, "train_ks is set, but test_ks is empty; set both"
     may_predict = settings.coupling.embed_ids or not schemes & {*PREDICTED}

@@ -125,12 +125,6 @@ class SparseAttention(nn.Module):
         super().__init__()
         self.shape, self.vocab_size = shape, vocab_size
         num_codes = vocab_size**shape.num_places
-        check_memory(
-            # Keys and gradients, Adam's two moments, and three products with the values.
-            4.0 * 7 * num_replicas * shape.num_rows * num_codes,
-            f"a key table of {shape.num_rows:,} relative places × {num_codes:,} token tuples",
-            "lower the window, the vocabulary or k",
-        )
         # Initially all keys are 1, and all labels equally likely.
         self.log_key_RPC = nn.Parameter(torch.zeros(num_replicas, shape.num_rows, num_codes))
         self.value_logits_RCY = nn.Parameter(torch.zeros(num_replicas, num_codes, num_labels))
@@ -200,11 +194,6 @@ def _sum_rows(table_IY: torch.Tensor, entries_NE: torch.Tensor) -> torch.Tensor:
 def batches_that_fit(num_strings: int, num_replicas: int, layout: Layout) -> Iterator[slice]:
     """Slices of a batch that fit the memory limit; one string must fit."""
     per_string = num_replicas * len(layout) * 8.0 * 4  # entries and temporaries
-    check_memory(
-        per_string,
-        f"one string with {len(layout):,} subsets for {num_replicas} seeds",
-        "use fewer seeds, a local key (far: zero), a smaller k or a shorter length",
-    )
     # A slice of a few MiB stays in cache; larger ones are slower.
     step = max(1, min(int(MEMORY_LIMIT_BYTES // per_string), int(2**25 // per_string)))
     for start in range(0, num_strings, step):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.build import build_model
 from study.coupling import PositionCoupling, Response, score
 
@@ -168,31 +167,4 @@ def test_the_joint_loss_is_the_weighted_sum_of_its_parts(architecture: str) -> N
     assert all(p.grad is not None and p.grad.any() for p in coupling.parameters())
 
 
-def test_ids_to_predict_may_differ_from_those_fed() -> None:
-    coupling, given = build(), build(predict_ids=False)
-    given.load_state_dict(coupling.state_dict(), strict=False)
-    targets_BL = (IDS_BL + 7) % NUM_IDS
-    found = coupling.loss(TOKENS_BL, IDS_BL, RESPONSE_BL, targets_BL)
-    logits_BLI = coupling(TOKENS_BL, IDS_BL)[1]
-    of_ids = nn.functional.cross_entropy(
-        logits_BLI[:, 6:11].flatten(0, 1), targets_BL[:, 7:].flatten()
-    )
-    torch.testing.assert_close(found, given.loss(TOKENS_BL, IDS_BL, RESPONSE_BL) + of_ids)
-
-
 # --- refusals -----------------------------------------------------------------------------------
-
-
-def test_what_cannot_work_is_refused() -> None:
-    loss, generate, given = build().loss, build().generate, build(predict_ids=False).generate
-    with pytest.raises(ConfigError, match="embed_ids=True"):
-        build(embed_ids=False)
-    for call, arguments, problem in (
-        (loss, (TOKENS_BL, IDS_BL[:, :-1], RESPONSE_BL), "give every token one ID"),
-        (loss, (TOKENS_BL, IDS_BL + NUM_IDS, RESPONSE_BL), "num_ids"),
-        (generate, (TOKENS_BL, IDS_BL - 3, 2), "-1 to"),
-        (generate, (TOKENS_BL, IDS_BL, 5, RESPONSE_IDS), "response_ids_BR"),
-        (given, (TOKENS_BL, IDS_BL, 5), "response_ids_BR"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            call(*arguments)

@@ -15,7 +15,7 @@ from study.rows import one_each
 from tests.support.commands import check_command
 
 OF_HISTORY = (
-    *("calibration_", "planted_"),  # with tables of study.planting that it no longer writes
+    *("calibration_", "planted_"),  # by `measure --planted`, which is gone
     *("beyond_contextual", "ladder_contextual"),  # collected from configs/sweeps/ladder.yaml
     *("mixed_", "prose_mixed_", "reviews_mixed_", "sources_earlier"),  # with settings that are gone
     *("prose_27m_", "gpu_check_h200", "scaling", "theory_bridge"),  # on other machines, or by hand

@@ -12,9 +12,7 @@ from study.pages.stored import (
     ROOT,
     SHOWN,
     measurements,
-    read_by_part,
     read_summary,
-    stored_rows,
     task_rows,
     tasks,
 )
@@ -54,35 +52,6 @@ def test_a_difference_holds_every_document_of_both() -> None:
     found = write_tables.difference(*names, 1, 1)
     for column in ("recovery", "net"):
         assert found[column] == pytest.approx(first[column] - second[column], abs=2e-4)
-
-
-def test_a_difference_holds_no_document_that_one_did_not_read() -> None:
-    some, all_of_them = "smollm2_wikipedia_no_prefix", "smollm2_wikipedia"
-    rows = stored_rows(all_of_them)
-    rows = rows.query("target_set == 'gap' and far_part == 'document' and k == 1")
-    rows = rows[rows.document < 32]
-    first = read_summary(some).loc["add_one_screened", 1]
-    found = write_tables.difference(some, all_of_them, 1, 1)
-    expected = first.recovery - rows.own.sum() / rows.gap.sum()
-    assert found["recovery"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_parts_of_words_hold_every_target() -> None:
-    name = "prose_wikipedia_contextual_seed1"
-    for asked in (name, "prose_wikipedia_contextual_2_of_1 + prose_wikipedia_contextual_1_of_2"):
-        parts, row = (
-            read_by_part(asked, "bigram"),
-            read_summary(asked, "bigram").loc["add_one", 1],
-        )
-        for left_out in (
-            ["whole", "begun"],
-            ["word", "function_word", "begun"],
-            ["first_piece", "whole", "word", "function_word"],
-        ):
-            told = parts.drop(left_out)
-            assert told.num_targets.sum() == row.num_targets
-            mean = (told.excess_nats * told.num_targets).sum() / row.num_targets
-            assert mean == pytest.approx(row.excess_nats, abs=1e-4)
 
 
 # --- pages ----------------------------------------------------------------------------------------

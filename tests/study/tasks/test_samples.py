@@ -28,7 +28,7 @@ TASKS: list[Any] = [
     Needle(),
     Needle(num_needles=3),
     VariableAssignment(),
-    VariableAssignment(num_letters=6, num_names=30, name_length=2, value_length=3),
+    VariableAssignment(num_letters=30, num_names=25),
     EndToken(ScratchpadParity()),
     EndToken(VariableAssignment()),
     EndToken(Needle()),
@@ -41,16 +41,6 @@ every_task = pytest.mark.parametrize("task", TASKS, ids=repr)
 def test_a_reader_of_the_prompt_finds_the_response(task: Task, length: int) -> None:
     samples = draw(task, length=length)
     np.testing.assert_array_equal(task.solve(samples), samples.response_BR)
-
-
-@every_task
-def test_a_seed_fixes_every_bit(task: Task) -> None:
-    first, again, other = draw(task), draw(task), draw(task, seed=1)
-    for name in ("prompt_BP", "response_BR", "prompt_ids_BP", "response_ids_BR"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
-    assert (
-        first.prompt_BP.shape != other.prompt_BP.shape or (first.prompt_BP != other.prompt_BP).any()
-    )
 
 
 @every_task
@@ -190,21 +180,6 @@ def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -
     assert ((samples.prompt_BP[:, 1:-2:2] < 12).sum(1) == 4).all()
 
 
-def test_names_that_training_never_used_are_spelled_with_letters_it_did() -> None:
-    settings: dict[str, Any] = {"num_letters": 5, "name_length": 2}
-    few = VariableAssignment(num_names=12, **settings)
-    many = VariableAssignment(num_names=25, **settings)
-    assert few.vocabulary == many.vocabulary
-    seen, used = (
-        {tuple(name) for name in draw(task, num=2000, k=3).prompt_BP[:, -2:].tolist()}
-        for task in (few, many)
-    )
-    assert len(seen) == 12
-    assert len(used) == 25
-    assert seen < used
-    assert {letter for name in seen for letter in name} == set(range(12, 17))
-
-
 # --- the token that ends a response ---------------------------------------------------------------
 
 
@@ -223,15 +198,12 @@ TOKENS = np.zeros((4, 3), dtype=np.int64)
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: draw(ScratchpadParity(), k=2), "scratchpad_parity has no k"),
-        (lambda: draw(Addition(), k=2), "addition has no k"),
         (lambda: draw(Needle(), k=2), "needle has no k"),
         (lambda: draw(SparseParity(), k=7), "k=7 relevant places do not fit into the 6 pairs"),
         (lambda: Needle(num_needles=20), "task.num_needles=20 must lie between 1"),
         (lambda: Needle(num_values=1), "task.num_values=1"),
         (lambda: draw(Needle(), length=3), "length 3 has no room"),
-        (lambda: VariableAssignment(num_letters=3, num_names=4), "task.num_names=4 is more than"),
-        (lambda: VariableAssignment(value_length=0), "task.value_length=0 must be at least 1"),
+        (lambda: VariableAssignment(num_letters=3, num_names=4), "task.num_names=4 must lie"),
         (lambda: draw(VariableAssignment(num_names=5)), "12 statements need as many names"),
         (lambda: draw(VariableAssignment(), k=13), "a chain of k=13 does not fit"),
         (lambda: draw(VariableAssignment(), k=np.array([1, 2])), "one k for all samples"),
@@ -239,12 +211,6 @@ TOKENS = np.zeros((4, 3), dtype=np.int64)
             lambda: Samples(TOKENS, TOKENS, TOKENS[:, :2], TOKENS),
             r"prompt_ids_BP has shape \(4, 2\); .* \(4, 3\)",
         ),
-        (
-            lambda: Samples(TOKENS, TOKENS, TOKENS, TOKENS[:, :2]),
-            r"response_ids_BR has shape \(4, 2\)",
-        ),
-        (lambda: Samples(TOKENS, TOKENS, TOKENS), "or neither"),
-        (lambda: Samples(TOKENS, TOKENS[:3]), "4 prompts have 3 responses"),
     ],
 )
 def test_what_cannot_be_is_refused(build: Callable[[], object], message: str) -> None:

@@ -17,10 +17,8 @@ from study.tasks.schemes import (
     Placed,
     PositionSettings,
     Sizes,
-    contiguous_batch,
     place,
     pose_batch,
-    randomized_batch,
     uniform_pose_batch,
 )
 from study.tasks.variable_assignment import VariableAssignment
@@ -138,14 +136,6 @@ def test_pose_of_a_batch_rises_strictly_and_is_cut_between_units(
     assert ((steps > 1).sum(1) <= chunks - 1).all()
     cut_before = np.nonzero(steps > 1)[1] + 1
     assert (cut_before % unit == 0).all()
-
-
-def test_randomized_and_contiguous_batches_are_their_single_ones() -> None:
-    ids_BL = randomized_batch(np.random.default_rng(0), 3000, 4, 9)
-    assert (np.diff(ids_BL) >= 1).all()
-    counts = np.bincount(ids_BL.flatten(), minlength=9)
-    assert abs(counts / counts.sum() - 1 / 9).max() < 0.01
-    assert (contiguous_batch(2, 5) == np.arange(5)).all()
 
 
 def test_uniform_pose_has_uniform_cuts_sorted_skips_and_an_offset() -> None:
