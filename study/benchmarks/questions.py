@@ -32,9 +32,7 @@ answer, `one decoy` replaces it once, `attention` is the mean over heads and lay
 that predicts the answer, `surrogate` is ContextCite's method (a linear model of the logit of the
 answer, on prompts without some of the sources; here all 32 of them, by least squares), and `BM25`
 and `words` compare the source with question and answer. `--package` adds the scores of a package
-(source_explainers.py; PYTHON has it installed) to the questions of FOLDER; AT2 is fitted to
-questions of the first half (`--fit-on`). LDS is the rank
-correlation of this logit with the sum of the scores of the sources in a prompt.
+(source_explainers.py; PYTHON has it installed) to the questions of FOLDER. LDS is the rank correlation of this logit with the sum of the scores of the sources in a prompt.
 """
 
 from __future__ import annotations
@@ -675,7 +673,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--sources", type=int, default=5)
     parser.add_argument("--package", help="add the scores of this one of source_explainers.py")
-    parser.add_argument("--fit-on", type=int, default=40, help="questions, for AT2")
     parser.add_argument("--python", default=sys.executable, help="has the package")
     parser.add_argument("--generated", action="store_true", help="judge the model's own answers")
     parser.add_argument("--surrogate-every", type=int, default=0, metavar="N")
@@ -701,13 +698,9 @@ def main() -> None:
     numbered = enumerate(islice(questions, options.num))
     if options.package and options.generated:
         parser.error("--package takes given answers, not --generated ones")
-    if options.package == "AT2" and options.half == "first":
-        parser.error("--package AT2 is fitted to the first half; pass --half second")
     if options.package:
-        others = islice(make_questions(options.wheel, "first", options.sources), options.fit_on)
         folder = find_folder(options.model)
-        fit_on = others if options.package == "AT2" else ()
-        add_package(options.package, options.python, folder, options.out, dict(numbered), fit_on)
+        add_package(options.package, options.python, folder, options.out, dict(numbered), ())
         return
     for number, case in numbered:
         file = options.out / f"{number:04d}.json"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -207,78 +206,6 @@ def context_cite(
     return scores
 
 
-def at2(model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -> Scores:
-    """Its trainer, with its defaults, fits weights of attention heads to masked sources (its
-    published weights are of other models). Attention is read as transformers gives it: the package
-    computes it again for four families, which this model is not of."""
-    from at2.attribution import AT2Attributor, AT2ScoreEstimator, AT2Trainer
-    from at2.attribution.features import FeatureExtractor
-    from at2.tasks import ContextAttributionTask
-
-    model.set_attn_implementation("eager")  # the fused kernels keep no weights
-
-    class Heads(FeatureExtractor):
-        num_features = model.config.num_hidden_layers * model.config.num_attention_heads
-
-        def __call__(self, task: Any, attribution_start: int, attribution_end: int) -> Any:
-            ids = torch.tensor([task.get_tokens()["input_ids"][:-1]])
-            with torch.no_grad():
-                weights = torch.cat(model(ids, output_attentions=True).attentions)  # layer × head
-            rows = weights[:, :, attribution_start - 1 : attribution_end - 1]
-            return rows.flatten(0, 1).permute(1, 2, 0)
-
-    class Task(ContextAttributionTask):
-        def __init__(self, asked: SourceQuestion) -> None:
-            super().__init__(model, tokenizer)
-            self.asked = asked
-            self.set_generation(asked.answer)
-
-        @property
-        def prompt(self) -> str:
-            return self.asked.prompt
-
-        def _get_document_ranges(self) -> Any:
-            raise AssertionError("sources are given as tokens")
-
-        def _get_source_token_ranges(self) -> Spans:
-            return self.asked.source_spans
-
-        def get_sub_target_token_ranges(
-            self, split_by: Any = None, relative: bool = False
-        ) -> Spans:
-            assert relative
-            return self.asked.statement_spans
-
-    with tempfile.TemporaryDirectory() as place:
-        trainer = AT2Trainer(
-            Path(place),
-            fit_on,
-            model,
-            tokenizer,
-            lambda asked, *_: Task(asked),
-            feature_extractor=Heads(),
-        )
-        trainer._generations = {i: asked.answer for i, asked in enumerate(fit_on)}
-        trainer._task_datas = {
-            i: {"num_sources": len(asked.sources), "num_targets": len(asked.statements)}
-            for i, asked in enumerate(fit_on)
-        }
-        trainer.compute_features_and_outputs(batch_size=32)
-        size = min(512, len(fit_on))
-        fitted: AT2ScoreEstimator = trainer.train(batch_size=size, device="cpu")
-
-    def scores(asked: SourceQuestion) -> np.ndarray:
-        told = AT2Attributor(Task(asked), fitted)
-        return np.stack(
-            [
-                told.get_attribution_scores(token_start=first, token_end=end)
-                for first, end in asked.statement_spans
-            ]
-        )
-
-    return scores
-
-
 def captum_perturbed(
     method: str, model: Any, tokenizer: Any, fit_on: list[SourceQuestion]
 ) -> Scores:
@@ -340,7 +267,6 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "ours, 8 decoys": (OURS, partial(ours, 8)),
     "context-cite, 32 ablations": ("context-cite", partial(context_cite, 32)),
     "context-cite, 64 ablations": ("context-cite", partial(context_cite, 64)),
-    "AT2": ("at2", at2),
     "captum FeatureAblation": ("captum", partial(captum_perturbed, "FeatureAblation")),
     "inseq attention": ("inseq", partial(inseq, "attention")),
     "flashtrace": ("flashtrace", flashtrace),
