@@ -32,7 +32,8 @@ answer, `one decoy` replaces it once, `attention` is the mean over heads and lay
 that predicts the answer, `surrogate` is ContextCite's method (a linear model of the logit of the
 answer, on prompts without some of the sources; here all 32 of them, by least squares), and `BM25`
 and `words` compare the source with question and answer. `--package` adds the scores of a package
-(source_explainers.py; PYTHON has it installed) to the questions of FOLDER. LDS is the rank correlation of this logit with the sum of the scores of the sources in a prompt.
+(source_explainers.py; PYTHON has it installed) to the questions of FOLDER. LDS is the rank
+correlation of this logit with the sum of the scores of the sources in a prompt.
 """
 
 from __future__ import annotations
