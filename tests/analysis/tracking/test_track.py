@@ -107,13 +107,19 @@ def test_numbers_are_those_of_naive_forwards(model: Any, tracked: Tracked) -> No
                 num_copies += is_copy
                 for kind, value in (("net_gain", gain), ("gaining", gain > 0.1)):
                     of[f"{kind}_{name}"] = of[f"{kind}_{name}"][0] + sign * value, LOCAL
+        twice = torch.tensor([ids[: LONG // 2] * 2])
+        with torch.no_grad():
+            log_p = model.model(twice, torch.arange(LONG)[None])[0].log_softmax(-1)
+        loss_T = -log_p[:-1].gather(1, twice[0, 1:, None])[:, 0].numpy()
+        parts = loss_T[: LONG // 2 - 1], loss_T[LONG // 2 :]
+        of["induction_drop"] = parts[0].mean() - parts[1].mean(), 1
         for name, pair in of.items():
             sums.setdefault(name, []).append(pair)
     values = tracked.numbers.set_index("number").value
     for name, pairs in sums.items():
         total, count = np.sum(pairs, axis=0)
         assert values[name] == pytest.approx(total / count, abs=1e-4), name
-    assert set(values.index) - sums.keys() == {"induction_drop", "one_unit", "recovery"}
+    assert set(values.index) - sums.keys() == {"one_unit", "recovery"}
     assert 20 < num_copies < 12 * LOCAL
     one = tracked.rows[tracked.rows.number == "one_unit"]
     assert one.document.tolist() == [0, 8]
@@ -145,6 +151,8 @@ def test_processes_share_the_documents_and_rows_do_not_depend_on_it(
     assert 8 <= len(half.documents) < 12
     with pytest.raises(DataError, match="budget="):
         text.within(counted.token_forwards * 0.3, scorer)
+    with pytest.raises(DataError, match="7 of 7"):
+        track(model, text=make_texts(7), long=LONG, local=LOCAL)
     with pytest.raises(DataError, match="long=500"):
         track(model, text=make_texts(), long=500, local=8)
     with pytest.raises(ConfigError, match="local="):
