@@ -29,7 +29,7 @@ TRAINED = {
 }
 DEPTHS = (200, 999)
 LEAST_GAP, ENOUGH, NEVER = 0.25, 0.9, 64
-LEAST_TARGETS, LEAST_DOCUMENTS, LEAST_WITH_K = 1500, 300, 300
+LEAST = (1500, 300, 300)  # targets, documents, targets with a k
 CONTROLS = ("gap", "log_distance", "log_depth", "log_count", "part", "bigram")
 DRAWS, PERMUTATIONS = 2000, 200
 
@@ -178,8 +178,8 @@ def summary_of(targets: pd.DataFrame) -> pd.DataFrame:
 
 def verdicts_of(summary: pd.DataFrame, targets: pd.DataFrame) -> dict[str, str]:
     """The registered conditions of E1, E1r and E1n; "void" if there are too few targets."""
-    enough = len(targets) >= LEAST_TARGETS and targets.document.nunique() >= LEAST_DOCUMENTS
-    if not enough or targets.k.notna().sum() < LEAST_WITH_K:
+    numbers = len(targets), targets.document.nunique(), targets.k.notna().sum()
+    if any(number < least for number, least in zip(numbers, LEAST, strict=True)):
         return dict.fromkeys(("E1", "E1r", "E1n"), "void")
     by = summary.set_index("model")
     pose, rope = by.loc[[*TRAINED["pose"]]], by.loc[[*TRAINED["rope"]]]

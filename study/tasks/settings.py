@@ -1,10 +1,4 @@
-"""The settings of a task experiment, read from YAML and `--key.sub=value` overrides, and checked.
-
-Place in the flow: first; experiment.py receives the result. Wrong settings are rejected before
-anything is trained.
-
-Dimension key: P prompt length, R response length.
-"""
+"""Settings of a task experiment, checked before training. P: prompt length, R: response length."""
 
 from __future__ import annotations
 
@@ -25,7 +19,9 @@ from study.tasks.needle import Needle
 from study.tasks.parity import ScratchpadParity, SparseParity
 from study.tasks.samples import EndToken, Ks, Samples, Task
 from study.tasks.schemes import (
+    CHUNKED,
     COUPLED,
+    EMBEDDED,
     HAVE_COUPLED_IDS,
     PREDICTED,
     SCHEMES,
@@ -157,9 +153,19 @@ def _rules(settings: ExperimentSettings) -> Rules:
     yield rate > 0, f"optimizer.learning_rate={rate} trains nothing; raise it"
     are_ends = len(lengths) == 2 and 1 <= lengths[0] <= lengths[1]
     yield are_ends, f"train_lengths={lengths} must be [shortest, longest]"
-    for name in ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi"):
-        is_default = getattr(settings.model, name) == getattr(ModelConfig(), name)
-        yield is_default, f"model.{name} is set, but the task and the scheme decide it; remove it"
+    defaults = ExperimentSettings()
+    for is_used, section, names in (
+        (schemes & {*CHUNKED}, "positions", ("num_chunks", "aligned_cuts", "published")),
+        (schemes & {*SPREAD}, "positions", ("num_ids",)),
+        (schemes & {*EMBEDDED}, "coupling", ("embed_ids",)),
+        (schemes & {*PREDICTED}, "coupling", ("id_loss_weight",)),
+        (settings.train_ks, "training", ("grow_k_steps",)),
+        (False, "model", ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi")),
+    ):
+        of, default = getattr(settings, section), getattr(defaults, section)
+        for name in names:
+            is_default = getattr(of, name) == getattr(default, name)
+            yield is_used or is_default, f"{section}.{name} is set, but decides nothing; remove it"
     has_ks = settings.test_ks or not settings.train_ks
     yield has_ks, "train_ks is set, but test_ks is empty; set both"
     may_predict = settings.coupling.embed_ids or not schemes & {*PREDICTED}

@@ -171,7 +171,8 @@ K = {
         ({"schemes": ["auxiliary"], "coupling": {"embed_ids": False}}, "cannot predict IDs"),
         ({**K, "schemes": ["pointers"]}, "scheme pointers: this task has no coupled IDs"),
         ({"schemes": ["auxiliary"], "task": {"name": "addition"}}, "coupled with no prompt token"),
-        ({"model": {"vocab_size": 9}}, "model.vocab_size is set, but the task"),
+        ({"model": {"vocab_size": 9}}, "model.vocab_size is set, but decides nothing"),
+        ({"schemes": ["rope"], "positions": {"num_ids": 900}}, "positions.num_ids is set, but"),
         ({"schemes": ["ppc"], "positions": {"aligned_cuts": True}}, "units are single tokens"),
         (
             {"task": {"name": "variable_assignment"}, "train_ks": [2], "test_ks": [2]},
