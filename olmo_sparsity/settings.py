@@ -96,15 +96,14 @@ def validate(section: Any) -> None:
     build(type(section), {item.name: getattr(section, item.name) for item in fields(section)})
 
 
-Rules = Iterator[tuple[Any, str]]
-"""A condition, and the message if it does not hold: field, value and remedy."""
+Rules = Iterator[str]
+"""A message for each rule that does not hold: field, value and remedy."""
 
 
 def enforce(origin: str, rules: Rules) -> None:
     """Raise the message of the first rule that does not hold."""
-    for holds, message in rules:
-        if not holds:
-            raise ConfigError(f"{origin}: {message}")
+    for message in rules:
+        raise ConfigError(f"{origin}: {message}")
 
 
 class _UnknownKey(ValueError):
@@ -245,10 +244,8 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str
         text = override.lstrip("-")
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(
-                f"'{override}' is not an option of this command (see --help), nor a setting with a "
-                f"value (--{text}=VALUE)"
-            )
+            kinds = f"an option (see --help), nor a setting with a value (--{text}=VALUE)"
+            raise ConfigError(f"'{override}' is neither {kinds}")
         try:
             names = key.split(".")
             nested = _parse_yaml(value, len(names))

@@ -148,11 +148,13 @@ def check(settings: ExperimentSettings, origin: str) -> None:
 def _rules(settings: ExperimentSettings) -> Rules:
     schemes, lengths = set(settings.schemes), settings.train_lengths
     unknown = [scheme for scheme in settings.schemes if scheme not in SCHEMES]
-    yield not unknown, f"schemes={unknown} are not known; choose among {', '.join(SCHEMES)}"
+    if unknown:
+        yield f"schemes={unknown} are not known; choose among {', '.join(SCHEMES)}"
     rate = settings.optimizer.learning_rate
-    yield rate > 0, f"optimizer.learning_rate={rate} trains nothing; raise it"
-    are_ends = len(lengths) == 2 and 1 <= lengths[0] <= lengths[1]
-    yield are_ends, f"train_lengths={lengths} must be [shortest, longest]"
+    if rate <= 0:
+        yield f"optimizer.learning_rate={rate} trains nothing; raise it"
+    if len(lengths) != 2 or not 1 <= lengths[0] <= lengths[1]:
+        yield f"train_lengths={lengths} must be [shortest, longest]"
     defaults = ExperimentSettings()
     for is_used, section, names in (
         (schemes & {*CHUNKED}, "positions", ("num_chunks", "aligned_cuts", "published")),
@@ -164,12 +166,12 @@ def _rules(settings: ExperimentSettings) -> Rules:
     ):
         of, default = getattr(settings, section), getattr(defaults, section)
         for name in names:
-            is_default = getattr(of, name) == getattr(default, name)
-            yield is_used or is_default, f"{section}.{name} is set, but decides nothing; remove it"
-    has_ks = settings.test_ks or not settings.train_ks
-    yield has_ks, "train_ks is set, but test_ks is empty; set both"
-    may_predict = settings.coupling.embed_ids or not schemes & {*PREDICTED}
-    yield may_predict, f"coupling.embed_ids=false: {' and '.join(PREDICTED)} cannot predict IDs"
+            if not is_used and getattr(of, name) != getattr(default, name):
+                yield f"{section}.{name} is set, but decides nothing; remove it"
+    if settings.train_ks and not settings.test_ks:
+        yield "train_ks is set, but test_ks is empty; set both"
+    if schemes & {*PREDICTED} and not settings.coupling.embed_ids:
+        yield f"coupling.embed_ids=false: {' and '.join(PREDICTED)} cannot predict IDs"
 
 
 def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
@@ -260,11 +262,12 @@ def _rules_of_samples(task: Task, samples: Samples, length: int) -> Rules:
     """Check samples of a user's own task before training on them."""
     tokens = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
     low, high, size = tokens.min(), tokens.max(), len(task.vocabulary)
-    yield 0 <= low <= high < size, f"tokens {low} to {high}, but the vocabulary has {size} words"
-    is_solved = np.array_equal(task.solve(samples), samples.response_BR)
-    yield is_solved, "solve() does not give the response that sample() gives"
+    if not 0 <= low <= high < size:
+        yield f"tokens {low} to {high}, but the vocabulary has {size} words"
+    if not np.array_equal(task.solve(samples), samples.response_BR):
+        yield "solve() does not give the response that sample() gives"
     if samples.prompt_ids_BP is not None:
         low, high = samples.coupled_ids_BL.min(), samples.coupled_ids_BL.max()
         largest = task.largest_id(length)
-        fits = largest is not None and 1 <= low <= high <= largest
-        yield fits, f"position IDs {low} to {high}, but the first is 1 and largest_id() {largest}"
+        if largest is None or not 1 <= low <= high <= largest:
+            yield f"position IDs {low} to {high}, but the first is 1 and largest_id() {largest}"

@@ -97,16 +97,18 @@ def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
 
 
 def _rules(config: TheoryConfig) -> Rules:
-    yield Path(config.output).name, f"output='{config.output}' must be a path with a name"
+    if not Path(config.output).name:
+        yield f"output='{config.output}' must be a path with a name"
     known: list[CaseConfig] = []
     for index, case in enumerate(config.cases):
         longest = case.train_length or config.train_length
         shortest = (longest + 1) // 2
         places = case.attention_places or case.num_places
-        fits = max(case.num_places, places) <= shortest
-        yield fits, f"cases[{index}].num_places={case.num_places} must lie between 1 and {shortest}"
+        if max(case.num_places, places) > shortest:
+            yield f"cases[{index}].num_places={case.num_places} must lie between 1 and {shortest}"
         known.append(replace(case, train_length=longest, attention_places=places))
-        yield known[-1] not in known[:-1], f"cases[{index}] is a duplicate; remove one"
+        if known[-1] in known[:-1]:
+            yield f"cases[{index}] is a duplicate; remove one"
 
 
 # --- the named settings ---------------------------------------------------------------------------
