@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +33,8 @@ class PositionLimit:
 
     def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
         if num_positions > self.num_positions:
-            raise ConfigError(
-                f"{num_positions} positions are more than '{name}' is "
-                f"{'right' if self.wrong_beyond else 'prepared'} for: {self.num_positions} "
-                f"({self.cause}); {remedy}"
-            )
+            found = f"{num_positions} positions exceed the {self.num_positions} of '{name}'"
+            raise ConfigError(f"{found} ({self.cause}); {remedy}")
 
 
 def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
@@ -136,26 +133,17 @@ def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, flo
     whether `hidden_sharing` gives the same as copies of the kept states, by how many nats losses
     change with the other rows of the batch, and whether `windows_of` its config
     are its windows. `wrapped`: a HuggingFaceLM."""
-    config = wrapped.model.config
-    family = f"{type(wrapped.model).__name__} (model_type {config.model_type})"
-
-    def require(holds: bool, problem: str) -> None:
-        if not holds:
-            raise ConfigError(f"{family} is not supported: {problem}")
-
-    _check_kind(wrapped, original, require)
+    _check_kind(wrapped, original)
     try:
-        logit_map, rounding = _check_logits(wrapped, original, family, require)
+        logit_map, rounding = _check_logits(wrapped, original)
         knows_windows = _knows_windows(wrapped, rounding)
-        wrapped.windows = windows_of(config) if knows_windows else {}
-        shares_far = _check_positions(wrapped, rounding, require)
+        wrapped.windows = windows_of(wrapped.model.config) if knows_windows else {}
+        shares_far = _check_positions(wrapped, rounding)
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
-        raise ConfigError(
-            f"{family} is not supported: eight tokens with position IDs do not pass through it "
-            f"({reason_of(error)}); torch's default dtype is {torch.get_default_dtype()}"
-        ) from None
+        reason = f"{reason_of(error)}; torch's default dtype is {torch.get_default_dtype()}"
+        raise _unfit(wrapped, f"eight tokens do not pass through it ({reason})") from None
     return logit_map, shares_far, _batch_noise(wrapped, logit_map), knows_windows
 
 
@@ -167,43 +155,33 @@ def reason_of(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-Require = Callable[[bool, str], None]
+def _unfit(wrapped: Any, problem: str) -> ConfigError:
+    family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
+    return ConfigError(f"{family} is not supported: {problem}")
 
 
-def _check_kind(wrapped: Any, original: nn.Module, require: Require) -> None:
+def _check_kind(wrapped: Any, original: nn.Module) -> None:
     """Find what config and signature show."""
     model, text = wrapped.model, wrapped.model.config.get_text_config()
-    require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
-    require(
-        model.get_output_embeddings() is not None and wrapped.body is not model,
-        "it has no last linear map from states to logits",
-    )
+    if model.config.is_encoder_decoder:
+        raise _unfit(wrapped, "it reads its text with an encoder")
+    if model.get_output_embeddings() is None or wrapped.body is model:
+        raise _unfit(wrapped, "it has no last linear map from states to logits")
     parameters = inspect.signature(wrapped.body.forward).parameters
-    require(
-        "position_ids" in parameters and not getattr(text, "alibi", False),
-        "it uses no position_ids (ALiBi or recurrent); choose a family with RoPE",
-    )
-    other_layers = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    require(
-        not other_layers,
-        f"its layers of type {', '.join(sorted(other_layers))} count places, not position IDs",
-    )
+    if "position_ids" not in parameters or getattr(text, "alibi", False):
+        raise _unfit(wrapped, "it uses no position_ids; choose a family with RoPE")
+    if others := set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS:
+        raise _unfit(wrapped, f"its layers of type {', '.join(sorted(others))} count places")
     adapter = getattr(original, "active_peft_config", None)
-    require(
-        not getattr(adapter, "is_prompt_learning", False),
-        f"its adapter ({type(adapter).__name__}) puts places of its own before the text",
-    )
+    if getattr(adapter, "is_prompt_learning", False):
+        raise _unfit(wrapped, f"its adapter ({type(adapter).__name__}) puts places before the text")
     kernel = getattr(text, "_attn_implementation", None)
-    require(
-        kernel in (None, *USUAL, *USUAL.values()),
-        f"its attention ({kernel}) takes a gap in position IDs for the start of another text; "
-        'first model.set_attn_implementation("sdpa")',
-    )
+    if kernel not in (None, *USUAL, *USUAL.values()):
+        remedy = 'first model.set_attn_implementation("sdpa")'
+        raise _unfit(wrapped, f"its attention ({kernel}) takes gaps for other texts; {remedy}")
 
 
-def _check_logits(
-    wrapped: Any, original: nn.Module, family: str, require: Require
-) -> tuple[LogitMap, float]:
+def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
     """Return how the logits of eight tokens follow from the last linear map, and by which share
     numbers may differ by rounding."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
@@ -216,20 +194,17 @@ def _check_logits(
         use_cache=False,
     ).logits.to(wrapped.device)
     if not all(bool(found.isfinite().all()) for found in (hidden_BLD, logits)):
-        raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
+        raise _unfit(wrapped, f"eight tokens give no numbers{_not_finite(original)}")
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
     logit_map = min(
         _logit_maps(wrapped.model.config), key=lambda candidate: _distance(candidate(raw), logits)
     )
-    require(
-        _distance(logit_map(raw), logits) <= rounding * _distance(logits),
-        "its logits are not the last linear map of its hidden states, nor that scaled or capped "
-        "as its config says (or its adapter is not part of its layers)",
-    )
+    if _distance(logit_map(raw), logits) > rounding * _distance(logits):
+        raise _unfit(wrapped, "its logits do not follow from the last linear map and its config")
     return logit_map, rounding
 
 
-def _check_positions(wrapped: Any, rounding: float, require: Require) -> bool:
+def _check_positions(wrapped: Any, rounding: float) -> bool:
     """Compare hidden states of eight tokens with and without a gap in the middle of their position
     IDs. Return whether `hidden_sharing` gives the same as copies of kept states."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
@@ -257,27 +232,19 @@ def _check_positions(wrapped: Any, rounding: float, require: Require) -> bool:
         return error <= max(noise, effect / 4)
 
     after = slice(4, None)
-    require(
-        _distance(gapped[:, after], counted[:, after]) > _distance(again, counted),
-        "position IDs do not reach its attention (ALiBi, or positions counted by place)",
-    )
+    if _distance(gapped[:, after], counted[:, after]) <= _distance(again, counted):
+        raise _unfit(wrapped, "position IDs do not reach its attention")
     error = _distance(gapped[:, after], seen[:, after])
-    require(
-        alike(gapped, seen) and small(error, _distance(hiding[:, after], seen[:, after])),
-        "its attention is not causal, or a gap in its position IDs changes who may attend to whom",
-    )
-    require(
-        alike(gapped[:, :4], counted[:, :4]),
-        "a gap in its position IDs changes the places before it",
-    )
+    if not (alike(gapped, seen) and small(error, _distance(hiding[:, after], seen[:, after]))):
+        raise _unfit(wrapped, "its attention is not causal, or a gap in position IDs changes it")
+    if not alike(gapped[:, :4], counted[:, :4]):
+        raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
     # The places after the gap, given kept states of those before.
     earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
     later = (tokens_BL[:, after], gapped_BL[:, after])
     looked_back = wrapped.hidden(*later, far=earlier).float()
-    require(
-        alike(looked_back, seen[:, after]),
-        "the keys and values that it keeps of earlier places do not replace these places",
-    )
+    if not alike(looked_back, seen[:, after]):
+        raise _unfit(wrapped, "keys and values that it keeps of earlier places do not replace them")
     try:
         shared = wrapped.hidden_sharing(*later, earlier).float()
     except Exception:  # of the model's own code, which may use its attention in any way

@@ -123,7 +123,7 @@ def test_rounding_to_8_bits_is_told_from_a_gap_that_hides(name: str) -> None:
 
     model.base_model.forward = without_ones
     forget(model)
-    with pytest.raises(ConfigError, match="a gap in its position IDs changes who may attend"):
+    with pytest.raises(ConfigError, match="a gap in position IDs changes it"):
         HuggingFaceLM(model)
 
 

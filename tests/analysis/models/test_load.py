@@ -157,9 +157,9 @@ def test_damaged_checkpoints_of_ours_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "problem"),
     [
-        ("nobody/nothing", {}, "'nobody/nothing' is not a folder here"),
+        ("nobody/nothing", {}, "'nobody/nothing' is neither a folder"),
         ("/nobody/nothing", {}, "/nobody/nothing' does not exist"),
-        (".", {}, "neither config.json"),
+        (".", {}, "a folder with config.json"),
         (None, {}, "None is neither a folder"),
         (".", {"dtype": "int8"}, "dtype=int8"),
         (".", {"device": "cuda"}, "device=cuda"),
@@ -204,7 +204,7 @@ def test_a_model_in_memory_is_taken_as_it_is() -> None:
     assert (loaded.transformers_tokenizer, loaded.prefix_ids("auto", "a")) == (None, [])
     assert wrap_model(loaded) is loaded
     assert wrap_model(loaded.model, name="mine").name == "mine"
-    with pytest.raises(ConfigError, match="'LlamaForCausalLM' is a loaded model"):
+    with pytest.raises(ConfigError, match="'LlamaForCausalLM' has its own"):
         wrap_model(loaded, name="other")
 
 
@@ -259,9 +259,9 @@ def test_adapters_that_are_no_part_of_the_layers_are_refused() -> None:
     import peft
 
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    with pytest.raises(ConfigError, match=r"PromptTuningConfig\) puts places of its own before"):
+    with pytest.raises(ConfigError, match=r"PromptTuningConfig\) puts places before"):
         wrap_model(peft.get_peft_model(llama(), prompt))
-    with pytest.raises(ConfigError, match="its adapter is not part of its layers"):
+    with pytest.raises(ConfigError, match="its logits do not follow"):
         wrap_model(with_lora(llama(), alora_invocation_tokens=[3, 4]))
 
 
