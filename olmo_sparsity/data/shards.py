@@ -47,18 +47,15 @@ class ShardFile:
     num_documents: int
     tokens_sha256: str
     ends_sha256: str
-    groups: str = ""
-    """Empty in folders of older versions; their documents count as unrelated."""
-
-    groups_sha256: str = ""
+    groups: str
+    groups_sha256: str
 
     def contents(self, token_size: int) -> dict[str, Listed]:
-        files = {
+        return {
             self.tokens: Listed(self.tokens_sha256, self.num_tokens * token_size),
             self.ends: Listed(self.ends_sha256, self.num_documents * 8),
             self.groups: Listed(self.groups_sha256, self.num_documents * 8),
         }
-        return {name: listed for name, listed in files.items() if name}
 
     @property
     def names(self) -> list[str]:
@@ -114,9 +111,7 @@ class Manifest:
             raise DataError(f"{path} is not of a prepared folder ({error}); {remedy}") from None
         for name in (name for file in manifest.files for name in file.names):
             if not stays_inside(name):
-                raise DataError(
-                    f"{path}: it names '{name}', which is outside of its folder; {remedy}"
-                )
+                raise DataError(f"{path} names '{name}', outside of its folder; {remedy}")
         return manifest
 
 
@@ -139,10 +134,8 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
         raise DataError(f"{path} is missing; {_remedy(folder)}")
     tokenizer = load_tokenizer(str(path))
     if tokenizer_fingerprint(tokenizer) != manifest.tokenizer_sha256:
-        raise DataError(
-            f"{path} is not the tokenizer the shards were written with (its fingerprint differs "
-            f"from manifest.json); restore it, or {_remedy(folder)}"
-        )
+        problem = "is not the tokenizer the shards were written with"
+        raise DataError(f"{path} {problem}; restore it, or {_remedy(folder)}")
     return tokenizer
 
 
@@ -173,10 +166,10 @@ class TokenShards:
         tokenizer: Tokenizer,
         fingerprint: str,
         ends_paths: list[Path],
-        groups_paths: list[Path] | None = None,
+        groups_paths: list[Path],
         parts: list[Part] | None = None,
     ) -> None:
-        self.paths, self.ends_paths, self.groups_paths = paths, ends_paths, groups_paths or []
+        self.paths, self.ends_paths, self.groups_paths = paths, ends_paths, groups_paths
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.tokenizer, self.fingerprint = tokenizer, fingerprint
         self.vocab_size = count_vocabulary(tokenizer)
@@ -205,8 +198,8 @@ class TokenShards:
         return np.concatenate([np.fromfile(path, dtype="<u8") for path in self.groups_paths])
 
     def group(self, index: int) -> str:
-        """Equal for documents of one group; empty if the files do not say."""
-        return f"{self._groups[index]:016x}" if self.groups_paths else ""
+        """Equal for documents of one group."""
+        return f"{self._groups[index]:016x}"
 
     @cached_property
     def bytes_per_token(self) -> float:
@@ -214,9 +207,7 @@ class TokenShards:
         tokens = self.arrays[0][: 2**20]
         text = self.tokenizer.decode(tokens[tokens != self.eos_id].tolist())
         if not text:
-            raise DataError(
-                f"{self.paths[0]} decodes to no text; is its tokenizer the one it was made with?"
-            )
+            raise DataError(f"{self.paths[0]} decodes to no text; is its tokenizer another?")
         return len(text.encode()) / len(tokens)
 
     @cached_property
@@ -254,10 +245,7 @@ def open_shards(
     files = [file for file in manifest.files if file.split == split]
     check_files(folder, manifest, files[share[0] :: share[1]] if share else ())
     if not files:
-        raise DataError(
-            f"{folder} has no {split} documents; prepare another folder "
-            "with data.heldout_share above 0"
-        )
+        raise DataError(f"{folder} has no {split} documents; raise data.heldout_share above 0")
     content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
     shards = TokenShards(
         [folder / file.tokens for file in files],
@@ -265,7 +253,7 @@ def open_shards(
         open_tokenizer(folder, manifest),
         hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         [folder / file.ends for file in files],
-        [folder / file.groups for file in files] if all(file.groups for file in files) else None,
+        [folder / file.groups for file in files],
     )
     assert len(shards.ends) == len(files), "read now, to fail early"
     return shards
@@ -280,12 +268,9 @@ def _open_mixed(data: DataConfig, split: str, share: tuple[int, int] | None) -> 
     first, *others = [part.shards for part in parts]
     for other in others:
         if tokenizer_fingerprint(other.tokenizer) != tokenizer_fingerprint(first.tokenizer):
-            raise DataError(
-                f"{other.paths[0].parent} and {first.paths[0].parent} were made with different "
-                f"tokenizers; {_remedy(Path(data.folder))}"
-            )
+            both = f"{other.paths[0].parent} and {first.paths[0].parent}"
+            raise DataError(f"{both} have different tokenizers; {_remedy(Path(data.folder))}")
     all_shards = [first, *others]
-    groups = [path for shards in all_shards for path in shards.groups_paths]
     content = [(part.name, part.share, part.shards.fingerprint) for part in parts]
     return TokenShards(
         [path for shards in all_shards for path in shards.paths],
@@ -293,7 +278,7 @@ def _open_mixed(data: DataConfig, split: str, share: tuple[int, int] | None) -> 
         first.tokenizer,
         hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         [path for shards in all_shards for path in shards.ends_paths],
-        groups if all(shards.groups_paths for shards in all_shards) else None,
+        [path for shards in all_shards for path in shards.groups_paths],
         parts,
     )
 
@@ -301,7 +286,5 @@ def _open_mixed(data: DataConfig, split: str, share: tuple[int, int] | None) -> 
 def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
     """A document has at least its EOS; the last one ends with the file."""
     if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
-        raise DataError(
-            f"{path} does not hold the ends of documents: they must rise to the file's "
-            f"{num_tokens:,} tokens; {_remedy(path.parent)}"
-        )
+        problem = f"does not hold the ends of documents, up to {num_tokens:,} tokens"
+        raise DataError(f"{path} {problem}; {_remedy(path.parent)}")

@@ -144,13 +144,9 @@ def _begin_or_resume(data: DataConfig, folder: Path, shared: Tokenizer | None) -
     if inputs_sha256 != manifest.inputs_sha256:
         changed.append("other source files, by name or size")
     named = data.tokenizer.name and find_tokenizer_file(data.tokenizer.name)
-    if named and manifest.tokenizer_sha256 not in (
-        None,
-        tokenizer_fingerprint(load_tokenizer(str(named))),
-    ):
-        changed.append(f"another tokenizer than {named} is now")
-    if shared and manifest.tokenizer_sha256 not in (None, tokenizer_fingerprint(shared)):
-        changed.append("another tokenizer than its mixture")
+    wanted = load_tokenizer(str(named)) if named else shared
+    if wanted and manifest.tokenizer_sha256 not in (None, tokenizer_fingerprint(wanted)):
+        changed.append(f"another tokenizer than {named or 'its mixture'} is now")
     if changed and not manifest.files:
         return _begin(data, folder, settings)  # It has no shards to lose.
     refuse_changes(f"data.folder={folder}", changed)
@@ -179,14 +175,6 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
         item.name: getattr(data.corpus, item.name)
         for item in fields(data.corpus)
         if item.name != "max_bad_share"  # Does not change the result.
-        # Manifests of earlier versions lack these.
-        and (item.name, getattr(data.corpus, item.name))
-        not in (
-            ("field", "text"),
-            ("group_field", None),
-            ("prompt_field", None),
-            ("split_at", "whole"),
-        )
         and applies(data.corpus, item)
     }
     return {
@@ -208,11 +196,7 @@ def _hash_inputs(corpus: CorpusConfig) -> str | None:
 
 
 def _obtain_tokenizer(
-    data: DataConfig,
-    folder: Path,
-    manifest: Manifest,
-    progress: Progress,
-    shared: Tokenizer | None,
+    data: DataConfig, folder: Path, manifest: Manifest, progress: Progress, shared: Tokenizer | None
 ) -> Tokenizer:
     path = folder / "tokenizer.json"
     if manifest.tokenizer_sha256 is not None:

@@ -106,7 +106,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(
     content.pop("crc32")  # as an older version wrote it
     content["files"][0]["tokens"] = name
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=f"manifest.json: .* '{name}', which is outside"):
+    with pytest.raises(DataError, match=f"manifest.json names '{name}', outside"):
         open_shards(data, "train")
     path.write_text('{"settings": {}}')
     with pytest.raises(DataError, match=r"manifest\.json is not of a prepared folder"):
