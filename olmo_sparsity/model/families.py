@@ -80,6 +80,16 @@ _LLAMA = {
     "layer_norm_with_affine": True,
     "clip_qkv": None,
 }
+_OLMO2 = {
+    "layer_norm_type": "rms",
+    "norm_after": True,
+    "attention_layer_norm": True,
+    "attention_norm_per_head": False,
+    "attention_layer_norm_with_affine": True,
+    "layer_norm_with_affine": True,
+    "head_width": None,
+    "clip_qkv": None,
+}
 _QK_OF_HEADS = {
     "attention_layer_norm": True,
     "attention_norm_per_head": True,
@@ -103,16 +113,7 @@ FAMILIES = {
     ),
     "olmo2": Family(
         "Olmo2ForCausalLM",
-        {
-            "layer_norm_type": "rms",
-            "norm_after": True,
-            "attention_layer_norm": True,
-            "attention_norm_per_head": False,
-            "attention_layer_norm_with_affine": True,
-            "layer_norm_with_affine": True,
-            "head_width": None,
-            "clip_qkv": None,
-        },
+        _OLMO2,
         _RMS | {"qkv_bias": "attention_bias"},  # theirs has one of the output as well: 0
         {"hidden_act": "silu", "mlp_bias": False},
         _NORM_AFTER | _NORM_QK,
@@ -136,18 +137,7 @@ FAMILIES = {
     ),
     "olmo3": Family(
         "Olmo3ForCausalLM",
-        {
-            "architecture": "olmo3",
-            "layer_norm_type": "rms",
-            "norm_after": True,
-            "attention_layer_norm": True,
-            "attention_norm_per_head": False,
-            "attention_layer_norm_with_affine": True,
-            "layer_norm_with_affine": True,
-            "head_width": None,
-            "qkv_bias": False,
-            "clip_qkv": None,
-        },
+        {"architecture": "olmo3"} | _OLMO2 | {"qkv_bias": False},
         _RMS | {"sliding_window": "sliding_window"},
         {"hidden_act": "silu", "attention_bias": False},
     ),
@@ -174,10 +164,8 @@ def family_of(essence: Mapping[str, Any]) -> Family:
     closest = max(families, key=num_alike)
     for name, wanted in closest.fields().items():
         if essence[name] != wanted:
-            raise ConfigError(
-                f"model.{name}={essence[name]} cannot be exported: {closest.class_name} has "
-                f"{wanted} there; analyse the checkpoint as it is, or train with that value"
-            )
+            reason = f"{closest.class_name} has {wanted} there"
+            raise ConfigError(f"model.{name}={essence[name]} cannot be exported: {reason}")
     return closest
 
 
