@@ -133,10 +133,8 @@ class CheckpointWriter:
     def _say_if_slow(self, step: int, took_s: float) -> None:
         if took_s > SLOW_S and not self._said:
             self._said = True
-            say(
-                f"saving step {step} took {took_s:.0f} s: a preempted job needs as long a grace "
-                f"time (GraceTime, KillWait), or --signal=USR2@{2 * took_s:.0f}"
-            )
+            grace = f"a preempted job needs as long a GraceTime, or --signal=USR2@{2 * took_s:.0f}"
+            say(f"saving step {step} took {took_s:.0f} s: {grace}")
 
     @property
     def failure(self) -> str:
@@ -199,10 +197,7 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
 def branch_point(folder: str) -> Path:
     """A checkpoint of another run, after verifying it."""
     if problem := verify_manifest(folder):
-        raise ConfigError(
-            f"branch_from={folder} ({problem}) must be an intact checkpoint, such as "
-            "runs/quick/checkpoints/step000200"
-        )
+        raise ConfigError(f"branch_from={folder} must be an intact checkpoint folder: {problem}")
     return Path(folder)
 
 

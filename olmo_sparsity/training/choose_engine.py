@@ -36,18 +36,12 @@ def check_engine(engine: EngineConfig, training: TrainingConfig, world_size: int
     """Check engine and batch size against the number of processes."""
     name, batch_size = engine.name, training.batch_size
     if name == "single" and world_size > 1:
-        raise ConfigError(
-            f"engine.name=single, but {world_size} processes were launched; set it to auto"
-        )
+        raise ConfigError(f"engine.name=single, but {world_size} processes run; set it to auto")
     if name == "ddp" and world_size == 1 and "WORLD_SIZE" not in os.environ:
-        raise ConfigError(
-            "engine.name=ddp, but this is one process; launch several (torchrun), or set it to auto"
-        )
+        raise ConfigError("engine.name=ddp, but this is one process; use torchrun, or set auto")
     if batch_size % world_size:
         below = batch_size - batch_size % world_size
-        raise ConfigError(
-            f"training.batch_size={batch_size} is not a multiple of the {world_size} processes; "
-            f"{below} and {below + world_size} are"
-        )
+        sizes = f"of the {world_size} processes; {below} and {below + world_size} are"
+        raise ConfigError(f"training.batch_size={batch_size} is not a multiple {sizes}")
     if name.startswith("zero"):
         deepspeed_settings(engine, training, world_size)

@@ -102,10 +102,8 @@ class ZeroEngine(Engine):
         built = (type(self.deepspeed), type(self.zero).__name__)
         stage = self.deepspeed.zero_optimization_stage()
         if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
-            raise UserError(
-                f"engine.name=zero{self.stage}: DeepSpeed built {built[0].__name__} with "
-                f"{built[1]}, stage {stage}, not {expected}; change engine.deepspeed_config"
-            )
+            found = f"{built[0].__name__} with {built[1]}, stage {stage}, not {expected}"
+            raise UserError(f"engine.name: DeepSpeed built {found}; change engine.deepspeed_config")
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -189,10 +187,8 @@ def import_deepspeed(device: torch.device) -> Any:
     except ImportError as error:
         raise ConfigError(f"engine.name: {error}; pip install 'deepspeed>={OLDEST}'") from None
     if Version(deepspeed.__version__) < Version(OLDEST):
-        raise ConfigError(
-            f"engine.name: DeepSpeed {deepspeed.__version__} divides gradients by the number of "
-            f"micro-batches; pip install 'deepspeed>={OLDEST}'"
-        )
+        found = f"DeepSpeed {deepspeed.__version__} divides gradients by micro-batches"
+        raise ConfigError(f"engine.name: {found}; pip install 'deepspeed>={OLDEST}'")
     # Disables shared-memory collectives, which are for inference, and the search for extensions,
     # which starts compilers. They would be compiled on first use, under a lock that a killed
     # process never releases.

@@ -146,11 +146,9 @@ def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
         dist.init_process_group(_backend(), None, patience, size, rank, store)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise UserError(
-            f"process {launch.rank} of {launch.world_size} did not reach the others at "
-            f"MASTER_ADDR={address}, MASTER_PORT={port}: {reason}; the address must be that of "
-            "the first process's machine, the port free and open between the machines"
-        ) from None
+        process = f"process {launch.rank} of {launch.world_size}"
+        where = f"MASTER_ADDR={address} (of the first process), MASTER_PORT={port} (a free one)"
+        raise UserError(f"{process} did not reach the others at {where}: {reason}") from None
 
 
 def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
@@ -160,10 +158,9 @@ def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
         store.wait(names, limit)
     except dist.DistStoreError:
         missing = [name for name in names if not store.check([name])]
-        raise LostProcess(
-            f"{', '.join(missing)} of {launch.world_size} did not come within "
-            f"engine.meeting_timeout_s={limit.total_seconds():.0f}"
-        ) from None
+        within = f"engine.meeting_timeout_s={limit.total_seconds():.0f}"
+        lost = f"{', '.join(missing)} of {launch.world_size}"
+        raise LostProcess(f"{lost} did not come within {within}") from None
 
 
 def _backend() -> str:

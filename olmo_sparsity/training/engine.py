@@ -18,10 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.analysis.kernels.attention import (
-    find_documents,
-    keep_out_of_graphs,
-)
+from olmo_sparsity.analysis.kernels.attention import find_documents, keep_out_of_graphs
 from olmo_sparsity.analysis.kernels.losses import compile_losses, mean_loss, token_losses
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingConfig
@@ -279,10 +276,8 @@ def own_gpu(num_seen: int, processes: Processes) -> int:
     if num_seen == 1:
         return 0
     if processes.local_rank >= num_seen:
-        raise ConfigError(
-            f"this machine runs {processes.local_world_size} processes, but PyTorch sees "
-            f"{num_seen} GPUs; launch as many processes as GPUs, or request more GPUs"
-        )
+        both = f"{processes.local_world_size} processes, but PyTorch sees {num_seen} GPUs"
+        raise ConfigError(f"this machine runs {both}; launch as many processes as GPUs")
     return processes.local_rank
 
 

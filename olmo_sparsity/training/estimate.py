@@ -285,7 +285,7 @@ def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
         config.model, config.training, 1, hardware.kind
     )
     if needed > hardware.memory:
+        sizes = f"{needed / 2**30:.1f} GiB a device, of {hardware.memory / 2**30:.1f}"
         raise ConfigError(
-            f"engine.name={config.engine.name} needs {needed / 2**30:.1f} GiB on each device, of "
-            f"which {hardware.memory / 2**30:.1f} can be used; take zero3, or more GPUs"
+            f"engine.name={config.engine.name} needs {sizes}; take zero3 or more GPUs"
         )

@@ -20,13 +20,7 @@ from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.model.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.model.exchange import export
-from olmo_sparsity.runtime import (
-    EXIT_STOPPED,
-    STOP_SIGNALS,
-    Progress,
-    handling,
-    peak_memory_gib,
-)
+from olmo_sparsity.runtime import EXIT_STOPPED, STOP_SIGNALS, Progress, handling, peak_memory_gib
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.evaluate import format_losses
@@ -70,11 +64,7 @@ def train(
 
 
 def run_steps(
-    start: Start,
-    metrics: Metrics,
-    writer: CheckpointWriter,
-    progress: Progress,
-    stop: StopRequest,
+    start: Start, metrics: Metrics, writer: CheckpointWriter, progress: Progress, stop: StopRequest
 ) -> Outcome:
     config, engine, processes = start.config, start.engine, start.engine.processes
     evaluation, num_steps, watchdog = config.evaluation, config.training.num_steps, start.watchdog
@@ -111,12 +101,7 @@ def run_steps(
 
 
 def log_step(
-    start: Start,
-    step: int,
-    rate: float,
-    steps_per_s: float,
-    metrics: Metrics,
-    progress: Progress,
+    start: Start, step: int, rate: float, steps_per_s: float, metrics: Metrics, progress: Progress
 ) -> None:
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
     speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)

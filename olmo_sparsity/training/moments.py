@@ -87,12 +87,9 @@ class SavedMoments:
         paths = sorted(folder.glob("moments-*-of-*.safetensors"))
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
         if not paths or counts != {len(paths)}:
-            raise DataError(
-                f"{folder} holds {len(paths)} files of optimizer state (moments-*.safetensors), "
-                f"{' and '.join(map(str, sorted(counts))) or 'some'} were written; delete the "
-                "checkpoint to resume from the one before, or set init_from to it in another run "
-                "to take its weights alone"
-            )
+            written = " and ".join(map(str, sorted(counts))) or "some"
+            found = f"{len(paths)} files of optimizer state of {written} that were written"
+            raise DataError(f"{folder} holds {found}; delete it to resume from the one before")
         # Its own file first, which has all slices if the number of processes is unchanged.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
@@ -114,10 +111,8 @@ class SavedMoments:
                 moment[begin - part.start : end - part.start].copy_(saved)
             filled += end - begin
         if filled != part.length:
-            raise DataError(
-                f"{self.folder} lacks moments of {part.parameter} ({filled} of {part.length} "
-                "numbers found): it was written by another model; start another run_folder"
-            )
+            found = f"{part.parameter} ({filled} of {part.length} numbers)"
+            raise DataError(f"{self.folder} lacks moments of {found}; start another run_folder")
 
 
 def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
@@ -126,7 +121,5 @@ def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
         file = safe_open(path, framework="pt")
         return file, json.loads(file.metadata()["stretches"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not an optimizer state of this project ({error}); delete the checkpoint to "
-            "resume from the one before"
-        ) from None
+        remedy = "delete the checkpoint to resume from the one before"
+        raise DataError(f"{path} is not an optimizer state ({error}); {remedy}") from None

@@ -33,10 +33,8 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
     given = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     with processes.agree():
         if requested == "auto" and device.type == "cpu" and given not in ("", "0"):
-            raise ConfigError(
-                f"training.device=auto: SLURM_GPUS_ON_NODE={given}, but PyTorch sees no GPU; fix "
-                "the installation, or set cpu"
-            )
+            found = f"SLURM_GPUS_ON_NODE={given}, but PyTorch sees no GPU"
+            raise ConfigError(f"training.device=auto: {found}; fix the installation, or set cpu")
     name = ""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -44,10 +42,8 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
     names = processes.gather(name)
     with processes.agree():
         if len(set(map(bool, names))) > 1:
-            raise ConfigError(
-                f"process {names.index('')} of {processes.world_size} has no GPU, others have; "
-                "request the same number on every machine, or set training.device=cpu"
-            )
+            remedy = "request as many on every machine, or set training.device=cpu"
+            raise ConfigError(f"process {names.index('')} has no GPU, others have; {remedy}")
         if name and names.count(name) > 1:
             raise ConfigError(f"{names.count(name)} processes share {name}; launch one for each")
 
@@ -72,10 +68,9 @@ def check_room(
     needed = max(num_new + num_staying, 1) * num_parameters * BYTES_PER_PARAMETER
     free = shutil.disk_usage(run_folder).free
     if free < needed and num_left > 0:
-        raise UserError(
-            f"run_folder={run_folder}: its disk has {free / 2**30:.2f} GiB free, checkpoints need "
-            f"{needed / 2**30:.2f} (checkpoint.keep={kept.keep}, {num_staying} to stay forever)"
-        )
+        sizes = f"{free / 2**30:.2f} GiB free, checkpoints need {needed / 2**30:.2f}"
+        why = f"checkpoint.keep={kept.keep}, {num_staying} to stay forever"
+        raise UserError(f"run_folder={run_folder}: its disk has {sizes} ({why})")
 
 
 def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10) -> None:
@@ -90,10 +85,8 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
         deadline = time.monotonic() + patience_s
         while not mark.exists():  # a network disk may take a moment
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"run_folder={run_folder} is not on a disk that {socket.gethostname()} shares "
-                    "with the first process"
-                )
+                where = f"a disk that {socket.gethostname()} shares with the first process"
+                raise UserError(f"run_folder={run_folder} is not on {where}")
             time.sleep(0.1)
     if processes.is_first:
         mark.unlink()
@@ -134,8 +127,6 @@ def _refuse_a_loop(path: Path) -> None:
         )
         with contextlib.suppress(DataError):  # a damaged file does not count
             if read_json(path, _Attempt, "").died_after == died_after:
-                raise UserError(
-                    f"{path.parent} died twice after step {died_after}; find the cause in the log "
-                    f"(memory? time limit?), then delete {path}"
-                )
+                remedy = f"find the cause in the log (memory? time limit?), then delete {path}"
+                raise UserError(f"{path.parent} died twice after step {died_after}; {remedy}")
     write_json(path, asdict(_Attempt(died_after)))

@@ -114,8 +114,6 @@ def probe_documents(config: RunConfig, heldout: TokenShards, windows: Windows) -
         for number, text in enumerate(islice(long_enough, wanted))
     ]
     if len(items) < 4:
-        raise DataError(
-            f"{len(items)} held-out documents are longer than {windows.first_target} tokens, and "
-            "evaluation.sparsity_targets needs four; prepare more text, or set it to 0"
-        )
+        found = f"four held-out documents above {windows.first_target} tokens, not {len(items)}"
+        raise DataError(f"evaluation.sparsity_targets needs {found}; prepare more text, or set 0")
     return Documents("held-out documents", items)

@@ -18,14 +18,7 @@ from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.conform import conform, parse_json, with_crc
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.folders import WorkFolder, differences, refuse_changes
-from olmo_sparsity.io import (
-    naming,
-    read_bounded,
-    read_json,
-    write_atomically,
-    write_json,
-    writing,
-)
+from olmo_sparsity.io import naming, read_bounded, read_json, write_atomically, write_json, writing
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.runtime import device_name, provenance, say, typed_command
 from olmo_sparsity.training.checkpoint import TrainerState, step_of
@@ -99,20 +92,16 @@ def _refuse_other_evaluation(folder: Path, settings: Flat) -> None:
     last = max(map(step_of, list_checkpoints(folder)), default=0)
     changed = _changed(folder, settings, lambda key: key.startswith("evaluation."))
     if changed and last == settings["training.num_steps"]:
-        raise ConfigError(
-            f"run_folder={folder} is finished and was evaluated with {', '.join(changed)}; train "
-            "in another folder"
-        )
+        found = f"is finished and was evaluated with {', '.join(changed)}"
+        raise ConfigError(f"run_folder={folder} {found}; train in another folder")
 
 
 def refuse_other_branch(folder: Path, settings: Flat) -> None:
     free = "model.max_sequence_length"
     changed = _changed(folder, settings, lambda k: k.startswith(FIXED_KEYS) and k != free)
     if changed:
-        raise ConfigError(
-            f"branch_from={folder} was trained with {', '.join(changed)}; set them as they were, "
-            "or take the weights alone with init_from"
-        )
+        remedy = "set them as they were, or take the weights alone with init_from"
+        raise ConfigError(f"branch_from={folder} was trained with {', '.join(changed)}; {remedy}")
 
 
 def _changed(folder: Path, settings: Flat, counts: Callable[[str], bool]) -> list[str]:
@@ -152,10 +141,8 @@ def describe_environment(
 def refuse_divergence(step: float, values: dict[str, float]) -> None:
     if not all(math.isfinite(value) for value in values.values()):
         shown = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise UserError(
-            f"step {step:.0f}: {shown}; lower optimizer.learning_rate or training.max_grad_norm, "
-            "or lengthen optimizer.warmup_steps, in another run_folder"
-        )
+        remedy = "lower optimizer.learning_rate or training.max_grad_norm, in another run_folder"
+        raise UserError(f"step {step:.0f}: {shown}; {remedy}")
 
 
 class Metrics:

@@ -32,11 +32,7 @@ from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.deferred import Deferred
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import (
-    Engine,
-    choose_precision,
-    own_device,
-)
+from olmo_sparsity.training.engine import Engine, choose_precision, own_device
 from olmo_sparsity.training.estimate import (
     Hardware,
     count_parameters,
@@ -47,12 +43,7 @@ from olmo_sparsity.training.estimate import (
     stated_flops,
 )
 from olmo_sparsity.training.evaluate import Evaluation
-from olmo_sparsity.training.preflight import (
-    check_devices,
-    check_room,
-    check_same,
-    check_shared,
-)
+from olmo_sparsity.training.preflight import check_devices, check_room, check_same, check_shared
 from olmo_sparsity.training.run_folder import (
     Flat,
     describe_environment,
@@ -167,10 +158,8 @@ def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | No
     if config.checkpoint.export_at_end:
         check_exportable(config.model)
     if config.evaluation.sparsity_targets and probe is None:
-        raise ConfigError(
-            "evaluation.sparsity_targets needs the command `olmo-sparsity train`, or train(…, "
-            "probe=olmo_sparsity.training.probe.SparsityProbe)"
-        )
+        remedy = "`olmo-sparsity train`, or train(…, probe=training.probe.SparsityProbe)"
+        raise ConfigError(f"evaluation.sparsity_targets needs {remedy}")
 
 
 def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
@@ -263,14 +252,13 @@ def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> int
     (refuse_other_config if own else refuse_other_branch)(latest, settings)
     state = TrainerState.read(latest)
     if state.data_fingerprint != data_fingerprint:
-        raise DataError(
-            f"{latest} was trained on other tokens than those in data.folder="
-            f"{settings['data.folder']}; restore these, or start another run with init_from"
-        )
+        folder = f"data.folder={settings['data.folder']}"
+        remedy = "restore these, or start another run with init_from"
+        raise DataError(f"{latest} was trained on other tokens than those in {folder}; {remedy}")
     num_steps = settings["training.num_steps"]
     if not own and state.step >= num_steps:
         raise ConfigError(
-            f"branch_from={latest} is at step {state.step}; raise training.num_steps={num_steps}"
+            f"branch_from={latest} is at step {state.step}; raise training.{num_steps=}"
         )
     return state.step
 
@@ -286,10 +274,8 @@ def resolve(
     refuse_other_settings(config.data)
     model = with_vocabulary(config.model, shards.vocab_size)
     if model.vocab_size < shards.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's "
-            f"{shards.vocab_size}; set it to 0 to take that"
-        )
+        least = f"must be at least {shards.vocab_size}, the tokenizer's, or 0 to take that"
+        raise ConfigError(f"{model.vocab_size=} {least}")
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
     return for_hardware(replace(config, model=model), device, Hardware.here(device, world_size))

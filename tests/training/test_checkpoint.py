@@ -338,7 +338,7 @@ def test_auto_is_a_setting_and_a_slow_save_says_once_what_it_needs(
         "step000012",
         "step000011",
     ]
-    assert capsys.readouterr().err.count("a preempted job needs as long a grace") == 1
+    assert capsys.readouterr().err.count("a preempted job needs as long a Grace") == 1
 
 
 def test_a_checkpoint_of_before_goes_on(make_config: MakeConfig, tmp_path: Path) -> None:

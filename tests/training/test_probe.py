@@ -43,7 +43,7 @@ def test_sparsity_is_probed_at_every_evaluation(
     plain = make_config(**changes)
     train(plain)
     config = make_config(evaluation__sparsity_targets=4, run_folder=str(tmp_path / "probed"))
-    with pytest.raises(ConfigError, match="needs the command"):
+    with pytest.raises(ConfigError, match="sparsity_targets needs `"):
         train(config)
     train(config, probe=SparsityProbe)
     for name, weight in final_weights(plain).items():
@@ -80,7 +80,7 @@ def test_sparsity_is_probed_at_every_evaluation(
     assert "net span:4" in loss_table(config.run_folder)
     with pytest.raises(ConfigError, match="sparsity_targets"):
         make_config(training__length=16)
-    with pytest.raises(DataError, match="needs four"):
+    with pytest.raises(DataError, match="sparsity_targets needs four"):
         train(
             make_config(
                 training__length=4096,
