@@ -18,13 +18,7 @@ import signal
 import sys
 from typing import Any, TextIO
 
-from olmo_sparsity.errors import (
-    ReportedElsewhere,
-    UserError,
-    is_out_of_memory,
-    one_line,
-    printable,
-)
+from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, one_line, printable
 from olmo_sparsity.runtime import EXIT_STOPPED
 
 EXIT_DEFECT = 1
@@ -64,11 +58,8 @@ def exit_code_of(error: BaseException, *, again: str | None) -> int:
         return print_error("stopped", EXIT_INTERRUPTED)
     if is_out_of_memory(error):
         reason = one_line(error) or type(error).__name__
-        return print_error(
-            f"out of memory ({reason}); take smaller batches (training.micro_batch_size, "
-            "training.batch_size, --batch-tokens), shorter sequences (training.length, --long), a "
-            "smaller model, or a machine with more memory"
-        )
+        remedy = "take smaller batches (training.micro_batch_size, --batch-tokens) or sequences"
+        return print_error(f"out of memory ({reason}); {remedy} (training.length, --long)")
     if isinstance(error, OSError):
         return _exit_code_of_os_error(error)
     if isinstance(error, ValueError) and str(error) == "embedded null byte":

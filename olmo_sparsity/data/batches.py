@@ -79,11 +79,8 @@ class Sequences:
         start = (index - int(self.first_of_shard[shard])) * self.length
         tokens = self.arrays[shard][start : start + self.length].astype(np.int64)
         if tokens.max() >= self.vocab_size:
-            raise DataError(
-                f"{self.paths[shard]} holds token {tokens.max()} near place {start:,}, its "
-                f"tokenizer has {self.vocab_size}: the file is damaged; `olmo-sparsity "
-                "prepare` checks all files"
-            )
+            problem = f"holds token {tokens.max()} near place {start:,}, of {self.vocab_size}"
+            raise DataError(f"{self.paths[shard]} {problem}; `olmo-sparsity prepare` checks files")
         return tokens
 
 
@@ -135,11 +132,9 @@ class TrainingBatches:
         self.interleaving = Interleaving([part.share for part in shards.parts])
         for sequences in self.corpora:
             if len(sequences) < (1 if self.mixed else batch_size):
-                raise DataError(
-                    f"{sequences.paths[0].parent}: the training text has {len(sequences)} "
-                    f"sequences of {length} tokens, fewer than one batch of {batch_size}; prepare "
-                    "more text or lower training.batch_size or training.length"
-                )
+                found = f"{len(sequences)} sequences of {length} tokens, below {batch_size=}"
+                remedy = "prepare more text or lower training.batch_size or training.length"
+                raise DataError(f"{sequences.paths[0].parent}: training text of {found}; {remedy}")
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
 
     @property
@@ -171,9 +166,8 @@ class TrainingBatches:
 
     def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:
         pieces = self.length // length
-        cut = [
-            (of, piece, of.index * pieces + piece) for piece, of in product(range(pieces), drawn)
-        ]
+        each = product(range(pieces), drawn)
+        cut = [(of, piece, of.index * pieces + piece) for piece, of in each]
         tokens_BL = np.empty((len(cut), length), np.int64)
         labels_of: dict[int, np.ndarray] = {}
         is_one_document_B = np.zeros(len(cut), bool)
@@ -237,11 +231,8 @@ def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
 def heldout_sequences(shards: TokenShards, length: int) -> Sequences:
     sequences = Sequences(shards, length)
     if len(sequences) == 0:
-        raise DataError(
-            f"{shards.paths[0].parent}: no file of the held-out text holds one evaluation sequence "
-            f"of {length:,} tokens; prepare more text, or lower evaluation.length or "
-            "training.length"
-        )
+        folder, remedy = shards.paths[0].parent, "prepare more text, or lower evaluation.length"
+        raise DataError(f"{folder}: no held-out file holds {length:,} tokens; {remedy}")
     return sequences
 
 

@@ -37,10 +37,8 @@ class Planting:
         count = num_marks * num_values + num_answers + 1
         usable = ordinary_tokens(tokenizer)
         if count > len(usable) // 2:
-            raise ConfigError(
-                f"data.planted.num_tokens={num_marks} and num_values={num_values} need {count} "
-                f"tokens of their own, more than half of the vocabulary ({len(usable)}); lower one"
-            )
+            needed = f"{count} tokens, more than half of the {len(usable)} of the vocabulary"
+            raise ConfigError(f"data.planted: num_tokens={num_marks}, {num_values=} need {needed}")
         own = np.array(usable[-count:])
         marks = num_marks * num_values
         marks_KM = own[:marks].reshape(num_marks, num_values)

@@ -25,10 +25,8 @@ class Repeating:
     def of(config: RepeatedConfig, tokenizer: Tokenizer) -> Repeating:
         tokens = np.array(ordinary_tokens(tokenizer))
         if config.of == "random" and config.max_length > len(tokens):
-            raise ConfigError(
-                f"data.repeated.max_length={config.max_length} needs as many different tokens; "
-                f"the vocabulary has {len(tokens)}"
-            )
+            most = f"must be at most {len(tokens)}, the size of the vocabulary"
+            raise ConfigError(f"data.repeated.max_length={config.max_length} {most}")
         return Repeating(config, tokens)
 
     def draw(

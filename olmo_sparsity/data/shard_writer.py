@@ -32,9 +32,7 @@ class ShardWriter:
 
     def write(self, pieces: Iterable[tuple[list[int], int | None]]) -> None:
         """Append token IDs; with the last of a document comes its group."""
-        ids: list[int] = []
-        ends: list[int] = []
-        groups: list[int] = []
+        ids, ends, groups = list[int](), list[int](), list[int]()
         for piece, group in pieces:
             ids += piece
             if group is not None:
@@ -45,10 +43,8 @@ class ShardWriter:
             return
         tokens = np.array(ids, dtype=self.dtype)
         if np.count_nonzero(tokens == self.eos_id) != len(ends):
-            raise DataError(
-                f"the tokenizer makes its end-of-text token (id {self.eos_id}) of ordinary text; "
-                "declare it as special in its tokenizer.json"
-            )
+            problem = f"the tokenizer makes its end-of-text token ({self.eos_id}) of ordinary text"
+            raise DataError(f"{problem}; declare it as special in its tokenizer.json")
         self.num_tokens += len(ids)
         self.num_documents += len(ends)
         for name in self.names[len(self.files) :]:

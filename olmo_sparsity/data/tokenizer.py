@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
-from olmo_sparsity.errors import ConfigError, DataError, one_line
+from olmo_sparsity.errors import DataError, one_line
 from olmo_sparsity.io import read_bounded
 
 PIECE_CHARACTERS = 2**19
@@ -38,21 +38,14 @@ def load_tokenizer(name: str) -> Tokenizer:
         reason = one_line(error)
         if path:
             raise DataError(f"{path}: not a tokenizer.json ({reason}); copy it again") from None
-        raise DataError(
-            f"tokenizer '{name}' is not a file and cannot be fetched from the hub ({reason}); "
-            f"give a path, or an installed one: {shipped}"
-        ) from None
+        where = f"neither a file nor on the hub ({reason})"
+        raise DataError(f"tokenizer '{name}' is {where}; installed are {shipped}") from None
     return _set_plain(tokenizer)
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE, which encodes any text. The same texts give the same tokenizer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size < len(alphabet) + 1:
-        raise ConfigError(
-            f"data.tokenizer.train_vocab={vocab_size} must be at least {len(alphabet) + 1}: "
-            "all bytes, and <|endoftext|>"
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,12 +61,9 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 def find_eos_id(tokenizer: Tokenizer) -> int:
     for name in EOS_NAMES:
-        eos_id = tokenizer.token_to_id(name)
-        if eos_id is not None:
+        if (eos_id := tokenizer.token_to_id(name)) is not None:
             return eos_id
-    raise DataError(
-        f"the tokenizer has no end-of-text token; add one named {' or '.join(EOS_NAMES)}"
-    )
+    raise DataError(f"the tokenizer lacks an end-of-text token; add {' or '.join(EOS_NAMES)}")
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:

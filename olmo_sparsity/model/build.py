@@ -57,8 +57,6 @@ def build_theirs(config: ModelConfig) -> PreTrainedModel:
     for item in fields(config):
         value, values = getattr(config, item.name), allowed.get(item.name, (item.default,))
         if item.name not in read and value not in values:
-            raise ConfigError(
-                f"model.{item.name}={value}: model.architecture={config.architecture} has "
-                f"{values[0]} there"
-            )
+            rule = f"model.architecture={config.architecture} has {values[0]} there"
+            raise ConfigError(f"model.{item.name}={value}: {rule}")
     return getattr(transformers, family.class_name)(transformers_config(config, family))

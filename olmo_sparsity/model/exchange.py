@@ -88,14 +88,8 @@ def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> Non
 
     # An ordinary token must not be declared special, or decoding would drop it.
     special = tokenizer.get_added_tokens_decoder()
-    tokens = {
-        name: special[token_id].content
-        for name, token_id in (
-            ("eos_token", config.eos_token_id),
-            ("pad_token", config.pad_token_id),
-        )
-        if token_id in special
-    }
+    ids = {"eos_token": config.eos_token_id, "pad_token": config.pad_token_id}
+    tokens = {name: special[number].content for name, number in ids.items() if number in special}
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=config.max_sequence_length, **tokens
     ).save_pretrained(out)
@@ -112,10 +106,8 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
     theirs, ours = _essence(implied), _essence(config)
     for name, value in ours.items():
         if theirs.get(name) != value:
-            raise ConfigError(
-                f"init_from='{source}' has model.{name}={theirs.get(name)}, this run "
-                f"model.{name}={value}"
-            )
+            both = f"model.{name}={theirs.get(name)}, this run {value}"
+            raise ConfigError(f"init_from='{source}' has {both}")
     model = load_model(source, dtype="fp32").model
     weights = dict(model.state_dict())
     if isinstance(model, HuggingFaceLM) and config.architecture == "olmo":
@@ -129,10 +121,8 @@ def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
     """To reach a greater length, a run may scale RoPE or raise its base. What it leaves out is
     rejected, as a forgotten setting would be."""
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
-        raise ConfigError(
-            f"init_from='{source}' has model.rope_theta={float(theirs.rope_theta)}, this run "
-            f"model.rope_theta={ours.rope_theta}; set it as it is there, or higher"
-        )
+        least = f"must be at least {float(theirs.rope_theta)}, as in init_from='{source}'"
+        raise ConfigError(f"model.rope_theta={ours.rope_theta} {least}")
     if theirs.rope_scaling and not ours.rope_scaling:
         raise ConfigError(f"init_from='{source}' scales RoPE ({_in_words(theirs)}), not this run")
 
@@ -168,10 +158,8 @@ def config_of(source: str) -> dict[str, Any]:
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
     family = FAMILIES.get(theirs.model_type)
     if family is None:
-        raise ConfigError(
-            f"init_from='{source}' is of type {theirs.model_type}: only {', '.join(FAMILIES)} have "
-            "a counterpart"
-        )
+        known = f"only {', '.join(FAMILIES)} have a counterpart"
+        raise ConfigError(f"init_from='{source}' is of type {theirs.model_type}: {known}")
     get = theirs.to_dict().get
     rope, required = get("rope_parameters") or {}, dict(family.required)
     found = {name: get(name, wanted) for name, wanted in required.items()}
@@ -191,9 +179,8 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
         found["partial_rotary_factor"], required["partial_rotary_factor"] = partial, 1.0
     for name, wanted in required.items():
         if found[name] != wanted:
-            raise ConfigError(
-                f"init_from='{source}': config.json has {name}={found[name]}, supported: {wanted}"
-            )
+            both = f"{name}={found[name]}, supported: {wanted}"
+            raise ConfigError(f"init_from='{source}': config.json has {both}")
     values = {ours: get(name) for ours, name in family.settings.items()}
     return values | {
         "mlp_hidden_size": theirs.intermediate_size * (1 if family.is_neox else 2),
@@ -229,7 +216,7 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
     }
     if config.architecture == "gpt_neox":
         return shared
-    bias = config.bias_for_layer_norm
+    bias, norms = config.bias_for_layer_norm, config.attention_layer_norm
     return (
         {name: getattr(config, name) for name in _OF_OLMO}
         | shared
@@ -240,9 +227,7 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
             "alibi_bias_max": config.alibi_bias_max if config.alibi else None,
             # low_precision is also LayerNorm; it differs under autocast only.
             "layer_norm_type": "rms" if config.layer_norm_type == "rms" else "default",
-            "attention_layer_norm_with_affine": (
-                config.attention_layer_norm and config.attention_layer_norm_with_affine
-            ),
+            "attention_layer_norm_with_affine": norms and config.attention_layer_norm_with_affine,
             "bias_for_layer_norm": config.include_bias if bias is None else bias,
         }
     )

@@ -188,7 +188,7 @@ def test_the_first_field_that_differs_is_named_with_both_values(
     with pytest.raises(ConfigError) as error:
         import_weights(str(sources[kind]), config)
     assert f"has model.{field}={expected}" in str(error.value)
-    assert f"this run model.{field}={value}" in str(error.value)
+    assert f"this run {value}" in str(error.value)
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +308,7 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
         "base 500, scaling none → base 10000, scaling none"
     )
     assert begin("scaled", positions=YARN).startswith("; changes its RoPE: base 500, scaling l")
-    with pytest.raises(ConfigError, match=r"has model\.rope_theta=500\.0, this run .*=100; set it"):
+    with pytest.raises(ConfigError, match=r"model\.rope_theta=100 must be at least 500\.0"):
         begin("plain", rope_theta=100)
     with pytest.raises(
         ConfigError, match=r"scales RoPE \(base 500, scaling llama3, .*not this run"

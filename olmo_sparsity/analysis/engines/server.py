@@ -188,10 +188,8 @@ class Server:
             read = list(zip(reply.tokens, ids[reply.first :], strict=True))
             found = [_number(given) for given, _ in zip(reply.log_p, read, strict=True)]
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise self._wrong(
-                f"returns no log-probabilities of the prompt ({self._safe(repr(error))[:100]}); it "
-                "must support `echo` with `logprobs`, or be vLLM or SGLang"
-            ) from None
+            reason = f"{self._safe(repr(error))[:100]}; it must support `echo` or be vLLM or SGLang"
+            raise self._wrong(f"returns no log-probabilities of the prompt ({reason})") from None
         if self.names_requests and reply.request != name:
             raise self._wrong("returned the reply to another request")
         self.names_requests |= reply.request == name
@@ -385,10 +383,7 @@ class Servers(Engine):
 
 
 def _work(
-    server: Server,
-    left: deque[tuple],
-    found: dict[tuple, np.ndarray],
-    gone: dict[Server, str],
+    server: Server, left: deque[tuple], found: dict[tuple, np.ndarray], gone: dict[Server, str]
 ) -> None:
     """Score the prompts that are left, until the server does not reply."""
     while server not in gone:

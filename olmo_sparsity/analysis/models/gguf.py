@@ -32,19 +32,15 @@ from olmo_sparsity.analysis.models.transformers_folder import (
     count_parameters,
     without_warnings,
 )
-from olmo_sparsity.errors import (
-    DataError,
-    UserError,
-    is_out_of_memory,
-    naming_extras,
-    one_line,
-)
+from olmo_sparsity.errors import DataError, UserError, is_out_of_memory, naming_extras, one_line
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import follow_umask, read_json, remove_partial, sha256_of, writing
 from olmo_sparsity.runtime import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+_REMEDY = "load the model's safetensors instead"
 
 ORIGIN = "gguf.json"
 CONVERTER = 1
@@ -62,10 +58,8 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error.strerror}); set OLMO_SPARSITY_CACHE to a folder "
-            "for models"
-        ) from None
+        remedy = "set OLMO_SPARSITY_CACHE to a folder for models"
+        raise UserError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None
 
 
 # --- find and convert ---------------------------------------------------------------------------
@@ -119,7 +113,9 @@ def find_origin(folder: Path) -> Origin | None:
 def convert_gguf(files: list[Path]) -> Path:
     """The Hugging Face folder of a GGUF file, in fp32; converted on the first call."""
     header = _read_headers(files)
-    _check_architecture(header)
+    if _entries_read(header.architecture) is None:
+        found = f"architecture '{header.architecture}' is not supported"
+        raise DataError(f"'{header.path}': {found}, only {', '.join(supported_architectures())}")
     quantization = _check_types(header)
     _check_tensors(header)
     _check_entries(header)
@@ -137,10 +133,8 @@ def convert_gguf(files: list[Path]) -> Path:
 
 def _convert(header: Header, origin: Origin, folder: Path) -> None:
     num = sum(tensor.num for tensor in header.tensors)
-    say(
-        f"{header.path.name}: {num:,} weights, mostly {origin.quantization}; converting once to "
-        f"fp32, {4 * num / 1e6:,.0f} MB in {folder}"
-    )
+    size = f"{num:,} weights, mostly {origin.quantization}"
+    say(f"{header.path.name}: {size}; converting once to {4 * num / 1e6:,.0f} MB in {folder}")
     with writing(folder) as partial:
         partial.mkdir()
         _read_tokenizer(header).save_pretrained(partial)
@@ -156,10 +150,8 @@ def _convert(header: Header, origin: Origin, folder: Path) -> None:
                 if is_out_of_memory(error):
                     raise
                 reason = one_line(f"{type(error).__name__}: {error}")
-                raise DataError(
-                    f"'{header.path}': transformers cannot read its weights ({reason}); "
-                    "download it again, or convert it to safetensors with the tool that wrote it"
-                ) from None
+                problem = f"transformers cannot read its weights ({reason})"
+                raise DataError(f"'{header.path}': {problem}; {_REMEDY}") from None
             model.save_pretrained(partial, max_shard_size="4GB")  # still without a bar
         (partial / ORIGIN).write_text(json.dumps(asdict(origin)))
         for path in partial.iterdir():
@@ -180,11 +172,7 @@ def _read_weights(folder: Path) -> PreTrainedModel:
     model: PreTrainedModel
     info: dict[str, Any]
     model, info = transformers.AutoModelForCausalLM.from_pretrained(  # type: ignore[misc] # a pair
-        folder,
-        gguf_file="model.gguf",
-        dtype=torch.float32,
-        output_loading_info=True,
-        **options,
+        folder, gguf_file="model.gguf", dtype=torch.float32, output_loading_info=True, **options
     )
     if missing := info["missing_keys"]:  # which are random now
         raise ValueError(f"it lacks {len(missing)} weights, such as {min(missing)}")
@@ -435,14 +423,6 @@ def supported_architectures() -> list[str]:
     return sorted(spelled.get(name, name) for name in set(GGUF_CONFIG_MAPPING) - _REFUSED)
 
 
-def _check_architecture(header: Header) -> None:
-    if _entries_read(header.architecture) is None:
-        raise DataError(
-            f"'{header.path}': GGUF of architecture '{header.architecture}' is not supported, only "
-            + ", ".join(supported_architectures())
-        )
-
-
 def _copy_without_tokenizer(header: Header, to: Path) -> None:
     """One file of all shards, with the vocabulary's size instead of its tokens."""
     entries = [raw for key, raw in header.raw.items() if not key.startswith("split.")]
@@ -498,10 +478,8 @@ def _complete_config(config: Any, header: Header) -> None:
         elif name == "attention.sliding_window" and hasattr(config, "sliding_window"):
             config.sliding_window = value
         elif name not in _ALSO_IN_CONFIG or getattr(config, _ALSO_IN_CONFIG[name], None) != value:
-            raise DataError(
-                f"'{header.path}': transformers does not read {key}={value!r:.60}, which may "
-                "change the numbers; load the model's safetensors instead"
-            )
+            found = f"transformers does not read {key}={value!r:.60}, which may change numbers"
+            raise DataError(f"'{header.path}': {found}; {_REMEDY}")
     if header.architecture in ("gemma2", "gemma3") and header.get("block_count") in (46, 62):  # 27B
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
     _complete_rope(config, header)
@@ -515,10 +493,7 @@ def _complete_rope(config: Any, header: Header) -> None:
     if kind == "linear" and factor:
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind != "none":
-        raise DataError(
-            f"'{header.path}': RoPE scaled by {kind!r}, which transformers does not read from "
-            "GGUF; load the model's safetensors instead"
-        )
+        raise DataError(f"'{header.path}': RoPE scaled by {kind!r} is not read; {_REMEDY}")
     for found in (tensor for tensor in header.tensors if tensor.name == ROPE_FACTORS):
         factors = np.fromfile(found.path, np.float32, found.num, offset=found.start)
         rope |= _llama3_scaling(config, torch.from_numpy(factors), header)
@@ -541,10 +516,8 @@ def _llama3_scaling(config: Any, factors: torch.Tensor, header: Header) -> dict[
     scaled.rope_parameters |= settings
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
     if not torch.allclose(angles / factors, theirs, rtol=1e-4, atol=0):
-        raise DataError(
-            f"'{header.path}': the factors of its RoPE ({ROPE_FACTORS}) are not the factors of "
-            "Llama 3.1 or 3.2; load the model's safetensors instead"
-        )
+        found = f"{ROPE_FACTORS} are not the factors of Llama 3.1 or 3.2"
+        raise DataError(f"'{header.path}': {found}; {_REMEDY}")
     return settings
 
 
@@ -553,9 +526,8 @@ def _check_count(model: PreTrainedModel, header: Header) -> None:
     in_file = sum(tensor.num for tensor in header.tensors if tensor.name != ROPE_FACTORS)
     in_model = count_parameters(model)
     if in_file != in_model:
-        raise DataError(
-            f"'{header.path}' holds {in_file:,} weights, of which transformers reads {in_model:,}"
-        )
+        both = f"{in_file:,} weights, of which transformers reads {in_model:,}"
+        raise DataError(f"'{header.path}' holds {both}; {_REMEDY}")
 
 
 # --- the tokenizer ------------------------------------------------------------------------------
@@ -606,10 +578,8 @@ def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
         }
         special = [(token, about[f"{name}_token_id"]) for name, token in added.items()]
     except (KeyError, IndexError, TypeError) as error:
-        raise DataError(
-            f"'{header.path}': its tokenizer is incomplete ({type(error).__name__}: {error}); "
-            "download the file again"
-        ) from None
+        found = f"its tokenizer is incomplete ({type(error).__name__}: {error})"
+        raise DataError(f"'{header.path}': {found}; download it again") from None
     parts = (added.get("bos"), "$A", added.get("eos"))
     backend.post_processor = processors.TemplateProcessing(
         single=[part for part in parts if part is not None], special_tokens=special
@@ -649,10 +619,8 @@ def _check_vocabulary(header: Header, about: dict[str, Any]) -> None:
         if (token in made) != (kind == _NORMAL and len(token) > 1):
             odd.append(token)
     if odd:
-        say(
-            f"{header.path.name}: merges and types of {len(odd)} of its tokens ({odd[0]!r}) do not "
-            "agree; the file may be damaged"
-        )
+        found = f"merges and types of {len(odd)} tokens ({odd[0]!r}) do not agree"
+        say(f"{header.path.name}: {found}; the file may be damaged")
 
 
 def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:

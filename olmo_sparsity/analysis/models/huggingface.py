@@ -151,19 +151,15 @@ class HuggingFaceLM(nn.Module):
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                f"the last map of {type(self.model).__name__} is a {type(head).__name__}, which "
-                "cannot be trained here; merge its adapter first"
-            )
+            kinds = f"the last map of {type(self.model).__name__} is a {type(head).__name__}"
+            raise ConfigError(f"{kinds}, which cannot be trained here; merge its adapter first")
         return head.weight, head.bias
 
     @property
     def logit_scale(self) -> float:
         if self.logit_map.cap is not None:
-            raise ConfigError(
-                f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which the "
-                "training loss here does not support; choose another family"
-            )
+            kind = f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}"
+            raise ConfigError(f"{kind}, which training does not support; choose another family")
         return self.logit_map.scale
 
     def forward(

@@ -73,6 +73,11 @@ from olmo_sparsity.runtime import choose_device
 DEMO = Path(__file__).parents[2] / "demo"
 """A small model that is installed with the package; its name is `demo`."""
 
+FORMS = (
+    "a run, a checkpoint of ours (manifest.json), a folder with config.json (Hugging Face), a "
+    ".gguf file, a hub name (owner/name), smollm2 or demo"
+)
+
 LLAMA = "llama:"
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -149,10 +154,8 @@ class LoadedModel:
             as_text = self._encode(self._tokenizer_of_text, [texts[n] for n in held])
             for n, ids in zip(held, as_text, strict=True):
                 if names := spelled_in(texts[n], ids, special):
-                    raise DataError(
-                        f"'{self.name}': its tokenizer cannot encode {names[0]} as text; remove "
-                        "it, or pass control_tokens=True (--control-tokens)"
-                    )
+                    remedy = "remove it, or pass control_tokens=True (--control-tokens)"
+                    raise DataError(f"the tokenizer cannot encode {names[0]} as text; {remedy}")
                 found[n] = ids
         return found
 
@@ -167,9 +170,9 @@ class LoadedModel:
         found = [one.ids for one in encoded]
         largest = max((max(ids, default=0) for ids in found), default=0)
         if largest >= self.model.vocab_size:
+            token = f"token {largest} ('{tokenizer.decode([largest], False)}')"
             raise DataError(
-                f"'{self.name}': the text holds '{tokenizer.decode([largest], False)}', token "
-                f"{largest}, and the embedding has {self.model.vocab_size} rows"
+                f"{self.name}: {token} is not in its {self.model.vocab_size} embeddings"
             )
         return found
 
@@ -187,10 +190,7 @@ class LoadedModel:
 
     def without_weights(self) -> LoadedModel:
         """Return what a file or another process keeps: name, tokenizer and limits."""
-        no: Any = {
-            "model": None,
-            "find_transformers_tokenizer": type(None),
-        }
+        no: Any = {"model": None, "find_transformers_tokenizer": type(None)}
         return replace(self, **no)
 
     def notice_changes(self) -> None:
@@ -286,19 +286,14 @@ def load_model(
     if re.match(r"llama:|\w+://", path_or_hub_name):
         return _load_engine(path_or_hub_name, tokenizer, device, dtype, device_map)
     if tokenizer is not None:
-        raise ConfigError(
-            f"'{path_or_hub_name}' has its own tokenizer; omit the tokenizer argument"
-        )
+        raise ConfigError(f"tokenizer: '{path_or_hub_name}' has its own; omit the argument")
     folder = find_folder(path_or_hub_name)
     if is_hugging_face(folder):
         loaded = _load_hugging_face(
             folder, path_or_hub_name, DTYPES.get(dtype), device, device_map, whole_prompts
         )
     elif device_map is not None:
-        raise ConfigError(
-            f"device_map={device_map} is for Hugging Face models; '{folder}' is a checkpoint of "
-            "ours, which goes to one device: remove it"
-        )
+        raise ConfigError(f"device_map={device_map} is for Hugging Face models; remove it")
     else:
         loader = next(loader for loader in run_loaders() if loader.find(folder))
         trained = loader.load(folder, path_or_hub_name, dtype, device)
@@ -307,11 +302,7 @@ def load_model(
 
 
 def _load_engine(
-    name: str,
-    tokenizer: Any = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    device_map: str | None = None,
+    name: str, tokenizer: Any, device: str, dtype: str, device_map: str | None
 ) -> LoadedModel:
     """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
     server's URL, or several with commas between them."""
@@ -375,9 +366,8 @@ def _find_tokenizer(given: Any) -> Any:
     try:  # of the hub, without the weights
         return AutoTokenizer.from_pretrained(str(given), **NO_CODE | {"local_files_only": False})
     except Exception as error:
-        raise DataError(
-            f"tokenizer: '{given}' is not a folder here, and not on the hub ({one_line(error)})"
-        ) from None
+        where = "neither a folder nor on the hub"
+        raise DataError(f"tokenizer: '{given}' is {where} ({one_line(error)})") from None
 
 
 def wrap_model(
@@ -389,10 +379,7 @@ def wrap_model(
     of transformers or of tokenizers. `whole_prompts`: as in `load_model`."""
     if isinstance(model, LoadedModel):
         if tokenizer is not None or name is not None:
-            raise ConfigError(
-                f"'{model.name}' is a loaded model with its tokenizer; omit the arguments "
-                "tokenizer and name"
-            )
+            raise ConfigError(f"tokenizer, name: '{model.name}' has its own; omit the arguments")
         return model
     model = _unwrapped(model)
     if not hasattr(type(model), "far_states"):  # one of this project has it
@@ -424,9 +411,8 @@ def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
     from transformers import PreTrainedModel
 
     if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
-        raise ConfigError(
-            f"{type(model).__name__} is not a transformers model in memory; load_model opens files"
-        )
+        kind = type(model).__name__
+        raise ConfigError(f"{kind} is not a transformers model in memory; load_model opens files")
     return _fitted(model, whole_prompts)
 
 
@@ -445,10 +431,8 @@ def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
     vocabulary = {} if tokenizer is None else tokenizer.get_vocab(with_added_tokens=False)
     largest = max(vocabulary.values(), default=-1)  # some vocabularies have gaps
     if largest >= loaded.model.vocab_size:
-        raise ConfigError(
-            f"'{loaded.name}': its tokenizer has IDs up to {largest}, its embedding only "
-            f"{loaded.model.vocab_size} rows; pass the tokenizer that it was trained with"
-        )
+        sizes = f"has IDs up to {largest}, the embedding {loaded.model.vocab_size} rows"
+        raise ConfigError(f"tokenizer {sizes}; pass that of '{loaded.name}'")
     return loaded
 
 
@@ -465,10 +449,7 @@ def find_folder(path_or_hub_name: str) -> Path:
         named = re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?", path_or_hub_name)
         if named and path.suffix != ".gguf":
             return _download(named[1], revision=named[2])
-        raise DataError(
-            f"model: '{path_or_hub_name}' does not exist; pass a run, a checkpoint, a folder with "
-            "config.json, a .gguf file, a hub name (owner/name), smollm2 or demo"
-        )
+        raise DataError(f"model: '{path_or_hub_name}' does not exist; pass {FORMS}")
     if is_hugging_face(path):
         return path
     if files := find_gguf(path):
@@ -476,11 +457,7 @@ def find_folder(path_or_hub_name: str) -> Path:
     for loader in run_loaders():
         if (folder := loader.find(path)) is not None:
             return folder
-    raise DataError(
-        f"'{path}' is not a model folder: it has neither config.json (Hugging Face), nor a "
-        ".gguf file, nor manifest.json (a checkpoint of ours), nor checkpoints/ (a run of "
-        "ours); convert a checkpoint of OLMo's own trainer with its scripts for transformers"
-    )
+    raise DataError(f"'{path}' is not a model folder; pass {FORMS}")
 
 
 def _load_hugging_face(
@@ -506,11 +483,8 @@ def _load_hugging_face(
     except UserError:
         raise
     except Exception as error:  # a damaged config.json raises almost any
-        raise DataError(
-            f"transformers cannot load '{folder}' (config.json): {reason_of(error)}; correct it, "
-            "install the library it needs, or download the folder again (code in the folder is "
-            "never run)"
-        ) from None
+        reason = f"{reason_of(error)}; correct config.json (code in the folder is never run)"
+        raise DataError(f"transformers cannot load '{folder}': {reason}") from None
     with_tokenizer = folder if has_tokenizer(folder) else base
     settings = [base / "config.json", *([folder / ADAPTER] if is_adapter else [])]
     origin = None if is_adapter else find_origin(base)
@@ -552,9 +526,8 @@ def _download(name: str, revision: str | None) -> Path:
         patterns += ["model*.safetensors", "adapter_model*.safetensors"]
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        reason = f"revision {revision or 'main'}: {one_line(error) or repr(error)}"
+        remedy = "check the spelling, the network and HF_HUB_OFFLINE"
         raise DataError(
-            f"'{name}' is not a folder here, and the hub gave no model of that name"
-            f"{f' and revision {revision}' if revision else ''} ({reason}); check the spelling, "
-            "the network and HF_HUB_OFFLINE"
+            f"'{name}' is neither a folder nor on the hub ({reason}); {remedy}"
         ) from None

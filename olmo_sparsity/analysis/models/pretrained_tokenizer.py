@@ -18,10 +18,8 @@ def as_tokenizer(given: Any) -> Tokenizer:
     """Return a copy, because calls of the original may set truncation and padding."""
     fast = getattr(given, "backend_tokenizer", given)
     if not isinstance(fast, Tokenizer):
-        raise ConfigError(
-            f"tokenizer: {type(given).__name__} is neither a tokenizers.Tokenizer nor a fast one "
-            "of transformers (AutoTokenizer)"
-        )
+        kinds = "a tokenizers.Tokenizer or a fast one of transformers"
+        raise ConfigError(f"tokenizer must be {kinds}, not {type(given).__name__}")
     return _set_plain(Tokenizer.from_str(fast.to_str()))
 
 
@@ -79,10 +77,8 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
         tokenizer.encode("a")  # which reads what its config says, such as model_max_length
         return tokenizer
     except Exception as error:  # a missing library or damaged file raises almost any
-        raise DataError(
-            f"'{folder}': transformers cannot read its tokenizer ({one_line(error)}); save it once "
-            "with AutoTokenizer, which writes a tokenizer.json"
-        ) from None
+        reason = f"{one_line(error)}; save it once with AutoTokenizer"
+        raise DataError(f"'{folder}': transformers cannot read its tokenizer ({reason})") from None
 
 
 def tokens_before(tokenizer: Any, text: str) -> list[int]:
@@ -93,10 +89,8 @@ def tokens_before(tokenizer: Any, text: str) -> list[int]:
         raise DataError(f"prefix=auto: the tokenizer cannot read '{text[:40]}': {error}") from None
     starts = (i for i in range(len(complete)) if complete[i : i + len(plain)] == plain)
     if not plain or (start := next(starts, None)) is None:
-        raise DataError(
-            f"prefix=auto: the tokenizer turns '{text[:40]}' into {complete[:8]} with special "
-            f"tokens and {plain[:8]} without; pass prefix=bos, none or a text"
-        )
+        both = f"{complete[:8]} with special tokens, {plain[:8]} without"
+        raise DataError(f"prefix=auto: '{text[:40]}' is {both}; pass prefix=bos, none or a text")
     return complete[:start]
 
 

