@@ -33,8 +33,9 @@ class PositionLimit:
 
     def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
         if num_positions > self.num_positions:
-            found = f"{num_positions} positions exceed the {self.num_positions} of '{name}'"
-            raise ConfigError(f"{found} ({self.cause}); {remedy}")
+            kind = "right" if self.wrong_beyond else "prepared"
+            found = f"{num_positions} positions are more than '{name}' is {kind} for"
+            raise ConfigError(f"{found}: {self.num_positions} ({self.cause}); {remedy}")
 
 
 def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
