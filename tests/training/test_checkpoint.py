@@ -407,7 +407,7 @@ def test_a_branch_goes_on_as_its_trunk_did(
         ({"model__n_layers": 1}, r"model\.n_layers=2 \(now 1\)"),
         ({"training__num_steps": 4}, r"is at step 4; raise training\.num_steps=4"),
         ({"init_from": "runs/x"}, r"exclude each other"),
-        ({"branch_from": "runs/x"}, r"branch_from=runs/x \(.*intact checkpoint"),
+        ({"branch_from": "runs/x"}, "branch_from=runs/x must be an intact checkpoint"),
     ],
 )
 def test_what_a_branch_cannot_be_is_refused(
