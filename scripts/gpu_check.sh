@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Does all of this work on the GPUs of this machine, and how fast? Ten minutes, one table, which
-# .github/ISSUE_TEMPLATE/gpu_check.md asks for:
+# Does all of this work on the GPUs of this machine, and how fast? Ten minutes, one table:
 #
 #   scripts/gpu_check.sh [--out results/gpu_check] [--only pipeline,numbers,…] [--minutes 10]
 #   scripts/gpu_check.sh --small      # the same checks on CPU, two minutes
