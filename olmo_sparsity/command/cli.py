@@ -127,11 +127,9 @@ def train(options: argparse.Namespace) -> int:
                 return int(loop.train(config, processes, SparsityProbe))
             return int(loop.train(config, processes))
     except LostProcess as lost:
-        return print_error(
-            f"another process of this run is gone ({lost}); the same command goes on from the last "
-            "checkpoint",
-            EXIT_LOST_PROCESS,
-        )
+        again = "the same command goes on from the last checkpoint"
+        message = f"another process of this run is gone ({lost}); {again}"
+        return print_error(message, EXIT_LOST_PROCESS)
 
 
 def keep_freed_memory() -> None:

@@ -147,15 +147,12 @@ def check(settings: ExperimentSettings, origin: str) -> None:
 
 def _rules(settings: ExperimentSettings) -> Rules:
     schemes, lengths = set(settings.schemes), settings.train_lengths
-    unknown = [scheme for scheme in settings.schemes if scheme not in SCHEMES]
-    if unknown:
+    if unknown := [scheme for scheme in settings.schemes if scheme not in SCHEMES]:
         yield f"schemes={unknown} are not known; choose among {', '.join(SCHEMES)}"
-    rate = settings.optimizer.learning_rate
-    if rate <= 0:
-        yield f"optimizer.learning_rate={rate} trains nothing; raise it"
+    if not settings.optimizer.learning_rate:
+        yield "optimizer.learning_rate=0 trains nothing; raise it"
     if len(lengths) != 2 or not 1 <= lengths[0] <= lengths[1]:
         yield f"train_lengths={lengths} must be [shortest, longest]"
-    defaults = ExperimentSettings()
     for is_used, section, names in (
         (schemes & {*CHUNKED}, "positions", ("num_chunks", "aligned_cuts", "published")),
         (schemes & {*SPREAD}, "positions", ("num_ids",)),
@@ -164,7 +161,7 @@ def _rules(settings: ExperimentSettings) -> Rules:
         (settings.train_ks, "training", ("grow_k_steps",)),
         (False, "model", ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi")),
     ):
-        of, default = getattr(settings, section), getattr(defaults, section)
+        of, default = getattr(settings, section), getattr(ExperimentSettings(), section)
         for name in names:
             if not is_used and getattr(of, name) != getattr(default, name):
                 yield f"{section}.{name} is set, but decides nothing; remove it"
@@ -193,10 +190,8 @@ def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str
         if scheme == "auxiliary":
             _ = sample.partners_BL  # rejected if there are none
         if scheme in SPREAD and given and needed > given:
-            raise ConfigError(
-                f"{name}: length {length} needs {needed} position IDs under {scheme}, but "
-                f"positions.num_ids={given}; raise it, or lower the length"
-            )
+            both = f"needs {needed} position IDs under {scheme}, but positions.num_ids={given}"
+            raise ConfigError(f"{name}: length {length} {both}")
         num_ids = max(num_ids, needed, given)
     num_labels = num_coupled if scheme == "pointers" else 0
     return Sizes(num_ids, len(task.vocabulary), num_labels)

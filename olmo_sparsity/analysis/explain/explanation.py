@@ -290,10 +290,9 @@ def _targets_with_far_part(prepared: Prepared) -> Spans:
     spans = list(dict(sorted(spans)).items())  # the longest of the spans with one first token
     kept = [span for span in spans if span[0] >= first]
     if not kept:
-        raise DataError(
-            f"no target has distant {units}, which begin at token {first:,} of "
-            f"{len(document.tokens):,}; name a later target, or lower short={windows.short}"
-        )
+        where = f"which begin at token {first:,} of {len(document.tokens):,}"
+        remedy = f"name a later target, or lower short={windows.short}"
+        raise DataError(f"no target has distant {units}, {where}; {remedy}")
     if len(kept) < len(spans):
         left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
         say(f"{left_out} precede token {first:,} and have no distant {units}: left out")

@@ -199,10 +199,8 @@ def unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents
         if num_tokens >= wanted:
             break
     if num_tokens < length:
-        raise DataError(
-            f"foreign: {num_tokens:,} of its tokens share no passage with this text, and a check "
-            f"needs {length:,}; pass more text"
-        )
+        found = f"{num_tokens:,} of its tokens share no passage with this text, of {length:,}"
+        raise DataError(f"foreign: {found} needed; pass more text")
     joined = Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)
     return Documents("unrelated text", [joined])
 
@@ -235,10 +233,8 @@ def split_template(
     inserted = chain(*zip_longest(around, texts, fillvalue=""))
     whole = through_template(model, messages(texts))
     if len(around) != len(texts) + 1 or "".join(inserted) != whole:
-        raise DataError(
-            f"the chat template of '{model.name}' drops, repeats, moves or changes messages; write "
-            "the text that it makes"
-        )
+        problem = "drops, repeats, moves or changes messages; write the text that it makes"
+        raise DataError(f"the chat template of '{model.name}' {problem}")
     return around
 
 
@@ -253,9 +249,8 @@ def through_template(model: LoadedModel, messages: Sequence[Mapping[str, Any]]) 
         )
     except Exception as error:  # the template's own errors, and any of a broken one
         reason = one_line(f"{type(error).__name__}: {error}")
-        raise DataError(
-            f"the chat template of '{model.name}' does not take a prompt ({reason})"
-        ) from None
+        problem = f"does not take a prompt ({reason})"
+        raise DataError(f"the chat template of '{model.name}' {problem}") from None
 
 
 @torch.no_grad()
@@ -293,7 +288,5 @@ def _end_ids(model: LoadedModel) -> set[int]:
     ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
     found = [token for of_one in ids for token in np.atleast_1d(of_one) if token is not None]
     if wrong := [token for token in found if not isinstance(token, int | np.integer)]:
-        raise ConfigError(
-            f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, not a token ID of the model"
-        )
+        raise ConfigError(f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, not a token ID")
     return set(map(int, found))

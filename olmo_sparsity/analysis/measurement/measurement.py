@@ -220,10 +220,9 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
         raise DataError("none of the targets has a full long window; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
-    raise DataError(
-        f"no target has a gap large enough: the largest is {gaps.max():.2f} nats, the threshold "
-        f"{plan.threshold(losses):.2f}. Pass more text, a larger share, or a lower min_gap"
-    )
+    sizes = f"the largest is {gaps.max():.2f} nats, the threshold {plan.threshold(losses):.2f}"
+    remedy = "pass more text, a larger share, or a lower min_gap"
+    raise DataError(f"no target has a gap large enough: {sizes}; {remedy}")
 
 
 def _work(

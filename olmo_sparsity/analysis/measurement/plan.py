@@ -93,10 +93,8 @@ class MeasureRequest(Request):
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
         is_read = not isinstance(self.documents, Documents)
         if not is_read and self.reading != TextOptions():
-            raise ConfigError(
-                "field, group_field, prompt_field, target_field, split_at and max_documents are "
-                "for text that is read here; leave them out"
-            )
+            names = "field, group_field, prompt_field, target_field, split_at and max_documents"
+            raise ConfigError(f"{names} are for text that is read here; leave them out")
         self._check_one_selects_targets()
         settings, reading = self._with_windows(), self.reading
         if self.quick:
@@ -296,11 +294,9 @@ class Plan:
             )
         numbers = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
-            raise DataError(
-                f"text: {len(numbers)} of {len(self.documents)} documents are longer than "
-                f"{long} tokens, and measure requires one at an even and one at an odd place; "
-                "pass more documents, or lower long and short (--long, --short)"
-            )
+            found = f"{len(numbers)} of {len(self.documents)} documents are longer than {long}"
+            needed = "measure requires one at an even and one at an odd place"
+            raise DataError(f"text: {found} tokens; {needed}: pass more, or lower long and short")
         needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
         if self.controls.num_candidates < needed:
             raise DataError(

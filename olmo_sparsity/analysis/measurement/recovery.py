@@ -126,10 +126,8 @@ def _by_block(
         spans = np.stack([places, places + 1], 1) if places.ndim == 1 else places
         for first, end in sorted({(int(first), int(end)) for first, end in spans}):
             if not least <= first < end <= length:
-                raise DataError(
-                    f"targets: {first}:{end} of document {document.number} has no full long "
-                    f"window; choose from {least} to {length - 1}"
-                )
+                problem = f"has no full long window; choose from {least} to {length - 1}"
+                raise DataError(f"targets: {first}:{end} of document {document.number} {problem}")
             start = int(windows.start_of(first))
             last = min(max(start + windows.stride, end), length)
             parts = blocks.setdefault((start, last), {})

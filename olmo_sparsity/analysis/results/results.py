@@ -204,10 +204,8 @@ def read_results(folder: str | Path) -> Results:
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
         raise DataError(f"{folder} holds no measurement (identity.json is missing); pass its --out")
     if not (folder / MANIFEST).exists():
-        raise DataError(
-            f"{folder}: not finished ({MANIFEST} is missing); run the same `measure` command "
-            "again, or with --partial"
-        )
+        remedy = "run the same `measure` command again, or with --partial"
+        raise DataError(f"{folder}: not finished ({MANIFEST} is missing); {remedy}")
     problem = verify_manifest(folder, FILES)
     if problem is not None:
         if "does not list" in problem:

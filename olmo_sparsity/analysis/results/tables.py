@@ -131,10 +131,8 @@ def check_columns(path: Path, name: str, found: pa.Schema | None = None) -> None
     types = {field.name: field.type for field in found}
     for field in SCHEMAS[name]:
         if types.get(field.name) != field.type:
-            raise DataError(
-                f"{path}: column {field.name} must be {field.type}, not "
-                f"{types.get(field.name, 'absent')}; run the command of its measurement again"
-            )
+            rule = f"must be {field.type}, not {types.get(field.name, 'absent')}"
+            raise DataError(f"{path}: column {field.name} {rule}; run its command again")
 
 
 def plain(value: Any) -> Any:

@@ -72,10 +72,8 @@ def find_selector(name: str, far_states: Reading | None = None) -> Selector:
         return SELECTORS[name]
     found = find_added(name, "olmo_sparsity.selectors", "selectors")
     if found is None:
-        raise ConfigError(
-            f"selectors: '{name}' is not a selector; pass one of {', '.join(SELECTORS)}, or write "
-            "your_file.py:your_rule"
-        )
+        known = f"one of {', '.join(SELECTORS)}, or your_file.py:your_rule"
+        raise ConfigError(f"selectors: '{name}' is not a selector; pass {known}")
     if not callable(found):
         raise ConfigError(f"selectors: '{name}' is not a function (scorer, question) → Choice")
     return found if isinstance(found, Selector) else Selector(found)
