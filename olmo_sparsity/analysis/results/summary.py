@@ -18,26 +18,27 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.view import interval, spell
 
-with_interval = partial(interval, sign="+", minus="-")
-"""As a terminal shows it."""
-
+with_interval = partial(interval, sign="+", minus="-")  # as a terminal shows it
 FEW_DOCUMENTS = 10
-
 FEW_NATS = 0.1
-
 LOUD_NOISE = 0.02  # nats of noise from other rows of a batch; above, the summary reports it
 FAR_STATES = {
     "isolated": "shown alone",
     "contextual": "with their context",
     "replaced": "among unrelated text",
 }
+BY_OUTCOME = ("gap",)  # target sets that are selected by what distant text does to the prediction
 
-BY_OUTCOME = ("gap",)
-"""Target sets that are selected by what the distant text does to the prediction."""
+
+def in_order(results: Results) -> pd.DataFrame:
+    """Return the summary with its units in the order in which the user named them."""
+    order = {units: number for number, units in enumerate(results.meta.units)}
+    rows = with_t_intervals(results.summary)
+    return rows.sort_values("units", key=lambda units: units.map(order), kind="stable")
 
 
 def describe(results: Results) -> str:
-    meta, summary = results.meta, with_t_intervals(results.summary)
+    meta, summary = results.meta, in_order(results)
     name = main_set(summary.target_set)
     long, short, stride, far = (meta.windows[n] for n in ("long", "short", "stride", "far_states"))
     windows = f"long {long}, local {short}, stride {stride}, distant units {FAR_STATES[far]}"
@@ -93,12 +94,12 @@ def has_net(rows: pd.DataFrame) -> bool:
 def conclude(results: Results) -> str:
     """One sentence: on what the main set of targets depends, by how much, and whether to believe
     it."""
-    meta, summary = results.meta, with_t_intervals(results.summary)
+    meta, summary = results.meta, in_order(results)
     name = main_set(summary.target_set)
     if name is None:
         return "No target was evaluated."
     rows = summary[(summary.target_set == name) & (summary.selector == meta.selectors[0])]
-    row = rows.sort_values("k", kind="stable").iloc[0]  # of several units, the first
+    row = rows.sort_values("k", kind="stable").iloc[0]  # of the first units
     if not row.gap > 0:
         return (
             f"{meta.model['name']}: all distant tokens together do not lower the loss of these "
@@ -132,10 +133,11 @@ def conclude(results: Results) -> str:
     if meta.induction and not meta.induction["has_induction"]:
         doubts.append("the model copies little from its context")
     but = f"; but {' and '.join(doubts)}" if doubts else ""
-    nats = row[f"{headline}_nats"]
-    shown = with_interval(row[headline], low, high)
+    shown = (
+        f"{with_interval(row[headline], low, high)} ({row[f'{headline}_nats']:+.2f} nats a target)"
+    )
     beyond = "net excess" if headline == "net" else "excess over unrelated text"
-    return f"{text}; {beyond} {shown} ({nats:+.2f} nats a target): {believed}{but}."
+    return f"{text}; {beyond} {shown}: {believed}{but}."
 
 
 def describe_noise(model: dict[str, Any]) -> str:
@@ -203,8 +205,7 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     excess minus the placebo's; `equal gaps`: the same, own targets weighted to gaps as the
     placebo's targets have. Where net excess means nothing: `removal`, and excess in `nats`. The
     other columns are in the table `summary`."""
-    first = rows.iloc[0]
-    has_placebo = has_net(rows)
+    first, has_placebo = rows.iloc[0], has_net(rows)
     lines = [
         f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
         f"{first.gap:.2f} nats" + (f"; {describe_placebo(first)}" if has_placebo else ""),
@@ -247,7 +248,6 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
 
 
 def describe_placebo(row: Any) -> str:
-    """`row`: of the summary."""
     few = min(row.num_documents, row.num_placebo_documents) < FEW_FOR_BOOTSTRAP
     return (
         f"{row.num_placebo_targets:,} of the placebo in {row.num_placebo_documents:,} documents"

@@ -12,6 +12,7 @@ from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import (
     conclude,
     format_summary,
+    in_order,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 
@@ -62,6 +63,15 @@ def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
     assert said.startswith("small: 1 distant token by add one recovers 0.99 of the gap of 200")
     assert "; net excess +0.48 [+0.34, +0.63] (+0.73 nats a target): " in said
     assert said.endswith(": the targets depend on it beyond chance.")
+
+
+@pytest.mark.parametrize("units", [["tokens", "sentences"], ["sentences", "tokens"]])
+def test_the_units_that_were_named_first_come_first(units: list[str]) -> None:
+    found = results()
+    summary = pd.concat([found.summary.assign(units=name) for name in sorted(units)])
+    found = replace(found, summary=summary, meta=replace(found.meta, units=units))
+    assert f"1 distant {units[0][:-1]} by" in conclude(found)
+    assert list(in_order(found).units.unique()) == units
 
 
 @pytest.mark.parametrize(
