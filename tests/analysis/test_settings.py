@@ -112,6 +112,15 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
             ["score", "M", "--text=README.md", "--out=o.jsonl", "--contexts=1m"],
             "contexts=1m must be numbers of tokens, such as 1k,4k",
         ),
+        *(
+            (["measure", "M", "--out=o", *chosen, "--budget=1h", "--max-targets=2"], said)
+            for chosen, said in {
+                ("--targets=r",): "budget, max_targets cannot be combined with targets",
+                ("--choices=r",): "budget, max_targets cannot be combined with choices",
+                ("--at=w1",): "budget, max_targets cannot be combined with at",
+                ("--target-field=a",): "budget, max_targets cannot be combined with target_field",
+            }.items()
+        ),
     ],
 )
 def test_what_no_option_takes_is_refused_before_a_model_is_read(

@@ -121,6 +121,8 @@ class MeasureRequest(Request):
         for says in ([*quick, *named], [*others, *of_text]):
             if len(says) > 1:
                 raise ConfigError(f"{' and '.join(says)} all select targets: pass one of them")
+        if (extra := sorted(self.settings.given.keys() & OF_CHOSEN)) and (by := [*named, *of_text]):
+            raise ConfigError(f"{', '.join(extra)} cannot be combined with {by[0]}; omit it")
 
     def _with_windows(self) -> Settings:
         windows, given = self.windows, self.settings.given
@@ -150,7 +152,6 @@ def plan(request: MeasureRequest) -> Plan:
         read_other(name, getattr(request, name)) for name in ("targets", "choices", "losses")
     )
     settings, reading, loading = request.settings, request.reading, request.loading
-    of_chosen = ", ".join(sorted(settings.given.keys() & OF_CHOSEN))
     model = load(request.model, request.tokenizer, loading, settings.far_states == "replaced")
     documents = _open(request.documents, model, reading)
     is_other = choices is not None and is_other_tokenizer(choices, documents)
@@ -161,8 +162,6 @@ def plan(request: MeasureRequest) -> Plan:
         documents = cut_to_targets(documents, settings.windows)
     given = next((one for one in (choices, targets, request.at) if one is not None), None)
     are_given = given is not None or documents.have_targets
-    if are_given and of_chosen:
-        raise ConfigError(f"{of_chosen}: for chosen targets, and these are given; leave it out")
     beginning = documents[0].tokens[:200].tolist()
     text = "" if model.tokenizer is None else model.tokenizer.decode(beginning, False)
     ids = tuple(model.prefix_ids(loading.prefix, text))
@@ -430,7 +429,7 @@ def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> D
     lost = sum(len(d.tokens) - most for d in cut)
     say(
         f"{len(cut):,} of {len(documents):,} documents are longer than the {most:,} tokens that "
-        f"{model.name} takes: their last {lost:,} tokens are left out (not with --long {most // 2})"
+        f"{model.name} takes: their last {lost:,} tokens are left out"
     )
     items = [replace(d, tokens=d.tokens[:most]) for d in documents.items]
     return replace(documents, items=items)

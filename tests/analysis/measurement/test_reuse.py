@@ -114,7 +114,7 @@ def test_settings_are_those_of_the_other_measurement(
 ) -> None:
     others = replace(documents, items=[*documents.items[1:]])
     for match, text, given in (
-        ("share, units", documents, {"share": 0.2, "units": "words"}),
+        ("control, units", documents, {"control": "matched", "units": "words"}),
         ("ks", documents, {"ks": (1, 4)}),
         ("at and choices", documents, {"at": "w"}),
         ("differs", others, {}),
