@@ -61,8 +61,10 @@ class _Counts:
 
 
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
-    """Count and time a measurement; runs the model for a few seconds."""
+    """Count and time a measurement, or what `budget` allows; runs the model for seconds."""
     with using(plan.model):
+        if budget := plan.settings.budget:
+            plan = _fitted(plan, time.monotonic() + parse_budget(budget), shard[1])
         trial = _Trial.of(plan)
         cost = trial.cost(plan, shard)
     model, documents = plan.model, plan.documents
@@ -239,7 +241,6 @@ class _Trial:
             return self.speed
         number = numbers[len(numbers) // 2]
         target = {"document": number, "target": places[number][-1:], "far_part": "document"}
-
         if _spent(_counting(plan), number, target) > TRIED_S * self.speed:
             return self.speed
         began = time.perf_counter()
@@ -323,5 +324,4 @@ def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:
 
 
 def _counting(plan: Plan) -> Plan:
-    """The plan with a scorer that counts token-forwards."""
     return replace(plan, scorer=counting(plan.scorer))

@@ -120,6 +120,7 @@ def test_a_budget_chooses_the_sample_once_for_all_processes(
     every = Plan.of(loaded(model), texts, settings)
     whole = module._Trial.of(every).cost(every).forwards
     plan = Plan.of(loaded(model), texts, replace(settings, budget=f"{whole / 1000 / 5:.1f}s"))
+    assert 0.8 < estimate(plan).token_forwards * 5 / whole < 1.2
     first = within_budget(plan, tmp_path / "a", (0, 1))
     assert 0.02 < first.settings.sample < 0.3
     two = within_budget(plan, tmp_path / "b", (1, 2))
