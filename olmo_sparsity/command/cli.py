@@ -215,17 +215,15 @@ def explain(options: argparse.Namespace) -> int:
     result = explanation.explain(asked)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
-    try:
-        if options.check:
-            checked = result.check()
-            if not options.json:
-                print(f"\n{checked}")
-    finally:  # a check that fails loses nothing of what is found
-        if options.json:
-            print(explanation.to_json(result))
-        if options.html is not None:
-            result.to_html(options.html)
-            print(options.html, file=sys.stderr)
+    if options.check:
+        checked = result.check()
+        if not options.json:
+            print(f"\n{checked}")
+    if options.json:
+        print(explanation.to_json(result))
+    if options.html is not None:
+        result.to_html(options.html)
+        print(options.html, file=sys.stderr)
     return 0
 
 
