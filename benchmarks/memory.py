@@ -79,7 +79,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
         stored = StoredWeights(checkpoint / "model.safetensors") if resumes else None
         if stored is not None and source is None:
             fill(model, stored, "stored")
-        sections = EngineConfig(name=engine_name), training, OptimizerConfig()  # type: ignore[arg-type]
+        sections = EngineConfig(name=engine_name), training, OptimizerConfig()
         engine = build_engine(model, *sections, processes, source and (stored or source))
         found["parameters"] = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         if resumes:

@@ -1,7 +1,5 @@
 """Run a task experiment: train and test one model per scheme, k and seed.
 
-Place in the flow: settings → trials → trials/*.json → accuracy.parquet.
-
 A trial with a file is done, so the same command resumes, and several processes (`--shard i/n`)
 write into one folder. Each writes the table of all trials that are done by then.
 """

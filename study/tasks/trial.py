@@ -1,8 +1,5 @@
 """Train and test one model on a task, for one position scheme and seed (a trial).
 
-Schemes share this code: they differ in tokens and IDs (schemes.py), in whether the model rotates by
-IDs, subtracts their distance or ignores them, and in whether it predicts the response's IDs.
-
 Dimension key: B samples, P prompt length, R response length, L = P + R.
 """
 
