@@ -244,9 +244,7 @@ class SourcePrompt:
             found = AnswerIds(self.model.encode(texts), [True] * len(texts), before)
         else:
             said = printable(repr(answer))[:60]
-            raise ConfigError(
-                f"answer={said} must be a text, a list of texts or Answer(text, spans)"
-            )
+            raise ConfigError(f"answer={said} must be a text, a list of texts or an Answer")
         if not found.pieces or not all(found.pieces):
             raise DataError("the answer is empty, or the model ends the text at once; give one")
         return found
@@ -371,10 +369,8 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
     }
     num_tokens = sum(map(len, kept.values()))
     if num_tokens < longest:
-        raise DataError(
-            f"decoys: {num_tokens:,} tokens that share no passage with a source, and the longest "
-            f"source has {longest:,}; give more texts"
-        )
+        found = f"{num_tokens:,} tokens share no passage with a source, of {longest:,} needed"
+        raise DataError(f"decoys: {found}; give more texts")
     return [*kept.values()]
 
 
@@ -404,10 +400,8 @@ def draw_decoys(
     for number, (parts, own) in enumerate(zip(prompt.wholes, prompt.whole_ids, strict=True)):
         decoys_DL = _different(texts, own, draws, stream(seed, "decoys", number))
         if len(decoys_DL) < draws:
-            raise DataError(
-                f"decoys: the texts make only {len(decoys_DL)} different ones of {len(own)} "
-                f"tokens, and draws={draws}; give more texts"
-            )
+            found = f"only {len(decoys_DL)} different ones of {len(own)} tokens, and {draws=}"
+            raise DataError(f"decoys: the texts make {found}; give more texts")
         drawn += np.split(decoys_DL, np.cumsum([len(ids) for ids in parts])[:-1], axis=1)
     return drawn
 

@@ -54,9 +54,7 @@ class Answer:
         spans, last = sorted((int(first), int(end)) for first, end in self.spans), 0
         for first, end in spans:
             if not last <= first < end <= len(self.text) or not self.text[first:end].strip():
-                raise ConfigError(
-                    f"answer: the span ({first}, {end}) is empty, overlaps or ends late"
-                )
+                raise ConfigError(f"answer: span ({first}, {end}) is empty, overlaps or ends late")
             last = end
         if not spans:
             raise ConfigError("answer: it has no spans; give (first, end) of each statement")

@@ -312,10 +312,8 @@ def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
     num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
     if evaluates_every and num_far > MANY_UNITS:
-        say(
-            f"{settings.selector} evaluates each of up to {num_far:,} far tokens; add_one_nested "
-            "evaluates a few hundred"
-        )
+        cost = f"evaluates each of up to {num_far:,} far tokens; add_one_nested a few hundred"
+        say(f"{settings.selector} {cost}")
     scorer, before = prepared.scorer, prepared.scorer.token_forwards
     # Rules that evaluate few units depend on losses, which the count does not have.
     total = count(prepared, spans).token_forwards if evaluates_every else None

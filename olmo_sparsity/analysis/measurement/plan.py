@@ -171,10 +171,8 @@ def plan(request: MeasureRequest) -> Plan:
         documents = within_limit(documents, model, len(ids))
     is_same = choices is not None and model.tokenizer is not None and not is_other
     if is_same and ids != settings.prefix_ids:
-        raise DataError(
-            f"choices were measured with prefix {list(settings.prefix_ids)} (token IDs), and "
-            f"'{model.name}' reads this text with {list(ids)}; pass the same prefix to both"
-        )
+        both = f"token IDs {list(settings.prefix_ids)}, and '{model.name}' with {list(ids)}"
+        raise DataError(f"choices were measured with prefix {both}; pass the same to both")
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
     made = Plan.of(model, documents, settings, given, loading.batch_tokens, choices is not None)
     return made if losses is None else made.with_losses(losses)
@@ -287,10 +285,9 @@ class Plan:
         """Numbers of the documents that have a target."""
         long = self.settings.windows.first_target
         if len(self.documents) == 1:
-            raise DataError(
-                f"text: {self.documents.name} is one document, and measure requires at least "
-                f"{self.settings.draws + 2}; pass a folder, or split it (--split-at blank-lines)"
-            )
+            least = f"is one document, and measure requires {self.settings.draws + 2}"
+            remedy = "pass a folder, or split it (--split-at blank-lines)"
+            raise DataError(f"text: {self.documents.name} {least}; {remedy}")
         numbers = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             found = f"{len(numbers)} of {len(self.documents)} documents are longer than {long}"
@@ -298,10 +295,9 @@ class Plan:
             raise DataError(f"text: {found} tokens; {needed}: pass more, or lower long and short")
         needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
         if self.controls.num_candidates < needed:
-            raise DataError(
-                f"text: {self.controls.num_candidates} documents can replace each other, and "
-                f"draws={self.settings.draws} requires {needed}; pass more documents"
-            )
+            found = f"{self.controls.num_candidates} documents can replace each other"
+            least = f"draws={self.settings.draws} requires {needed}"
+            raise DataError(f"text: {found}, and {least}; pass more documents")
         return numbers
 
     @property

@@ -90,10 +90,8 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     as `ks` needs. A target for which fewer remain is left out. Units of unrelated texts are not
     matched."""
     if tokens := [kind for kind in results.meta.units if span_width(kind) is not None]:
-        raise ConfigError(
-            f"choices: units {', '.join(tokens)} are tokens of another tokenizer; rank --units "
-            "words, sentences, paragraphs or your own there"
-        )
+        remedy = "rank --units words, sentences, paragraphs or your own there"
+        raise ConfigError(f"choices: {', '.join(tokens)} are of another tokenizer; {remedy}")
     windows, most = settings.windows, max(settings.ks)
     found, texts_of = match_targets(results, documents, windows), _texts_of(results)
     ranked = results.influence
@@ -236,10 +234,8 @@ def targets_of(
             targets = given_targets(given.targets, windows, not _differences(given, settings))
         return Matched(targets, given.influence)
     if not is_other_tokenizer(given, documents):
-        raise DataError(
-            f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
-            f"{documents.name} in text or tokens; pass the same documents"
-        )
+        source = f"{given.meta.data.get('source')}, which differs from {documents.name}"
+        raise DataError(f"the targets were chosen in {source} in text or tokens; pass the same")
     matched = (
         match_choices(given, documents, settings)
         if with_units

@@ -146,9 +146,8 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
 
 def _named(places: list[tuple], documents: Documents, what: str) -> pd.DataFrame:
     if not places:
-        raise DataError(
-            f"{documents.name}: no token of {what} has a full long window; lower long and short"
-        )
+        problem = f"no token of {what} has a full long window"
+        raise DataError(f"{documents.name}: {problem}; lower long and short")
     return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
 
@@ -157,9 +156,8 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     if isinstance(at, np.integer):
         at = int(at)
     if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
-        raise ConfigError(
-            f"at={at!r} is neither words, a re.Pattern, a token's number or slice, nor a list"
-        )
+        kinds = "words, a re.Pattern, a token's number or slice, or a list"
+        raise ConfigError(f"at={at!r} must be {kinds}")
     if not isinstance(at, str | re.Pattern | int | slice):
         if not len(at):
             raise ConfigError("at is empty; omit it, or pass words")
@@ -241,7 +239,6 @@ def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFr
     )
     if len(missing):
         document, target, _ = missing[0]
-        raise DataError(
-            f"{folder}: {len(missing)} targets were not evaluated, such as {target} of document "
-            f"{document}, as losses changed; delete {folder / 'parts/recovery'}, and run it again"
-        )
+        found = f"{len(missing)} targets were not evaluated, such as {target} of {document=}"
+        remedy = f"losses changed: delete {folder / 'parts/recovery'}, and run it again"
+        raise DataError(f"{folder}: {found}; {remedy}")

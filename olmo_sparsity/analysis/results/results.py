@@ -171,10 +171,9 @@ def transfer(first: Kept, second: Kept) -> pd.DataFrame:
     for one, other in ((first, second), (second, first)):
         by = one.meta.targets.get("chosen_by", other.meta.model)
         if by.get("fingerprint") != other.meta.model.get("fingerprint"):
-            raise DataError(
-                f"{one.meta.model.get('name')} evaluated what {by['name']} chose, not "
-                f"{other.meta.model.get('name')}: give both directions of one pair of models"
-            )
+            names = f"{by['name']} chose, not {other.meta.model.get('name')}"
+            remedy = "give both directions of one pair of models"
+            raise DataError(f"{one.meta.model.get('name')} evaluated what {names}: {remedy}")
     return both_ways(*_pairs(first, second))
 
 

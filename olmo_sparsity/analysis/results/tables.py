@@ -107,10 +107,9 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
         if not field.nullable and pa.types.is_floating(field.type):
             num_wrong = int((~np.isfinite(array.to_numpy(zero_copy_only=False))).sum())
         if num_wrong:
-            raise DataError(
-                f"{origin}: {field.name} is not a finite number in {num_wrong} of {len(array)} "
-                "rows; if the model's loss overflows, load it with another dtype"
-            )
+            rows = f"is not a finite number in {num_wrong} of {len(array)} rows"
+            remedy = "if the model's loss overflows, load it with another dtype"
+            raise DataError(f"{origin}: {field.name} {rows}; {remedy}")
         arrays.append(array)
     return pa.table(arrays, schema=schema)
 

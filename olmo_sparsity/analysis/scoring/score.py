@@ -165,10 +165,7 @@ class _Scoring:
             if len(self.pool) == POOL or len(first) >= LOOKED_AT:
                 break
         if sum(len(tokens) for _, tokens in self.pool) < 2 * max(self.settings.contexts):
-            say(
-                "few long documents to take unrelated text from: gain_unrelated and net_gain will "
-                "be empty for some"
-            )
+            say("few long documents: gain_unrelated and net_gain will be empty for some")
         part, size = list[_Text](), 0
         for one in chain(first, texts):
             part.append(one)
