@@ -66,7 +66,7 @@ def attribute(options: argparse.Namespace) -> int:
 def _attribute_questions(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.attribution import gate, questions
     from olmo_sparsity.analysis.attribution.segments import AttributeRequest
-    from olmo_sparsity.analysis.models.load import load_model
+    from olmo_sparsity.analysis.measurement.plan import load
 
     _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)
     if not options.gate:
@@ -79,7 +79,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         raise ConfigError("--gate: run it once all shards have finished, without --shard")
     model, path, out = options.model, options.questions, options.out
     loading = build(ModelOptions, vars(options))
-    loaded = load_model(model, tokenizer=options.tokenizer, whole_prompts=True, **loading.loading)
+    loaded = load(model, options.tokenizer, loading, True, only_counts=options.dry_run)
     settings = build(SourceSettings, vars(options))
     common = AttributeRequest(
         model=loaded, decoys=options.decoys, settings=settings, loading=loading

@@ -16,10 +16,10 @@ import pandas as pd
 
 from olmo_sparsity.analysis.attribution.segments import AttributeRequest
 from olmo_sparsity.analysis.attribution.sources import Answer, Segment, read_turns
-from olmo_sparsity.analysis.attribution.statements import Attributing, Attribution
+from olmo_sparsity.analysis.attribution.statements import Attributing, Attribution, cost_of
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, using
+from olmo_sparsity.analysis.models.load import identity_of, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.conform import conform, unique, with_crc
@@ -68,10 +68,8 @@ def measure_questions(
 
 def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     """Count what `measure_questions` costs in all."""
-    model: LoadedModel = common.model
-    requests = read_questions(common, questions)
-    costs = [Attributing(model, one, quiet=True).cost() for one in requests]
-    return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
+    requests, model = read_questions(common, questions), common.model
+    return cost_of(model, [Attributing(model, one, quiet=True).count() for one in requests])
 
 
 def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:

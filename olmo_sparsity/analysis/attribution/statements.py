@@ -130,9 +130,9 @@ def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Tria
     ]
 
 
-def count(prompt: SourcePrompt, layout: Layout, draws: int) -> tuple[int, int]:
-    """Return the token-forwards at most, and those if one decoy of each source and two of the first
-    one are enough: with decoys that share no token."""
+def count(prompt: SourcePrompt, layout: Layout, draws: int) -> list[tuple[int, int]]:
+    """Return token-forwards and prompts at most, and those if one decoy of each source and two of
+    the first one are enough: with decoys that share no token."""
     lengths = [len(ids) for parts in prompt.wholes for ids in parts]
     firsts = -1 - np.cumsum([0, *lengths[:-1]]) * draws
     decoys = [
@@ -141,16 +141,16 @@ def count(prompt: SourcePrompt, layout: Layout, draws: int) -> tuple[int, int]:
     ]
     known, every = layout.before_question, range(len(lengths))
 
-    def spent(*rounds: list[Trial]) -> int:
+    def spent(*rounds: list[Trial]) -> tuple[int, int]:
         shares = prompt.model.engine is None
         engine = CountingEngine(shares, known if shares else None)
         trials = Trials(engine, layout, decoys)
         for one in (first_round(len(lengths)), *rounds):
             trials.evaluate(one)
-        return engine.token_forwards
+        return engine.token_forwards, engine.num_prompts
 
     most = spent(*(next_round(every, every, num) for num in [1, *looks(draws)]))
-    return most, spent(next_round([], [0], 2))
+    return [most, spent(next_round([], [0], 2))]
 
 
 @dataclass(frozen=True)
@@ -432,11 +432,20 @@ def attribute(request: AttributeRequest) -> Attribution:
 
 
 def count_cost(request: AttributeRequest) -> Cost:
-    return Attributing(_load(request), request).cost()
+    loaded = _load(request, only_counts=True)
+    return cost_of(loaded, [Attributing(loaded, request).count()])
 
 
-def _load(request: AttributeRequest) -> LoadedModel:
-    return load(request.model, request.tokenizer, request.loading, True, is_read=True)
+def cost_of(model: LoadedModel, counts: Sequence[np.ndarray]) -> Cost:
+    """Add what `Attributing.count` returns of questions."""
+    (most, prompts), (clear, few) = np.sum(counts, 0).tolist()
+    cost = Cost(most, model.num_parameters)
+    details = f"at most, in {prompts:,} prompts; {clear:,} in {few:,} if the first source is clear"
+    return replace(cost, details=f"{cost}\n{details} at once")
+
+
+def _load(request: AttributeRequest, only_counts: bool = False) -> LoadedModel:
+    return load(request.model, request.tokenizer, request.loading, True, True, only_counts)
 
 
 @dataclass(frozen=True)
@@ -497,8 +506,8 @@ class Attributing:
         forwards, own_decoys = engine.token_forwards - before, self.request.decoys is not None
         return Attribution(prompt, layout, settings, losses, forwards, own_decoys)
 
-    def cost(self) -> Cost:
-        """Return the cost; with reasoning, as if the answer relied on each of its sentences."""
+    def count(self) -> np.ndarray:
+        """Add what `count` returns; with reasoning, as if the answer relied on each sentence."""
         prompt, given = self._prompt, self.request
         # As long as it may become.
         answer = Answer("?", [(0, 1)]) if given.answer is None else given.answer
@@ -506,11 +515,7 @@ class Attributing:
         if given.answer is None:
             ids = replace(ids, pieces=[prompt.near_ids[:1] * self._num_new])
         draws, parts = self.settings.draws, self._chain(ids)
-        counts = [count(inner, inner.lay_out(part), draws) for inner, part in parts]
-        at_most, clear = (sum(column) for column in zip(*counts, strict=True))
-        cost = Cost(at_most, self.model.num_parameters)
-        details = f"{cost}\nat most; {clear:,} if the first source is clear at once"
-        return replace(cost, details=details)
+        return np.sum([count(inner, inner.lay_out(part), draws) for inner, part in parts], 0)
 
     @property
     def _num_new(self) -> int:

@@ -53,6 +53,9 @@ AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """Status codes after which the same request may succeed."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+NEW_PATIENCE_S = 5.0
+"""A server that has never replied is not waited for as long as one that was lost."""
+
 REPLY_BYTES, REPLY_SHARE = 2**20, 2**7
 """The most bytes of a reply, and more for each byte of the request: twice what any needs."""
 
@@ -96,12 +99,13 @@ class Server:
         self.tokenizer, self.timeout_s, self.patience_s = tokenizer, timeout_s, patience_s
         self._client = httpx.Client(
             verify=ssl.create_default_context() if self.url.startswith("https") else False,
-            timeout=timeout_s,
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, NEW_PATIENCE_S)),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=2),  # less than servers'
             trust_env=False,
         )
         self.dialect, self.card = DIALECTS["echo"], dict[str, Any]()
-        self.is_known, self._recognizing = False, threading.Lock()
+        self.has_replied = self.is_known = False
+        self._recognizing = threading.Lock()
         self.names_requests = self.tells_prompts = False
         self.ids = self._encoded(PROBE) or []
         self.probe, self.noise = np.empty(0), 0.0
@@ -131,13 +135,14 @@ class Server:
         try:
             given: dict[str, Any] = {"content": content, "headers": headers}
             with self._client.stream(method, self.url + path, **given) as response:
+                self.has_replied = True
                 for part in response.iter_raw():
                     raw += part
                     if time.monotonic() > ends:
                         raise late
                     if len(raw) > most:
                         raise self._wrong(f"replied with more than {most:,} bytes to {path}")
-        except httpx.TimeoutException:
+        except (httpx.ReadTimeout, httpx.WriteTimeout):
             raise late from None
         except httpx.HTTPError as error:
             reason = self._safe(f"{type(error).__name__}: {error}")
@@ -164,8 +169,9 @@ class Server:
             except _NoReply as error:
                 self.is_known &= not error.is_lost
                 if ends == math.inf:
-                    ends = time.monotonic() + self.patience_s
-                    say(f"{self.url}: {error}; trying again for {self.patience_s:g} s")
+                    most_s = min(self.patience_s, math.inf if self.has_replied else NEW_PATIENCE_S)
+                    ends = time.monotonic() + most_s
+                    say(f"{self.url}: {error}; trying again for {most_s:g} s")
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
                 if time.monotonic() + wait_s > ends:
                     raise _Gone(f"{self.url} did not reply ({error}); start it") from None
@@ -344,10 +350,11 @@ class Servers(Engine):
         at_once: int = 8,
         timeout_s: float = 600.0,
         patience_s: float = 300.0,
+        meet: bool = True,
     ) -> None:
         self.servers = [Server(url, tokenizer, timeout_s, patience_s) for url in urls]
         self.at_once, self.vocab_size = at_once, 1 + max(tokenizer.get_vocab().values())
-        for server in self.servers:
+        for server in self.servers if meet else ():
             server.meet(self.servers[0] if server is not self.servers[0] else None)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:

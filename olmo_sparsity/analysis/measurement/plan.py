@@ -179,11 +179,17 @@ def plan(request: MeasureRequest) -> Plan:
 
 
 def load(
-    model: Any, tokenizer: Any, options: ModelOptions, whole: bool, is_read: bool = False
+    model: Any,
+    tokenizer: Any,
+    options: ModelOptions,
+    whole: bool,
+    is_read: bool = False,
+    only_counts: bool = False,
 ) -> LoadedModel:
     """`whole`: also models that read whole prompts only; `is_read`: text is read by a tokenizer."""
     if isinstance(model, str | Path):
-        loaded = load_model(model, tokenizer=tokenizer, whole_prompts=whole, **options.loading)
+        how = {"whole_prompts": whole, "only_counts": only_counts} | options.loading
+        loaded = load_model(model, tokenizer=tokenizer, **how)
     else:
         options.refuse_for_loaded()
         loaded = wrap_model(model, tokenizer, whole_prompts=whole)

@@ -267,6 +267,7 @@ def load_model(
     dtype: str = "auto",
     device_map: str | None = None,
     whole_prompts: bool = False,
+    only_counts: bool = False,
 ) -> LoadedModel:
     """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
     adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its branch,
@@ -276,7 +277,8 @@ def load_model(
 
     For `attribute` alone: `llama:FILE.gguf`, computed by llama.cpp, and the URLs of servers, with
     the `tokenizer` of their model: a folder, a hub name, or an object. `whole_prompts`: load also
-    decoder-only models that nothing but `attribute` supports, such as recurrent ones."""
+    decoder-only models that nothing but `attribute` supports, such as recurrent ones.
+    `only_counts`: send nothing to a server; the model counts what a call costs, no more."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
@@ -284,7 +286,8 @@ def load_model(
         raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
     path_or_hub_name = str(path_or_hub_name)
     if re.match(r"llama:|\w+://", path_or_hub_name):
-        return _load_engine(path_or_hub_name, tokenizer, device, dtype, device_map)
+        meet = not only_counts
+        return _load_engine(path_or_hub_name, tokenizer, device, dtype, device_map, meet)
     if tokenizer is not None:
         raise ConfigError(f"tokenizer: '{path_or_hub_name}' has its own; omit the argument")
     folder = find_folder(path_or_hub_name)
@@ -302,7 +305,7 @@ def load_model(
 
 
 def _load_engine(
-    name: str, tokenizer: Any, device: str, dtype: str, device_map: str | None
+    name: str, tokenizer: Any, device: str, dtype: str, device_map: str | None, meet: bool
 ) -> LoadedModel:
     """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
     server's URL, or several with commas between them."""
@@ -318,7 +321,7 @@ def _load_engine(
         return _load_llama(name.removeprefix(LLAMA), name, device)
     theirs = _find_tokenizer(tokenizer)
     ours = as_tokenizer(theirs)
-    model = Servers(urls, ours)
+    model = Servers(urls, ours, meet=meet)
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
     return LoadedModel(
@@ -356,7 +359,7 @@ def _find_tokenizer(given: Any) -> Any:
         return given
     if str(given).endswith(".gguf"):
         return read_gguf_tokenizer(Path(given))
-    if given == "smollm2" or Path(given).is_dir():
+    if given in ("smollm2", "demo") or Path(given).is_dir():
         found = read_transformers_tokenizer(find_folder(str(given)))
         if found is not None:
             return found

@@ -89,10 +89,11 @@ class CountingEngine:
 
     def __init__(self, shares: bool, known: np.ndarray | None = None) -> None:
         self.shares, self.known = shares, known
-        self.token_forwards = 0 if known is None else len(known)
+        self.num_prompts, self.token_forwards = 0, 0 if known is None else len(known)
         self._generator = np.random.default_rng(0)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        self.num_prompts += len(prompts)
         if self.shares and prompts:
             self.token_forwards += count_forwards(prompts, self.known)
         else:

@@ -64,7 +64,8 @@ def test_verdicts_are_those_of_transformers(model: LoadedModel, server: FakeServ
         f"table ({server.url})",
         model.weights_sha256,
     )
-    counted = estimate_cost(attribute, model, **GIVEN)
+    nowhere = "http://127.0.0.1:1"  # a cost is counted here
+    counted = estimate_cost(attribute, nowhere, make_tokenizer(), **GIVEN)
     assert 0 < there.token_forwards <= counted.token_forwards
     assert "FLOPs" not in str(counted)
 

@@ -27,6 +27,7 @@ LASTING = ["fewer", "other", "404", "abc", "half a letter", "huge", "brackets", 
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     messages: list[str] = []
     monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(module, "NEW_PATIENCE_S", 0.03)  # less than a restart takes
     monkeypatch.setattr(module, "say", messages.append)
     return messages
 
@@ -170,6 +171,17 @@ def test_servers_that_cannot_be_used_are_refused(
     servers += [FakeServer(TOKENIZER), FakeServer(TOKENIZER, seed=1)]
     with pytest.raises(DataError, match="serves another model than"):
         opened(*servers[1:])
+
+
+def test_a_server_that_never_replied_is_not_waited_for(
+    servers: list[FakeServer], said: list[str]
+) -> None:
+    servers.append(server := FakeServer(TOKENIZER))
+    server.stop()
+    with pytest.raises(DataError, match="did not reply"):
+        opened(server, patience_s=300.0)
+    assert "again for 0.03 s" in said[0]
+    server.start()
 
 
 @pytest.mark.parametrize("num", [2, 6, 16, 40])
