@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from olmo_sparsity.analysis.attribution.questions import (
+    IDENTITY,
     StoredAnswer,
     StoredCell,
     StoredStatement,
@@ -60,6 +61,7 @@ class Check:
     found: str
     passed: bool
     kind: str = "expect"  # or "baseline"
+    by_margin: bool = False  # it fails without the margin
 
     @property
     def place(self) -> str:
@@ -71,7 +73,7 @@ class Check:
 class GateReport:
     checks: Sequence[Check]
     notes: Sequence[str] = ()
-    """What was not compared with the baseline, or differs from it without being a failure."""
+    """What passes by the margin alone, or differs from the baseline without being a failure."""
 
     @property
     def failures(self) -> list[Check]:
@@ -150,6 +152,9 @@ def refuse_without_checks(
         return
     if Path(baseline).resolve() == Path(out).resolve():
         raise ConfigError(f"baseline={baseline} is also --out; pass the folder of an earlier run")
+    if not Path(baseline, IDENTITY).exists():
+        remedy = f"make one with the same options, --out {baseline}, and without --gate"
+        raise ConfigError(f"--baseline {baseline}: no such folder of results; {remedy}")
     _compare_identities(identity, identity_in(baseline), baseline, allow_other_model)
     read_answers(baseline)
 
@@ -173,9 +178,14 @@ def check(
         for answer, several in zip(answers, expected, strict=True)
         for one in several
     ]
+    notes = [
+        f"{one.place} passes by the margin: expected {one.expected}; found: {one.found}"
+        for one in checks
+        if one.by_margin
+    ]
     if baseline is None:
-        return GateReport(checks)
-    notes = _compare_identities(
+        return GateReport(checks, notes)
+    notes += _compare_identities(
         identity_in(out), identity_in(baseline), baseline, allow_other_model
     )
     notes += _compare_servers(Path(out), Path(baseline), allow_other_model)
@@ -192,10 +202,11 @@ def _against_expectation(one: Expectation, answer: StoredAnswer, margin: float) 
     if not rows:
         expected = f"{one} in statement {statement}"
         return Check(number, statement, "", expected, "no such statement", False)
-    fits = [_fits(one, row, margin) for row in rows]
-    passed = any(fits) if one.statement is not None or one.sources else all(fits)
+    some = any if one.statement is not None or one.sources else all
+    strictly, passed = (some(_fits(one, row, nats) for row in rows) for nats in (0.0, margin))
     text, verdicts = " ".join(row.text for row in rows), "; ".join(row.verdict for row in rows)
-    return Check(number, statement, text, str(one), verdicts, passed)
+    by_margin = passed and not strictly
+    return Check(number, statement, text, str(one), verdicts, passed, by_margin=by_margin)
 
 
 def _fits(one: Expectation, row: StoredStatement, margin: float) -> bool:

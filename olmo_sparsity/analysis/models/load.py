@@ -360,7 +360,8 @@ def _find_tokenizer(given: Any) -> Any:
     if str(given).endswith(".gguf"):
         return read_gguf_tokenizer(Path(given))
     if given in ("smollm2", "demo") or Path(given).is_dir():
-        found = read_transformers_tokenizer(find_folder(str(given)))
+        alone = Path(given) if has_tokenizer(Path(given)) else find_folder(str(given))
+        found = read_transformers_tokenizer(alone)
         if found is not None:
             return found
         raise DataError(f"tokenizer: '{given}' holds no tokenizer")

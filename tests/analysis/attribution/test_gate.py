@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.attribution.questions import (
     identity_in,
 )
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.io import sha256_of
 from tests.support.sources import SOURCES, asked, saved, with_verdicts
 
@@ -99,8 +99,12 @@ def questions(tmp_path: Path) -> Callable[[Any], Path]:
 def test_expectations(
     questions: Any, tmp_path: Path, expect: Any, margin: float, passes: bool
 ) -> None:
-    found = check(questions(expect), stored(tmp_path / "out", FIRST, SECOND), margin=margin)
+    path, out = questions(expect), stored(tmp_path / "out", FIRST, SECOND)
+    strict, found = check(path, out), check(path, out, margin=margin)
     assert (not found.failures) == passes, found.describe()
+    marked = [now.passed and not one.passed for now, one in zip(found.checks, strict.checks)]
+    assert [one.by_margin for one in found.checks] == marked
+    assert len(found.notes) == sum(marked)
 
 
 def test_failures_are_written_for_people_and_machines(questions: Any, tmp_path: Path) -> None:
@@ -173,7 +177,7 @@ def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> 
         assert [case.kind for case in found.failures] == ["baseline"]
     identity = identity_in(out)
     for baseline in (out, tmp_path / "x" / ".." / "out", tmp_path / "nowhere"):
-        with pytest.raises(UserError):
+        with pytest.raises(ConfigError, match="baseline"):
             refuse_without_checks(path, out, identity, baseline)
     with pytest.raises(ConfigError, match="expect"):
         refuse_without_checks(questions([None]), out, identity, None)

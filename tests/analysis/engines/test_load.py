@@ -54,7 +54,9 @@ def model(server: FakeServer) -> LoadedModel:
     return load_model(server.url, tokenizer=make_tokenizer())
 
 
-def test_verdicts_are_those_of_transformers(model: LoadedModel, server: FakeServer) -> None:
+def test_verdicts_are_those_of_transformers(
+    model: LoadedModel, server: FakeServer, tmp_path: Path
+) -> None:
     here, there = attribute(model_of(), make_tokenizer(), **GIVEN), attribute(model, **GIVEN)
     verdict = ["gives", "lost", "se_gives", "se_lost", "p_gives", "p_lost"]
     np.testing.assert_allclose(here.matrix[verdict], there.matrix[verdict], atol=1e-4)
@@ -65,7 +67,8 @@ def test_verdicts_are_those_of_transformers(model: LoadedModel, server: FakeServ
         model.weights_sha256,
     )
     nowhere = "http://127.0.0.1:1"  # a cost is counted here
-    counted = estimate_cost(attribute, nowhere, make_tokenizer(), **GIVEN)
+    make_tokenizer().save_pretrained(tmp_path)
+    counted = estimate_cost(attribute, nowhere, tmp_path, **GIVEN)
     assert 0 < there.token_forwards <= counted.token_forwards
     assert "FLOPs" not in str(counted)
 
