@@ -102,7 +102,8 @@ def test_expectations(
     path, out = questions(expect), stored(tmp_path / "out", FIRST, SECOND)
     strict, found = check(path, out), check(path, out, margin=margin)
     assert (not found.failures) == passes, found.describe()
-    marked = [now.passed and not one.passed for now, one in zip(found.checks, strict.checks)]
+    pairs = zip(found.checks, strict.checks, strict=True)
+    marked = [now.passed and not one.passed for now, one in pairs]
     assert [one.by_margin for one in found.checks] == marked
     assert len(found.notes) == sum(marked)
 
