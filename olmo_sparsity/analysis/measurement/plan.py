@@ -297,8 +297,8 @@ class Plan:
         numbers = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             found = f"{len(numbers)} of {len(self.documents)} documents are longer than {long}"
-            needed = "measure requires one at an even and one at an odd place"
-            raise DataError(f"text: {found} tokens; {needed}: pass more, or lower long and short")
+            rule = "measure requires one at an even and one at an odd place"
+            raise DataError(f"text: {found} tokens; {rule}: pass more, or lower long and short")
         needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
         if self.controls.num_candidates < needed:
             found = f"{self.controls.num_candidates} documents can replace each other"
