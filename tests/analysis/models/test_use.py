@@ -115,6 +115,12 @@ def make_model_with_adapter() -> Any:
 # --- identity -------------------------------------------------------------------------------------
 
 
+EDITS = (
+    "one number", "through data", "two numbers", "rows", "columns", "angles", "config", "base",
+    "epsilon", "scale", "activation", "adapter off", "strength", "merged", "dtype",
+)  # fmt: skip
+
+
 def edits(model: Any) -> dict[str, Callable[[], Any]]:
     """One change of a model with an adapter for each kind of it."""
     config, (first, second) = model.config, model.model.layers
@@ -143,7 +149,7 @@ def edits(model: Any) -> dict[str, Callable[[], Any]]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", edits(make_model_with_adapter()))
+@pytest.mark.parametrize("kind", EDITS)
 @pytest.mark.parametrize("width", [509, 3])  # of the matrices whose sums identify tensors
 def test_each_edit_is_noticed(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "BLOCK", width)
@@ -151,7 +157,9 @@ def test_each_edit_is_noticed(kind: str, width: int, monkeypatch: pytest.MonkeyP
     state = read_state(model)
     assert state == read_state(model)
     assert state.sha256 == read_state(make_model_with_adapter()).sha256
-    edits(model)[kind]()
+    changes = edits(model)
+    assert tuple(changes) == EDITS
+    changes[kind]()
     now = read_state(model)
     assert state.differences(now)
     assert now.sha256 != state.sha256

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+import transformers
 
 from olmo_sparsity import estimate_cost, explain, load_model, measure
 from olmo_sparsity.analysis.explain.prompt import unrelated
@@ -39,7 +39,9 @@ GIVEN: dict[str, Any] = {"ks": (1, 4), "min_gap": 0.0, "share": 0.3, "max_target
 def mamba() -> Any:
     torch.manual_seed(0)
     shape = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
-    return MambaForCausalLM(MambaConfig(**shape, bos_token_id=1, eos_token_id=2)).eval()
+    return transformers.MambaForCausalLM(
+        transformers.MambaConfig(**shape, bos_token_id=1, eos_token_id=2)
+    ).eval()
 
 
 MODELS = {
