@@ -130,17 +130,14 @@ class TextOptions:
         "the field that names a document's author, title or site: unrelated texts are of others",
     )
     prompt_field: str | None = option(
-        None,
-        "in records of a prompt and a target: the field of the prompt",
+        None, "in records of a prompt and a target: the field of the prompt"
     )
     target_field: str | None = option(None, "the field of the target: its tokens are the targets")
     split_at: SplitAt = option(
         "whole", "a file of plain text is one document, or each part between blank lines"
     )
     max_documents: int | None = option(
-        None,
-        "read no more than this many; of a prepared folder, spread over it",
-        least=1,
+        None, "read no more than this many; of a prepared folder, spread over it", least=1
     )
     control_tokens: bool = option(
         False, "names of control tokens in a text, such as <|im_end|>, are these tokens, not text"

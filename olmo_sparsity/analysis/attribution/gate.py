@@ -129,9 +129,7 @@ def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
     names = [names] if isinstance(names, str) else names
     is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or not is_number:
-        raise DataError(
-            f"{where}: expect={given!r:.60} must be none, a source, or {FORM}, or a list"
-        )
+        raise DataError(f"{where}: expect={given!r:.60} must be none, a source, {FORM} or a list")
     names = [] if names == ["none"] else names
     return Expectation(tuple(names), float(nats), statement)
 

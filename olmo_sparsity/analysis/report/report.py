@@ -31,13 +31,7 @@ from olmo_sparsity.analysis.results.summary import (
     describe_noise,
     describe_placebo,
 )
-from olmo_sparsity.analysis.results.view import (
-    escape,
-    html_table,
-    number,
-    sentence,
-    spell,
-)
+from olmo_sparsity.analysis.results.view import escape, html_table, number, sentence, spell
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:

@@ -143,9 +143,7 @@ class Results:
         of_target = (self.targets.document == document) & (self.targets.target == target)
         end = int(with_ends(self.targets[of_target]).end.iloc[0])
         about = losses[["target", "loss_short", "loss_long"]].assign(
-            end=end,
-            text="".join(texts[target:end]),
-            gap=losses.loss_short - losses.loss_long,
+            end=end, text="".join(texts[target:end]), gap=losses.loss_short - losses.loss_long
         )
         names = {"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
         far = rows[:k].rename(columns=names)
@@ -195,9 +193,7 @@ REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the c
 def read_results(folder: str | Path) -> Results:
     folder = Path(folder)
     if (folder / "statements.parquet").exists():
-        raise DataError(
-            f"{folder} holds answers to questions; pandas reads {folder}/statements.parquet"
-        )
+        raise DataError(f"{folder} holds answers to questions; pandas reads statements.parquet")
     if (folder / "accuracy.parquet").exists():
         raise DataError(f"{folder} holds results of a task; only `figure` draws them")
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
@@ -208,9 +204,7 @@ def read_results(folder: str | Path) -> Results:
     problem = verify_manifest(folder, FILES)
     if problem is not None:
         if "does not list" in problem:
-            raise DataError(
-                f"{folder} is of another version: {problem}; measure into another folder"
-            )
+            raise DataError(f"{folder} is of another version: {problem}; use another folder")
         raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
     tables = {name: read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
     return Results(**tables, meta=read_json(folder / "meta.json", Meta, REMEDY))

@@ -208,7 +208,7 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     first, has_placebo = rows.iloc[0], has_net(rows)
     lines = [
         f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
-        f"{first.gap:.2f} nats" + (f"; {describe_placebo(first)}" if has_placebo else ""),
+        f"{first.gap:.2f} nats" + (f"; {describe_placebo(first)}" if has_placebo else "")
     ]
     if pd.notna(first.mean_ratio):
         lines.append(
