@@ -83,13 +83,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice([*WORDS, "\n"], 45)) for _ in range(6)]
     notes = [" ".join(rng.choice(WORDS, 20)) for _ in range(2)]
-    for name, kept in {"my_texts": texts, "reports": texts, "notes": notes}.items():
+    for name, kept in {"my_texts": texts, "notes": notes}.items():
         (tmp_path / name).mkdir()
         for number, text in enumerate(kept):
             (tmp_path / name / f"{number}.txt").write_text(text)
-    rows = [{"question": text, "answer": text[:20], "text": text} for text in texts]
+    rows = [{"question": text, "answer": text[:20], "text": text, "body": text} for text in texts]
     pd.DataFrame(rows).to_parquet(tmp_path / "my_texts.parquet")
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    reports = [row | {"department": "abc"[place % 3]} for place, row in enumerate(rows)]
+    (tmp_path / "reports.jsonl").write_text("\n".join(map(json.dumps, reports)))
     for name in ("article", "question", "answer"):
         (tmp_path / f"{name}.txt").write_text(" ".join(["In 1921", texts[0], "In 1921 it ended."]))
     system = {"role": "system", "content": texts[0]}
