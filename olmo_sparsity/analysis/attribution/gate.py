@@ -153,7 +153,7 @@ def refuse_without_checks(
     if not Path(baseline, IDENTITY).exists():
         remedy = f"make one with the same options, --out {baseline}, and without --gate"
         raise ConfigError(f"--baseline {baseline}: no such folder of results; {remedy}")
-    _compare_identities(identity, identity_in(baseline), baseline, allow_other_model)
+    _compare_identities(identity, baseline, allow_other_model)
     read_answers(baseline)
 
 
@@ -183,9 +183,7 @@ def check(
     ]
     if baseline is None:
         return GateReport(checks, notes)
-    notes += _compare_identities(
-        identity_in(out), identity_in(baseline), baseline, allow_other_model
-    )
+    notes += _compare_identities(identity_in(out), baseline, allow_other_model)
     notes += _compare_servers(Path(out), Path(baseline), allow_other_model)
     more_checks, more_notes = _against_baseline(answers, read_answers(baseline), baseline)
     return GateReport([*checks, *more_checks], [*notes, *more_notes])
@@ -224,16 +222,13 @@ def _fits(one: Expectation, row: StoredStatement, margin: float) -> bool:
     )
 
 
-def _compare_identities(
-    now: Mapping[str, Any], before: Mapping[str, Any], baseline: str | Path, allowed: bool
-) -> list[str]:
+def _compare_identities(now: Mapping[str, Any], baseline: str | Path, allowed: bool) -> list[str]:
     """Return how model, tokenizer, template or settings differ; raise unless that is allowed."""
-
-    before, now = (
+    before, after = (
         {key: value for key, value in leaves(one) if not MAY_DIFFER.fullmatch(key)}
-        for one in (before, now)
+        for one in (identity_in(baseline), now)
     )
-    return _allow(differences(before, now), baseline, allowed)
+    return _allow(differences(before, after), baseline, allowed)
 
 
 def _compare_servers(out: Path, baseline: Path, allowed: bool) -> list[str]:

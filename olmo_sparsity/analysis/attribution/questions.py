@@ -69,7 +69,7 @@ def measure_questions(
 def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     """Count what `measure_questions` costs in all."""
     requests, model = read_questions(common, questions), common.model
-    return cost_of(model, [Attributing(model, one, quiet=True).count() for one in requests])
+    return cost_of([Attributing(model, one, quiet=True) for one in requests])
 
 
 def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:
@@ -111,6 +111,8 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
             found.append(replace(common, **_own_fields(record, line)).checked())
         except (UserError, ValueError) as error:
             raise DataError(f"{where}: {error}") from None
+    if not found:
+        raise DataError(f"{path} has no questions; write one JSON object a line")
     if common.decoys is not None:
         return found
     named = [[p.text for t in read_turns(one.sources) for p in t.parts if p.name] for one in found]

@@ -177,7 +177,6 @@ class Attribution:
     settings: SourceSettings
     losses: Losses
     token_forwards: int
-    own_decoys: bool  # decoys were given; without, they are prose
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
     """Attributions of the sentences of the reasoning that the answer relies on, also indirectly."""
 
@@ -223,15 +222,12 @@ class Attribution:
     def error_rate(self) -> str:
         """The error rate of the verdicts, in words, with its condition."""
         noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
-        kind = "if the sources are prose, as the decoys are; else give decoys of their kind"
-        if self.own_decoys:
-            kind = "if the decoys are of the kind that the sources are"
+        counts = f"statements: {len(self.texts)}, sources: {len(self.names)}, decoys of each"
         return (
             "This is what the model uses, not whether a source supports the statement. "
             f"Of the sources named, {self.settings.rate:.0%} or less are expected to be named by "
-            f"chance, on average over answers, {kind} (Benjamini–Hochberg; statements: "
-            f"{len(self.texts)}, sources: {len(self.names)}, decoys of each: "
-            f"{self.settings.draws} at most)."
+            "chance, on average over answers, if the decoys (default: prose) are of the kind that "
+            f"the sources are (Benjamini–Hochberg; {counts}: {self.settings.draws} at most)."
         ) + (f" {sentence(noise)}" if noise else "")
 
     @cached_property
@@ -432,14 +428,12 @@ def attribute(request: AttributeRequest) -> Attribution:
 
 
 def count_cost(request: AttributeRequest) -> Cost:
-    loaded = _load(request, only_counts=True)
-    return cost_of(loaded, [Attributing(loaded, request).count()])
+    return cost_of([Attributing(_load(request, only_counts=True), request)])
 
 
-def cost_of(model: LoadedModel, counts: Sequence[np.ndarray]) -> Cost:
-    """Add what `Attributing.count` returns of questions."""
-    (most, prompts), (clear, few) = np.sum(counts, 0).tolist()
-    cost = Cost(most, model.num_parameters)
+def cost_of(questions: Sequence[Attributing]) -> Cost:
+    (most, prompts), (clear, few) = np.sum([one.count() for one in questions], 0).tolist()
+    cost = Cost(most, questions[0].model.num_parameters)
     details = f"at most, in {prompts:,} prompts; {clear:,} in {few:,} if the first source is clear"
     return replace(cost, details=f"{cost}\n{details} at once")
 
@@ -455,10 +449,6 @@ class Attributing:
     model: LoadedModel
     request: AttributeRequest
     quiet: bool = False
-
-    @property
-    def settings(self) -> SourceSettings:
-        return self.request.settings
 
     def run(self) -> Attribution:
         given, prompt = self.request, self._prompt
@@ -492,10 +482,10 @@ class Attributing:
         return read_decoys(self.model, prompt, "builtin:embedded" if decoys is None else decoys)
 
     def _judge(self, doing: str, prompt: SourcePrompt, ids: AnswerIds) -> Attribution:
-        settings, batch_tokens = self.settings, self.request.loading.batch_tokens
+        settings, loading = self.request.settings, self.request.loading
         drawn = draw_decoys(prompt, self._texts(prompt), settings.draws, settings.seed)
         layout = prompt.lay_out(ids)
-        engine = logprobs_of(self.model, batch_tokens)
+        engine = logprobs_of(self.model, loading.batch_tokens)
         before = engine.token_forwards
         if isinstance(engine, ModelLogprobs):
             engine.scorer.states(layout.before_question)  # which many prompts share
@@ -503,8 +493,7 @@ class Attributing:
         with Progress(doing, rounds, "rounds", enabled=not self.quiet) as progress:
             losses = Trials(engine, layout, drawn).run(settings.rate, progress.update)
             progress.update(rounds)
-        forwards, own_decoys = engine.token_forwards - before, self.request.decoys is not None
-        return Attribution(prompt, layout, settings, losses, forwards, own_decoys)
+        return Attribution(prompt, layout, settings, losses, engine.token_forwards - before)
 
     def count(self) -> np.ndarray:
         """Add what `count` returns; with reasoning, as if the answer relied on each sentence."""
@@ -514,12 +503,12 @@ class Attributing:
         ids = prompt.answer_ids(answer, self._num_new, True, given.reasoning)
         if given.answer is None:
             ids = replace(ids, pieces=[prompt.near_ids[:1] * self._num_new])
-        draws, parts = self.settings.draws, self._chain(ids)
+        draws, parts = given.settings.draws, self._chain(ids)
         return np.sum([count(inner, inner.lay_out(part), draws) for inner, part in parts], 0)
 
     @property
     def _num_new(self) -> int:
-        return self.settings.max_new_tokens or NEW_TOKENS
+        return self.request.settings.max_new_tokens or NEW_TOKENS
 
     @cached_property
     def _prompt(self) -> SourcePrompt:

@@ -143,6 +143,9 @@ def test_lines_that_are_no_questions_are_named(line: str, path: Path) -> None:
     with pytest.raises(DataError, match=r"q\.jsonl:2") as caught:
         read_questions(common(None), path)
     assert "\n" not in str(caught.value)
+    path.write_text("\n")
+    with pytest.raises(DataError, match=r"q\.jsonl"):
+        read_questions(common(None), path)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_spans_of_an_answer_are_its_statements() -> None:
     first = found.losses.without_TSD[..., 0]  # more are evaluated as other statements need them
     np.testing.assert_allclose(first, whole.losses.without_TSD[[0, 2], :, 0], atol=1e-5)
     for spans in ([(0, 5), (4, 8)], [(3, 3)], [(8, 9)], [(0, 99)], []):
-        with pytest.raises(ConfigError, match=r"answer: (the span|it has no spans)"):
+        with pytest.raises(ConfigError, match=r"^answer: "):
             asked(answer=Answer(text, spans))
 
 
