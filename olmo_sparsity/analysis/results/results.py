@@ -181,7 +181,7 @@ def _opened(given: Kept) -> Results:
 
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
     if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
-        raise DataError("the measurements are of other texts or tokens; compare their net_nats instead")
+        raise DataError("the measurements are of other texts or tokens; compare their net_nats")
     return [pair(one.losses, one.targets, one.recovery) for one in (first, second)]
 
 
