@@ -79,7 +79,8 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         raise ConfigError("--gate: run it once all shards have finished, without --shard")
     model, path, out = options.model, options.questions, options.out
     loading = build(ModelOptions, vars(options))
-    loaded = load(model, options.tokenizer, loading, True, only_counts=options.dry_run)
+    how = {"whole_prompts": True, "only_counts": options.dry_run}
+    loaded = load(model, options.tokenizer, loading, True, **how)
     settings = build(SourceSettings, vars(options))
     common = AttributeRequest(
         model=loaded, decoys=options.decoys, settings=settings, loading=loading

@@ -438,8 +438,8 @@ def cost_of(questions: Sequence[Attributing]) -> Cost:
     return replace(cost, details=f"{cost}\n{details} at once")
 
 
-def _load(request: AttributeRequest, only_counts: bool = False) -> LoadedModel:
-    return load(request.model, request.tokenizer, request.loading, True, True, only_counts)
+def _load(request: AttributeRequest, **how: bool) -> LoadedModel:
+    return load(request.model, request.tokenizer, request.loading, True, whole_prompts=True, **how)
 
 
 @dataclass(frozen=True)

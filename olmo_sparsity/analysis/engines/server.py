@@ -53,9 +53,7 @@ AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """Status codes after which the same request may succeed."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-NEW_PATIENCE_S = 5.0
-"""A server that has never replied is not waited for as long as one that was lost."""
-
+NEW_PATIENCE_S = 5.0  # for a server that has never replied
 REPLY_BYTES, REPLY_SHARE = 2**20, 2**7
 """The most bytes of a reply, and more for each byte of the request: twice what any needs."""
 

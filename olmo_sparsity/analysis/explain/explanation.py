@@ -266,7 +266,7 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
     if isinstance(text, Path):
         text = read_text(str(text))
     is_replaced = settings.far_states == "replaced"
-    loaded = load(request.model, request.tokenizer, loading, is_replaced, is_read=True)
+    loaded = load(request.model, request.tokenizer, loading, True, whole_prompts=is_replaced)
     with using(loaded):
         if text is not None:
             read = Prompt.of_text(loaded, text, loading.prefix)

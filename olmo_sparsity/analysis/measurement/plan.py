@@ -152,7 +152,8 @@ def plan(request: MeasureRequest) -> Plan:
         read_other(name, getattr(request, name)) for name in ("targets", "choices", "losses")
     )
     settings, reading, loading = request.settings, request.reading, request.loading
-    model = load(request.model, request.tokenizer, loading, settings.far_states == "replaced")
+    whole = settings.far_states == "replaced"
+    model = load(request.model, request.tokenizer, loading, whole_prompts=whole)
     documents = _open(request.documents, model, reading)
     is_other = choices is not None and is_other_tokenizer(choices, documents)
     if choices is not None:
@@ -179,20 +180,14 @@ def plan(request: MeasureRequest) -> Plan:
 
 
 def load(
-    model: Any,
-    tokenizer: Any,
-    options: ModelOptions,
-    whole: bool,
-    is_read: bool = False,
-    only_counts: bool = False,
+    model: Any, tokenizer: Any, options: ModelOptions, is_read: bool = False, **how: Any
 ) -> LoadedModel:
-    """`whole`: also models that read whole prompts only; `is_read`: text is read by a tokenizer."""
+    """`is_read`: text is read by a tokenizer; `how`: of `load_model`."""
     if isinstance(model, str | Path):
-        how = {"whole_prompts": whole, "only_counts": only_counts} | options.loading
-        loaded = load_model(model, tokenizer=tokenizer, **how)
+        loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
     else:
         options.refuse_for_loaded()
-        loaded = wrap_model(model, tokenizer, whole_prompts=whole)
+        loaded = wrap_model(model, tokenizer, whole_prompts=how["whole_prompts"])
     if is_read and loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
     return loaded

@@ -286,8 +286,7 @@ def load_model(
         raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
     path_or_hub_name = str(path_or_hub_name)
     if re.match(r"llama:|\w+://", path_or_hub_name):
-        meet = not only_counts
-        return _load_engine(path_or_hub_name, tokenizer, device, dtype, device_map, meet)
+        return _load_engine(path_or_hub_name, tokenizer, device, dtype, device_map, only_counts)
     if tokenizer is not None:
         raise ConfigError(f"tokenizer: '{path_or_hub_name}' has its own; omit the argument")
     folder = find_folder(path_or_hub_name)
@@ -305,7 +304,7 @@ def load_model(
 
 
 def _load_engine(
-    name: str, tokenizer: Any, device: str, dtype: str, device_map: str | None, meet: bool
+    name: str, tokenizer: Any, device: str, dtype: str, device_map: str | None, only_counts: bool
 ) -> LoadedModel:
     """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
     server's URL, or several with commas between them."""
@@ -321,7 +320,7 @@ def _load_engine(
         return _load_llama(name.removeprefix(LLAMA), name, device)
     theirs = _find_tokenizer(tokenizer)
     ours = as_tokenizer(theirs)
-    model = Servers(urls, ours, meet=meet)
+    model = Servers(urls, ours, meet=not only_counts)
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
     return LoadedModel(
