@@ -358,7 +358,7 @@ def test_tokens_of_another_tokenizer_are_no_units_here(
 ) -> None:
     by_tokens = replace(of_small, meta=replace(of_small.meta, units=["words", "span:3", "tokens"]))
     for match, choices, given in (
-        ("units span:3, tokens", by_tokens, {"ks": 1}),
+        ("span:3, tokens", by_tokens, {"ks": 1}),
         ("ks", of_small, {"ks": 6}),
         ("seed, units", of_small, {"units": "sentences", "seed": 3}),
         ("no target", of_small, {"ks": 1, "short": 40}),
