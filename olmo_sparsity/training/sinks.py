@@ -25,6 +25,15 @@ def open_sinks(
     return sinks
 
 
+def check_sinks(logging: LoggingConfig) -> None:
+    """Before a run waits for its GPUs: is what it logs to installed?"""
+    with naming_extras():
+        if logging.tensorboard:
+            import torch.utils.tensorboard  # noqa: F401
+        if logging.wandb_project:
+            import wandb  # noqa: F401
+
+
 def _tensorboard(run_folder: Path, start: int) -> Sink:
     with naming_extras():
         from torch.utils.tensorboard import SummaryWriter

@@ -51,6 +51,7 @@ from olmo_sparsity.training.run_folder import (
     refuse_other_branch,
     refuse_other_config,
 )
+from olmo_sparsity.training.sinks import check_sinks
 from olmo_sparsity.training.watchdog import Watchdog
 
 SparsityOf = Callable[[Mapping[str, Tensor]], dict]
@@ -303,6 +304,7 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     """Print the resolved config, and the cost of the run on this hardware, by default one process
     here."""
     device = own_device(config.training.device, Processes())
+    check_sinks(config.logging)
     named = hardware is not None
     hardware = hardware or Hardware.here(device)
     try:

@@ -30,6 +30,7 @@ def test_every_page_is_on_the_site(site: Path) -> None:
     elsewhere = {
         "index",
         "slurm",
+        "accept_example",
         "benchmarks",
         "benchmarks_record",
         "claims",

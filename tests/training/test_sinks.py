@@ -8,8 +8,10 @@ import types
 
 import pytest
 
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.start import dry_run
 from tests.conftest import MakeConfig
 
 
@@ -33,3 +35,11 @@ def test_sinks_are_asked_for_and_receive_every_row(
     shutil.rmtree(list_checkpoints(config.run_folder)[0])
     train(config)
     assert [settings["id"] for settings in opened] == [None, "a1"]
+
+
+def test_a_dry_run_asks_for_what_is_not_installed(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="wandb"):
+        dry_run(make_config(logging__wandb_project="test"))
