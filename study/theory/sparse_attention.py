@@ -125,6 +125,9 @@ class SparseAttention(nn.Module):
         super().__init__()
         self.shape, self.vocab_size = shape, vocab_size
         num_codes = vocab_size**shape.num_places
+        what = f"a key table of {shape.num_rows:,} relative places × {num_codes:,} token tuples"
+        num_bytes = 8.0 * num_replicas * shape.num_rows * num_codes * (num_labels + 2)
+        check_memory(num_bytes, what, "use a smaller k, window or vocabulary")
         # Initially all keys are 1, and all labels equally likely.
         self.log_key_RPC = nn.Parameter(torch.zeros(num_replicas, shape.num_rows, num_codes))
         self.value_logits_RCY = nn.Parameter(torch.zeros(num_replicas, num_codes, num_labels))

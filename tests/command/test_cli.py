@@ -49,7 +49,7 @@ def test_prepare_train_losses_export_in_order(
     [
         (["--training.lenght=3"], "did you mean 'training.length'"),
         (["--optimizer.lr=1"], "choose from optimizer.learning_rate"),
-        (["--dryrun"], "'--dryrun' is not an option of this command"),
+        (["--dryrun"], "'--dryrun' is neither an option"),
         (["--init_from=runs/nowhere"], "runs/nowhere does not exist; train it first"),
         (["--data.folder=/nowhere/at/all"], "/nowhere/at/all is not prepared; run `olmo-sparsity"),
         (["--init_from=/nowhere"], "'/nowhere' does not exist; pass a run, a checkpoint"),

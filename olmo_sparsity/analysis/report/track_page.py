@@ -85,5 +85,5 @@ def draw(tracked: Tracked) -> Figure:
             style = {"marker": "os^Dv"[i % 5], "markersize": 3, "color": color}
             axes.plot(rows.step, rows.value, label=f"{run}, {spell(name)}", **style)
             drawing.band(axes, rows.step, rows.low, rows.high, color, 0.08)
-        axes.legend(frameon=False, fontsize=5.5)
+        axes.legend(frameon=False, fontsize=5.5).set_in_layout(False)  # as names may be long
     return figure

@@ -166,7 +166,7 @@ def test_no_target_is_an_error_and_not_an_empty_table(
 ) -> None:
     plan = Plan.of(loaded(model), documents, replace(SETTINGS, min_gap=1000.0))
     for do in (run, sum_up_partial):
-        with pytest.raises(DataError, match=r"the threshold 1000\.00\."):
+        with pytest.raises(DataError, match=r"the threshold 1000\.00;"):
             do(plan, tmp_path)
         assert not any((tmp_path / "parts/recovery").iterdir())  # known before any is evaluated
 
