@@ -215,6 +215,7 @@ def stuck(bench: Bench) -> Job:
     (pid,) = tasks_of(job, rank=1)
     os.kill(pid, signal.SIGSTOP)
     job.go_on(start=2)
+    job.reach(35)  # again
     bench.cluster.run("scancel", job.number)
     return job.end()
 
