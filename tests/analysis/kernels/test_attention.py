@@ -64,6 +64,10 @@ def test_documents_attend_as_behind_a_dense_mask(
     documents = attention.find_documents(documents_BL, torch.device("cpu"))
     assert documents[0].tolist() == [0, 5, 6, 206, 250, 500]
     found = attention.attend_within(q, k, v, documents, bias)
+    one_by_one = attention._attend_one_by_one(
+        q, k, v, documents[0], bias, 0.0
+    )  # as on GPUs in fp32
+    assert (one_by_one - found).abs().max() <= (1e-5 if dtype == torch.float else 0.05)
     assert found.dtype == dtype
     near = {"atol": 1e-5, "rtol": 1e-4} if dtype == torch.float else {"atol": 0.05, "rtol": 0.05}
     torch.testing.assert_close(found.float(), expected, **near)

@@ -9,9 +9,12 @@ import pytest
 from olmo_sparsity.analysis.results.statistics import (
     NO_GAP_NATS,
     beyond_controls,
+    both_ways,
     longppl,
+    pair,
     rank_correlations,
     summarize,
+    summarize_pairs,
     with_t_intervals,
 )
 from tests.support.measurements import losses_table, recovery_rows
@@ -122,13 +125,44 @@ def test_at_equal_gaps_nothing_is_left_of_what_the_gap_explains() -> None:
 
 
 def test_intervals_of_few_documents_are_those_of_student() -> None:
-    """97.5% of t with 4, 9 and 23 degrees of freedom; two documents have none; 25 are enough."""
-    rows = pd.DataFrame({"num_documents": [40, 40, 24, 40, 40]})
-    rows["num_placebo_documents"] = [5, 10, 40, 2, 25]
+    """97.5% of t with 4, 9, 23 and 2 degrees of freedom; two documents have none; 25 are enough."""
+    rows = pd.DataFrame({"num_documents": [40, 40, 24, 3, 40, 40]})
+    rows["num_placebo_documents"] = [5, 10, 40, 40, 2, 25]
     for name in ("net", "net_equal"):
         rows = rows.assign(**{name: 0.5, f"{name}_low": 0.5 - 1.96, f"{name}_high": 0.5 + 2 * 1.96})
     found = with_t_intervals(rows)
     expected = [2.776 * (5 / 4) ** 0.5, 2.262 * (10 / 9) ** 0.5, 2.069 * (24 / 23) ** 0.5]
-    expected += [np.nan, 1.96]
+    expected += [4.17 * (3 / 2) ** 0.5, np.nan, 1.96]  # 4.303: the expansion is 3% short there
     np.testing.assert_allclose(0.5 - found.net_low, expected, rtol=0.01)
     np.testing.assert_allclose(found.net_equal_high - 0.5, 2 * np.array(expected), rtol=0.01)
+
+
+def test_transfer_is_the_mean_of_both_ways_and_resamples_a_document_for_both() -> None:
+    """The first recovers 3 of 6 nats, the second 8 of 10, on targets of their own."""
+    documents = [*range(1, 61, 2)]
+
+    def rows(places: list[int], gap: float, shares: list[float]) -> pd.DataFrame:
+        keys = [(document, place) for document in documents for place in places]
+        losses = losses_table(
+            document=[key[0] for key in keys],
+            target=[key[1] for key in keys],
+            loss_short=[20.0] * len(keys),
+            loss_long=[20.0 - gap] * len(keys),
+        )
+        targets = pd.DataFrame(
+            [(*key, "document", "gap") for key in keys],
+            columns=["document", "target", "far_part", "target_set"],
+        )
+        own = [20 - share * gap for share in shares * (len(keys) // len(shares))]
+        found = recovery_rows(keys, "own", own)
+        return pair(losses, targets, pd.DataFrame(found))
+
+    first, second = rows([20], 6.0, [0.2, 0.8]), rows([20, 21], 10.0, [1.4, 0.2])
+    (mean,) = both_ways(first, second).to_dict("records")
+    assert mean["recovery"] == pytest.approx((0.5 + 0.8) / 2)
+    assert (mean["num_targets"], mean["num_documents"], mean["gap"]) == (90, 30, 8)
+    (alone,) = both_ways(first, first).to_dict("records")
+    (one,) = summarize_pairs(first).to_dict("records")
+    for end in ("recovery_low", "recovery_high"):  # not of two independent halves
+        assert alone[end] == pytest.approx(one[end.removeprefix("recovery_")])
+    assert alone["recovery_low"] < 0.5 < alone["recovery_high"]

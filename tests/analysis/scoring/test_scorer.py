@@ -72,6 +72,29 @@ def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> N
     np.testing.assert_array_equal(plain, found[plain.columns])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("prefix", [(), (1,)])
+def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
+    model: Any, document: np.ndarray, prefix: tuple[int, ...]
+) -> None:
+    """One pass serves all blocks; behind another text, too."""
+    windows = Windows("all", 6, 4, prefix=prefix)
+    documents = Documents.of([document, *(document[::-1] for _ in range(4))])
+    controls = Controls(documents, windows)
+    found = context_losses(Scorer(model, batch_tokens=64), documents[0], windows, controls)
+    assert len(found) == len(document) - int(found.target.min())
+    blocks = list(windows.blocks(document))
+    for row in found.itertuples():
+        (block,) = (b for b in blocks if b.start <= row.target < b.start + b.num_targets)
+        far = controls.placebo(documents[0], block).tokens_F
+        mixed = np.concatenate([far, document[len(far) :]])
+        for text, loss in ((document, row.loss_long), (mixed, row.placebo_loss_long)):
+            inputs = torch.tensor([[*prefix, *text[: row.target]]])
+            hidden = model.hidden(inputs, torch.arange(inputs.shape[1])[None])
+            nll = -model.unembed(hidden[:, -1]).log_softmax(-1)[0, document[row.target]]
+            assert loss == pytest.approx(float(nll), abs=1e-5)
+
+
 @ONE_FAMILY
 @READINGS
 def test_rows_for_single_targets_equal_those_for_the_whole_block(
