@@ -81,7 +81,7 @@ def _add_training(command: Commands) -> None:
         "--dry-run", action="store_true", help="show the resolved config and the cost of the run"
     )
     sub.add("--gpus", type=int, metavar="N", help="of --dry-run: on so many GPUs (default: here)")
-    sub.add("--gpu", default="h100", metavar="NAME", help="of --dry-run: such as a100 or h200")
+    sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100 or h200 (h100)")
     sub.add("--nodes", type=int, metavar="N", help="of --dry-run (default: 8 GPUs a node)")
 
     sub = command("sweep", "train every run of a grid, one after the other or on SLURM")

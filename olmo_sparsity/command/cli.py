@@ -100,6 +100,9 @@ def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.runtime import read_launch
 
+    for name in ("gpus", "gpu", "nodes"):
+        if getattr(options, name, None) is not None and not (options.dry_run and options.gpus):
+            raise ConfigError(f"--{name} describes the GPUs of a dry run: use --dry-run --gpus N")
     read = partial(load_config, options.config, options.overrides)
     config = None
     # One process reports a mistake before the imports below; several agree on it.
@@ -112,8 +115,9 @@ def train(options: argparse.Namespace) -> int:
     if options.dry_run:
         from olmo_sparsity.training.estimate import Hardware
 
-        asked = options.gpus and Hardware.of(options.gpu, options.gpus, options.nodes)
-        start.dry_run(config or read(), asked or None)
+        gpus = options.gpus
+        asked = None if gpus is None else Hardware.of(options.gpu or "h100", gpus, options.nodes)
+        start.dry_run(config or read(), asked)
         return 0
     try:
         with connect(config.engine if config else None) as processes:
