@@ -11,10 +11,12 @@ import pytest
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import (
     conclude,
+    describe_gap,
     format_summary,
     in_order,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
+from tests.support.measurements import losses_table
 
 ROW = {
     "target_set": "gap",
@@ -118,3 +120,29 @@ def test_columns_are_those_that_mean_something(
     assert shown in table.splitlines()[-1]
     assert "0.99 [0.94, 1.03]" in table.splitlines()[-1]
     assert hidden not in table
+
+
+@pytest.mark.parametrize("threshold", [1.0, None])
+@pytest.mark.parametrize("sample", [1.0, 0.5])
+def test_gaps_are_summed_over_the_reported_targets(threshold: float | None, sample: float) -> None:
+    """Of document 1, as document 0 only set the threshold; a sample stands for all."""
+    losses = losses_table(
+        document=[0, 1, 1, 1, 1],
+        target=[20, 20, 21, 22, 23],
+        loss_short=[9.0, 5.0, 4.0, 3.0, 2.0],
+        loss_long=[0.0, 3.0, 3.0, 2.5, 2.5],
+        placebo_loss_long=[9.0, 4.0, 5.0, 3.0, 2.0],
+    )
+    targets = pd.DataFrame([(1, 20, "document", "gap", 21)], columns=SCHEMAS["targets"].names)
+    found = results()
+    found.meta.targets["threshold"] = threshold
+    found.meta.windows["sample"] = sample
+    said = describe_gap(replace(found, losses=losses, targets=targets))
+    assert f"reduces the loss by +{3 / sample:.0f} nats over" in said
+    assert ("all 4 reported targets" if sample == 1 else "from 4 targets, 50.0% of all") in said
+    assert f"an unrelated text +{0 / sample:.0f}; " in said
+    if threshold is None:
+        assert said.endswith(f"the 25.0% evaluated gain +{2 / sample:.0f}")
+    else:
+        assert f"the 50.0% of largest gap gain +{3 / sample:.0f}; an unrelated" in said
+        assert said.endswith("gains as much (1.00 nats) on 25.0%")
