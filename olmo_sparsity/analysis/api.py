@@ -136,9 +136,8 @@ def explain(
         long: The most tokens before a target that the model sees; "all": as many as it takes.
         short: The size of the local window. Default: 32, or less for a short prompt.
         far_states: "contextual": distant tokens keep their states in the long window; "isolated":
-            they are shown alone; "replaced": unrelated text replaces the others, and nothing is
-            masked, which any model can be asked, also a recurrent one, `llama:FILE.gguf` or a
-            server's URL.
+            they are shown alone; "replaced": unrelated text replaces the others and nothing is
+            masked, so any model will do: also a recurrent one, `llama:FILE.gguf`, a server's URL.
         replacements: Number of unrelated texts that replace distant text. Default: 2.
         chat: Put the prompt into the tokenizer's chat template.
         max_new_tokens: Length limit of a generated answer. Default: 32.

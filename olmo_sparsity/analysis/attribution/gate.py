@@ -73,7 +73,7 @@ class Check:
 class GateReport:
     checks: Sequence[Check]
     notes: Sequence[str] = ()
-    """What passes by the margin alone, or differs from the baseline without being a failure."""
+    """What passes only by the margin, and what differs from the baseline without failing."""
 
     @property
     def failures(self) -> list[Check]:

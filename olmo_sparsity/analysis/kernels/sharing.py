@@ -34,13 +34,13 @@ _OWN = {usual: own for own, usual in USUAL.items()}
 
 @dataclass(frozen=True)
 class LayerView:
-    """What a layer sees."""
+    """What one layer sees: a mask over the own places of rows, a bias over far ones."""
 
     mask: Tensor
     """As the model is given it for the own places of rows; a model that changes it is rejected."""
 
     bias: Tensor | None = None
-    """Of far places: (B, F), or (B, L, F) where queries differ."""
+    """The part over far places: (B, F), or (B, L, F) where queries differ."""
 
     first: int = 0
     """The far places before it are outside of the layer's window, and not in `bias`."""
