@@ -119,7 +119,8 @@ figure2 figure2_code prose: install
 		--html results/$@_explained.html
 
 example = --text olmo_sparsity/demo/bridge.txt --at "Weissenborn"
-time = 20 minutes
+time = 11 minutes
+figure2_code: time = 20 minutes
 figure2_code: example = --text docs/examples/greenhouse.py --at MoistureProbe
 prose: time = an hour
 
