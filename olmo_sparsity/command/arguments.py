@@ -53,9 +53,6 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
         sub.set_defaults(run=runs[name], command=name)
         return sub
 
-    command("demo", "explain a prediction of SmolLM2, a model of 135M parameters").add(
-        "--html", metavar="PAGE", help="also write a page"
-    )
     _add_training(command)
     _add_explain(command("explain", "show which far tokens one prediction depends on"))
     _add_attribute(command("attribute", "show which source each statement of an answer relies on"))

@@ -188,13 +188,6 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
-def demo(options: argparse.Namespace) -> int:
-    from olmo_sparsity.command.demo import demo
-
-    demo(options.html)
-    return 0
-
-
 def explain(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.explain import explanation
     from olmo_sparsity.analysis.explain.prompt import read_text

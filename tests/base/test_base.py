@@ -174,18 +174,3 @@ def test_what_needs_an_extra_names_it(folder: Path, words: tuple[str, ...], extr
     assert len(said) == 1
     assert said[0].endswith(f"pip install 'olmo-sparsity[{extra}]'")
     assert "Traceback" not in done.stderr
-
-
-def test_the_demo_explains_without_anything_of_ones_own(work: Path) -> None:
-    """Without the extra `gguf` it takes the model that is installed, and says so."""
-    done = run(COMMAND, "demo", "--html", "page.html", cwd=work)
-    assert "pip install 'olmo-sparsity[gguf]'" in done.stderr
-    assert "a small model that is installed instead" in done.stderr
-    said = done.stdout
-    best = next(line for line in said.splitlines() if line.lstrip().startswith("1 "))
-    assert "Hertha[ Ayrton]" in best
-    assert "0 of 8 do as well" in said
-    assert (work / "page.html").stat().st_size > 10_000
-
-
-# --- budgets --------------------------------------------------------------------------------------
