@@ -227,7 +227,6 @@ def measure(
     stride: int | None = None,
     sample: float | str = 1.0,
     blocks: int | None = None,
-    budget: str | None = None,
     units: str | Sequence[str] = ("tokens",),
     selectors: str | Sequence[str] = (),
     ks: int | Iterable[int] = KS,
@@ -281,8 +280,6 @@ def measure(
         sample: The share of all blocks of neighbouring targets to measure, drawn at random, or like
             5%.
         blocks: The same as a number: random blocks of each document, on average.
-        budget: The most time, like 30min or 8h: measure the share of these blocks that fits, chosen
-            after a trial. One process stops in time, and the same call goes on for as long again.
         units: What is ranked: tokens, words, sentences, span:W, or several of these.
         selectors: The rules that rank units. Default: add_one_screened and random with long="all",
             else add_one, random and nearest; halving with far_states="replaced".

@@ -71,14 +71,6 @@ def parse_sample(text: str) -> float:
         raise ConfigError(f"sample={text} must be a share of all blocks, such as 5%") from None
 
 
-def parse_budget(text: str) -> float:
-    """`30min` → 1800 seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text)
-    if found is None or not float(found[1]):
-        raise ConfigError(f"budget={text} must be a time with a unit, such as 45s, 30min, 8h or 2d")
-    return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
-
-
 def parse_prefix(text: str) -> str:
     r"""Read \n as a line break: a shell passes '\n' as two characters."""
     return text.replace(r"\n", "\n")
@@ -153,7 +145,6 @@ class Settings:
     stride: int = option(None, metavar="N", least=1)
     sample: float = option(1.0, metavar="SHARE", parse=parse_sample, least=1e-06, most=1)
     blocks: int | None = option(None, metavar="N", least=1)
-    budget: str | None = option(None, metavar="TIME")
     prefix_ids: tuple[int, ...] = option((), hidden=True)
     units: tuple[str, ...] = option(("tokens",), some=True, distinct=True)
     selectors: tuple[str, ...] = option((), distinct=True)
@@ -219,8 +210,6 @@ class Settings:
         self._check_ks()
 
     def _check_sample(self) -> None:
-        if self.budget is not None:
-            parse_budget(self.budget)
         if self.sample != 1 and self.blocks is not None:
             raise ConfigError("sample and blocks both set the number of blocks; pass one of them")
 

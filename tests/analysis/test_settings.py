@@ -113,12 +113,12 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
             "contexts=1m must be numbers of tokens, such as 1k,4k",
         ),
         *(
-            (["measure", "M", "--out=o", *chosen, "--budget=1h", "--max-targets=2"], said)
+            (["measure", "M", "--out=o", *chosen, "--blocks=2", "--max-targets=2"], said)
             for chosen, said in {
-                ("--targets=r",): "budget, max_targets cannot be combined with targets",
-                ("--choices=r",): "budget, max_targets cannot be combined with choices",
-                ("--at=w1",): "budget, max_targets cannot be combined with at",
-                ("--target-field=a",): "budget, max_targets cannot be combined with target_field",
+                ("--targets=r",): "blocks, max_targets cannot be combined with targets",
+                ("--choices=r",): "blocks, max_targets cannot be combined with choices",
+                ("--at=w1",): "blocks, max_targets cannot be combined with at",
+                ("--target-field=a",): "blocks, max_targets cannot be combined with target_field",
             }.items()
         ),
     ],

@@ -7,14 +7,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.inputs.windows import Block
-from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.targets import places_of
 from olmo_sparsity.analysis.models.load import using
@@ -25,10 +23,7 @@ from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses
-from olmo_sparsity.analysis.settings import parse_budget
-from olmo_sparsity.folders import locked
-from olmo_sparsity.io import read_json
-from olmo_sparsity.runtime import format_duration, peak_memory_gib, read_launch, say
+from olmo_sparsity.runtime import format_duration, peak_memory_gib
 from olmo_sparsity.streams import stream
 
 TRIED_S, TRIED_FORWARDS = 4.0, 1024
@@ -42,7 +37,6 @@ document get losses at most."""
 PASSAGES, PASSAGE = 2, 64  # number of passages of the induction check in a dry run
 FEW_TARGETS = 10  # below so many chosen targets in the trial a warning is given
 PLACEBO_RATE = 0.5  # targets of the placebo for each own one, where no losses are computed
-LEAST_SAMPLE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,8 @@ class _Counts:
 
 
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
-    """Count and time a measurement, or what `budget` allows; runs the model for seconds."""
+    """Count and time a measurement; runs the model for seconds."""
     with using(plan.model):
-        if budget := plan.settings.budget:
-            plan = _fitted(plan, time.monotonic() + parse_budget(budget), shard[1])
         trial = _Trial.of(plan)
         cost = trial.cost(plan, shard)
     model, documents = plan.model, plan.documents
@@ -88,48 +80,8 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     return Cost(round(cost.forwards), model.num_parameters, "\n".join(lines))
 
 
-def within_budget(plan: Plan, out: Path, shard: tuple[int, int] = (0, 1)) -> Plan:
-    """With `budget`, the largest sample of blocks, up to the one that was given, with a cost that
-    fits into this time, for all processes of `shard` together. Processes that share a folder, and
-    later starts, take the first one's."""
-    began = time.monotonic()
-    budget = plan.settings.budget
-    if budget is None:
-        return plan
-    work, launch = results_folder(out), read_launch()
-    work.create()
-    while launch.rank > 0 and not work.identity.exists():
-        time.sleep(0.1)
-    with locked(out, waits=True):
-        if work.identity.exists():
-            stored = read_json(work.identity, dict, "name a new folder")
-            return _sampled(plan, stored["settings"]["sample"])
-        fitted = _fitted(plan, began + parse_budget(budget), shard[1] * launch.world_size)
-        Parts(out, fitted.identity())
-        return fitted
-
-
-def _fitted(plan: Plan, ends: float, num_processes: int) -> Plan:
-    """`ends`: the time at which all is to be finished, by the clock of `time.monotonic`."""
-    high = plan.settings.sample
-    low, trial = min(LEAST_SAMPLE, high), _Trial.of(_sampled(plan, high))
-    seconds = trial.cost(_sampled(plan, high)).seconds
-    most = (ends - time.monotonic()) * num_processes
-    if seconds <= most:
-        low = high
-    while high / low > 1.02:
-        middle = (low * high) ** 0.5
-        cost = trial.cost(_sampled(plan, middle))
-        # Of too few targets nothing is learned: the measurement stops in time by itself.
-        fits = cost.seconds <= most or cost.num_evaluated < FEW_TARGETS
-        low, high = (middle, high) if fits else (low, middle)
-    sample = float(f"{low:.3g}")
-    say(f"budget={plan.settings.budget}: {sample:.1%} of all blocks are measured (--sample)")
-    return _sampled(plan, sample)
-
-
 def _sampled(plan: Plan, sample: float) -> Plan:
-    return replace(plan, settings=replace(plan.settings, sample=sample, budget=None))
+    return replace(plan, settings=replace(plan.settings, sample=sample))
 
 
 def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:

@@ -4,7 +4,6 @@ that finds all documents finished writes the results."""
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 import time
@@ -16,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.estimate import within_budget
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import (
     MeasureRequest,
@@ -38,13 +36,11 @@ from olmo_sparsity.analysis.results.statistics import (
     with_ends,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.settings import parse_budget
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
 
-LOSSES_SHARE = 0.6  # the most of a budget that losses take, so that some targets are evaluated
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""
 
@@ -73,23 +69,16 @@ def run(
     plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
 ) -> Results | None:
     """Measure what is planned. Return None if documents are left to other processes."""
-    budget, began = plan.settings.budget, time.monotonic()
     with using(plan.model):
         plan.refuse_changed_model()
-        plan, launch = within_budget(plan, out, shard), read_launch()
-        # Several processes keep to the sample that fits: none knows what another leaves out.
-        is_alone = shard[1] == launch.world_size == 1
-        ends = began + parse_budget(budget) if budget and is_alone else math.inf
-        return _Measuring(plan, out, shard, launch, ends).run(command)
+        return _Measuring(plan, out, shard, read_launch()).run(command)
 
 
 class _Measuring:
-    """One process of a measurement. `ends`: when it stops with what it has (time.monotonic)."""
+    """One process of a measurement."""
 
-    def __init__(
-        self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch, ends: float
-    ) -> None:
-        self.plan, self.out, self.shard, self.launch, self.ends = plan, out, shard, launch, ends
+    def __init__(self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch) -> None:
+        self.plan, self.out, self.shard, self.launch = plan, out, shard, launch
         self.started = time.perf_counter()
         self.made_by = provenance(device_name(plan.scorer.device))
         self.measured = plan.measured
@@ -103,9 +92,7 @@ class _Measuring:
         is_first, is_written = self.launch.rank == 0, False
         if (self.out / MANIFEST).exists():
             try:
-                found = read_results(self.out) if is_first else None
-                if found is None or not found.missing:
-                    return found
+                return read_results(self.out) if is_first else None
             except DataError as error:  # written again from the parts
                 say(str(error))
             is_written = True
@@ -113,8 +100,7 @@ class _Measuring:
         if induction:
             shown = describe_induction(induction, self.plan.settings.far_states)
             print(shown, file=sys.stderr)
-        is_stopped = self.ends < math.inf
-        if not self._evaluate() and not is_stopped:
+        if not self._evaluate():
             return None
         about = self.made_by | {
             "command": list(command),
@@ -124,21 +110,15 @@ class _Measuring:
         }
         with locked(self.out, waits=True):  # another launch may be at the same point
             if is_written or verify_manifest(self.out, FILES) is not None:
-                targets, left = _finished_part(self.plan, self.parts, self.out)
-                if left:
-                    say(f"the time is over: {left} documents are left out; the command goes on")
-                _sum_up(self.plan, self.parts, targets, about, self.out, left)
+                targets = self.chosen.reset_index(drop=True)
+                _sum_up(self.plan, self.parts, targets, about, self.out)
             return read_results(self.out)
 
     def _evaluate(self) -> bool:
         """Both phases; returns whether this process finds all documents finished."""
         plan, parts, shown = self.plan, self.parts, self.launch.rank == 0
-        slowest, now = 0.0, time.monotonic()
-        # Targets that are evaluated depend on all losses: none is added after a stop.
-        if self.ends == math.inf or not parts.finished("recovery"):
-            ends = now + LOSSES_SHARE * (self.ends - now)
-            slowest = _work("losses", parts, self.mine, self._losses, shown, ends)
-        if plan.fits_threshold and self.ends == math.inf:
+        slowest = _work("losses", parts, self.mine, self._losses, shown)
+        if plan.fits_threshold:
             half = [number for number in self.measured if half_of(number) == "threshold"]
             _wait_for("losses", parts, half, self._losses, slowest)
         # Read first: other processes may finish theirs while targets are chosen.
@@ -147,7 +127,7 @@ class _Measuring:
         if all_there:
             _check_any_target(plan, self.chosen, parts)  # before hours are spent on the placebo's
         mine = sorted(set(self.mine) & set(self.chosen.document))
-        slowest = _work("recovery", parts, mine, self._recovery, shown, self.ends)
+        slowest = _work("recovery", parts, mine, self._recovery, shown)
         if self.launch.rank > 0:
             return False
         if self.launch.world_size > 1:  # the other processes of this launch
@@ -161,7 +141,7 @@ class _Measuring:
             self._choose()
             _check_any_target(plan, self.chosen, parts)
             missing = set(self.chosen.document) - parts.finished("recovery")
-        if missing and self.ends == math.inf:
+        if missing:
             left = f"{len(missing)} documents are left to the others"
             print(f"shard {self.shard[0]}/{self.shard[1]} is done; {left}", file=sys.stderr)
         return not missing
@@ -182,7 +162,6 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     """Write results of the documents finished so far to `out/partial`; runs no model."""
     if not results_folder(out).identity.exists():
         raise DataError(f"{out} holds no finished documents yet; run without --partial first")
-    plan = within_budget(plan, out)
     parts = Parts(out, plan.identity())
     targets, left = _finished_part(plan, parts, out)
     about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
@@ -226,27 +205,16 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
 
 
 def _work(
-    phase: str,
-    parts: Parts,
-    numbers: list[int],
-    do: Callable[[int], None],
-    shown: bool,
-    ends: float = math.inf,
+    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
 ) -> float:
-    """Run `do` on the documents that are not finished, and begin none that would not be finished
-    at `ends`; returns the seconds of the slowest. Some are done anyway: losses of both halves, and
-    the targets of one document."""
-    finished, slowest, start = parts.finished(phase), 0.0, time.monotonic()
-    least = 2 if phase == "losses" else 1
+    """Run `do` on the documents that are not finished; returns the seconds of the slowest."""
+    finished, slowest = parts.finished(phase), 0.0
     todo = [number for number in numbers if number not in finished]
     with Progress(phase, len(numbers), "documents", enabled=shown) as progress:
         progress.resume_at(len(numbers) - len(todo))
         try:
             for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
                 began = time.monotonic()
-                num_new = done - 1 - len(numbers) + len(todo)
-                if num_new >= least and began + (began - start) / num_new > ends:
-                    break
                 do(number)
                 slowest = max(slowest, time.monotonic() - began)
                 progress.update(done)

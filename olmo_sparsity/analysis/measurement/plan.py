@@ -142,7 +142,7 @@ class MeasureRequest(Request):
         return Settings(**given | sizes, prefix_ids=windows.prefix)
 
 
-OF_CHOSEN = {"sets", "max_targets", "share", "sample", "blocks", "budget"}
+OF_CHOSEN = {"sets", "max_targets", "share", "sample", "blocks"}
 """Options that choose targets, and none where targets are given."""
 
 

@@ -177,7 +177,7 @@ OF_CHOICE = ["document", "units", "selector", "control", "target"]
 OF_WINDOWS = ("long", "short", "stride")
 """Settings that the other measurement determines if both have one tokenizer."""
 
-FREE = {*OF_WINDOWS, "prefix_ids", "ks", "sample", "blocks", "budget"}
+FREE = {*OF_WINDOWS, "prefix_ids", "ks", "sample", "blocks"}
 """It always determines all others."""
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,8 @@ import pytest
 from olmo_sparsity import estimate_cost, measure
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement import estimate as module
-from olmo_sparsity.analysis.measurement import measurement
-from olmo_sparsity.analysis.measurement.estimate import (
-    _counting,
-    estimate,
-    losses_forwards,
-    within_budget,
-)
+from olmo_sparsity.analysis.measurement.estimate import _counting, estimate, losses_forwards
 from olmo_sparsity.analysis.measurement.measurement import run
-from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
 from olmo_sparsity.analysis.settings import Settings
@@ -100,62 +91,3 @@ def test_the_estimate_is_near_what_is_spent(
     assert int(said.replace(",", "")) == len(found.losses)
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+), [\d,]+ for each evaluated", text)
     assert 0.7 < float(said) / plan.scorer.token_forwards < 1.3
-
-
-def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of 1,000 token-forwards a second, on which a trial takes no time."""
-    really = module._Trial.of
-    speeds = {"speed": 1000.0, "speed_of_targets": 1000.0}
-    monkeypatch.setattr(module._Trial, "of", lambda plan: replace(really(plan), **speeds))
-    still = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)
-    monkeypatch.setattr(module, "time", still)
-
-
-def test_a_budget_chooses_the_sample_once_for_all_processes(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = documents(*[100] * 5, seed=2)
-    known_speed(monkeypatch)
-    settings = replace(WHOLE, max_targets="all")
-    every = Plan.of(loaded(model), texts, settings)
-    whole = module._Trial.of(every).cost(every).forwards
-    plan = Plan.of(loaded(model), texts, replace(settings, budget=f"{whole / 1000 / 5:.1f}s"))
-    assert 0.8 < estimate(plan).token_forwards * 5 / whole < 1.2
-    first = within_budget(plan, tmp_path / "a", (0, 1))
-    assert 0.02 < first.settings.sample < 0.3
-    two = within_budget(plan, tmp_path / "b", (1, 2))
-    assert first.settings.sample < two.settings.sample < 0.6
-    few = replace(plan, settings=replace(plan.settings, sample=0.01))
-    assert within_budget(few, tmp_path / "c").settings.sample == 0.01
-    monkeypatch.setattr(module._Trial, "of", None)  # not asked again
-    assert within_budget(plan, tmp_path / "b", (0, 2)).settings == two.settings
-    before = first.scorer.token_forwards
-    results = run(first, tmp_path / "a")
-    assert results.meta.windows["sample"] == first.settings.sample
-    assert len(results.losses) < 0.4 * 5 * 88
-    assert first.scorer.token_forwards - before < 1.2 * whole / 5
-
-
-def test_a_measurement_ends_with_its_budget_and_goes_on_with_the_next(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each document takes a second here, and the estimate says that all are done at once."""
-    texts, now = documents(*[60] * 12, seed=2), [0.0]
-    known_speed(monkeypatch)
-    monkeypatch.setattr(module._Trial, "cost", lambda *_: SimpleNamespace(seconds=0.0))
-    monkeypatch.setattr(
-        measurement, "time", SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
-    )
-    really = Parts.write
-
-    def slow(*given: Any) -> None:
-        now[0] += 1
-        really(*given)
-
-    monkeypatch.setattr(Parts, "write", slow)
-    plan = Plan.of(loaded(model), texts, replace(WHOLE, budget="10s"))
-    first = run(plan, tmp_path)
-    assert now == [9.0]
-    assert first.losses.document.nunique() == 6
-    assert first.missing.startswith("partial: 6 of 12")
-    assert len(run(plan, tmp_path).targets) >= len(first.targets)
