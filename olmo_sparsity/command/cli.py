@@ -125,10 +125,6 @@ def train(options: argparse.Namespace) -> int:
                 config = config or read()
             if config.training.length * config.model.d_model >= 2**22:
                 give_back_freed_memory()
-            if config.evaluation.sparsity_targets:
-                from olmo_sparsity.training.probe import SparsityProbe
-
-                return int(loop.train(config, processes, SparsityProbe))
             return int(loop.train(config, processes))
     except LostProcess as lost:
         again = "the same command goes on from the last checkpoint"

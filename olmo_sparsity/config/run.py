@@ -19,17 +19,21 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     return config_from_dict(read_given(path, overrides), str(path))
 
 
-REMOVED = {"train_files": None, "heldout_files": None, "token_dtype": "uint16"}
-"""Settings of `data` that earlier versions saved, with the values that meant nothing."""
+REMOVED = {
+    "data": {"train_files": (None,), "heldout_files": (None,), "token_dtype": ("uint16",)},
+    "evaluation": {"sparsity_targets": range(10**6 + 1)},
+}
+"""Settings that earlier versions saved, with the values that have no effect on the weights."""
 
 
 def load_saved_config(path: str | Path) -> RunConfig:
     """Read what `save_config` wrote. The folder may be anybody's, so the file is read by itself: no
     base, no references."""
     given = read_yaml(Path(path))
-    if isinstance(data := given.get("data"), dict):
-        kept = {name: value for name, value in data.items() if (name, value) not in REMOVED.items()}
-        given = given | {"data": kept}
+    for section, removed in REMOVED.items():
+        if isinstance(values := given.get(section), dict):
+            kept = {name: v for name, v in values.items() if v not in removed.get(name, ())}
+            given = given | {section: kept}
     return config_from_dict(given, str(path))
 
 
@@ -74,11 +78,6 @@ def _schedule(config: RunConfig) -> Rules:
         yield f"init_from and branch_from={config.branch_from} exclude each other"
     if 0 < evaluation.track < 8:
         yield f"{evaluation.track=} must be 0 or at least 8"
-    targets = evaluation.sparsity_targets
-    if targets in (1, 2, 3):
-        yield f"{evaluation.sparsity_targets=} must be 0 or at least 4"
-    if targets and training.length < 32:
-        yield f"{evaluation.sparsity_targets=} needs training.length >= 32, not {training.length}"
     beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
     if beyond:
         yield f"checkpoint.keep_steps={beyond} must lie between 1 and {training.num_steps=}"

@@ -211,11 +211,6 @@ class EvaluationConfig:
     """Number of held-out documents on which each evaluation measures what long contexts give
     (docs/track.md). 0: none, else at least 8."""
 
-    sparsity_targets: int = option(0, least=0, most=10**6)
-    """Number of held-out targets, approximately, for which each evaluation measures net excess, for
-    one far token and for runs of four (training/probe.py). 0: none, else at least 4. A target costs
-    a few hundred forwards of a quarter of the training length."""
-
 
 @dataclass
 class CheckpointConfig:

@@ -28,7 +28,7 @@ from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
 from olmo_sparsity.training.run_folder import Metrics, refuse_divergence
 from olmo_sparsity.training.sinks import open_sinks
-from olmo_sparsity.training.start import Probe, Start, prepare
+from olmo_sparsity.training.start import Start, prepare
 
 
 class Outcome(IntEnum):
@@ -39,12 +39,10 @@ class Outcome(IntEnum):
     """Saved and stopped by SIGTERM, SIGINT or SIGUSR2; the same command resumes."""
 
 
-def train(
-    config: RunConfig, processes: Processes | None = None, probe: Probe | None = None
-) -> Outcome:
+def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
     processes = processes or Processes()
     with contextlib.ExitStack() as held:  # locks the run folder until all is written
-        start = prepare(config, processes, probe, held)
+        start = prepare(config, processes, held)
         run_folder, num_steps = Path(start.config.run_folder), start.config.training.num_steps
         with (
             attempt(run_folder, processes),
@@ -124,24 +122,17 @@ def evaluate_step(
     config, engine = start.config, start.engine
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
     losses, drops = start.evaluation.losses(engine), start.evaluation.induction_drops(engine)
-    sparsity = measure_sparsity(start, writer) if config.evaluation.sparsity_targets else None
     tracked = None
     if start.tracking:
         writer.wait()  # so that there is one copy of the weights at a time
         tracked = start.tracking(engine.copy_weights(whole=True))
     with engine.processes.agree():
-        metrics.write_heldout(step, losses, drops, sparsity=sparsity, track=tracked)
+        metrics.write_heldout(step, losses, drops, tracked)
     if step < config.training.num_steps:
         progress.note(
             f"step {step}: held-out loss {format_losses(losses)}; induction drop "
             + " · ".join(f"{name} {drop:.2f}".lstrip() for name, drop in drops.items())
         )
-
-
-def measure_sparsity(start: Start, writer: CheckpointWriter) -> dict | None:
-    writer.wait()  # so that there is one copy of the weights at a time
-    weights = start.engine.copy_weights(whole=True)
-    return None if start.sparsity_of is None else start.sparsity_of(weights)
 
 
 def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: CheckpointWriter) -> None:

@@ -185,15 +185,15 @@ class Metrics:
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
     def write_heldout(
-        self, step: int, losses: list[dict], drops: dict[str, float], **more: dict | None
+        self, step: int, losses: list[dict], drops: dict[str, float], tracked: dict | None = None
     ) -> None:
-        """`drops`: the induction drop of each corpus; `more`: what else was measured, or None."""
+        """`drops`: the induction drop of each corpus."""
         # No training loss shows the effect of the last update.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
         drop = sum(drops.values()) / len(drops)
         row = {"step": step, "heldout": losses, "induction_drop": drop}
         row |= {"induction_drops": drops} if len(drops) > 1 else {}
-        self.write(row | {name: of for name, of in more.items() if of is not None})
+        self.write(row | ({} if tracked is None else {"track": tracked}))
 
     def write(self, *rows: dict) -> None:
         if not self.writes:
@@ -287,7 +287,7 @@ def loss_table(run_folder: str | Path) -> str:
 
 
 def _curves(rows: list[dict]) -> pd.DataFrame:
-    """A row for each evaluation: losses by position, induction drops, net excess."""
+    """A row for each evaluation: losses by position, induction drops."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -295,7 +295,6 @@ def _curves(rows: list[dict]) -> pd.DataFrame:
         | {_name(part): part["loss"] for part in row["heldout"]}
         | {"induction": row.get("induction_drop", math.nan)}
         | {f"induction {name}": drop for name, drop in row.get("induction_drops", {}).items()}
-        | {f"net {units}": found["net"] for units, found in row.get("sparsity", {}).items()}
         for row in rows
     )
 

@@ -82,8 +82,5 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
         elif name == "track":
             for number, (mean, *_) in value.items():
                 yield f"track/{number}", mean
-        elif name == "sparsity":
-            for units, numbers in value.items():
-                yield f"heldout/net_excess/{units}", numbers["net"]
         elif name != "step":
             yield f"train/{name}", value

@@ -54,10 +54,6 @@ from olmo_sparsity.training.run_folder import (
 from olmo_sparsity.training.sinks import check_sinks
 from olmo_sparsity.training.watchdog import Watchdog
 
-SparsityOf = Callable[[Mapping[str, Tensor]], dict]
-Probe = Callable[[RunConfig, TokenShards, torch.device, Processes], SparsityOf]
-"""Creates a function of the weights that each evaluation calls (evaluation.sparsity_targets)."""
-
 
 @dataclass(frozen=True)
 class Start:
@@ -75,7 +71,6 @@ class Start:
     evaluation: Evaluation
     batches: TrainingBatches
     engine: Engine
-    sparsity_of: SparsityOf | None
     watchdog: Watchdog
 
     tracking: Callable[[Mapping[str, Tensor]], dict[str, list[float]]] | None
@@ -92,22 +87,18 @@ class Start:
     """Prints on the first process."""
 
 
-def prepare(
-    config: RunConfig, processes: Processes, probe: Probe | None, held: contextlib.ExitStack
-) -> Start:
+def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Start:
     """`held` keeps the run folder locked until it is closed."""
     report = say if processes.is_first else lambda message: None
-    sparsity_of = tracking = None
+    tracking = None
     watchdog = Watchdog(Path(config.run_folder), config.engine, processes, held.close)
     held.callback(watchdog.stop)
     with processes.agree():
-        refuse_impossible(config, processes, probe)
+        refuse_impossible(config, processes)
         device = own_device(config.training.device, processes)
         share = processes.rank, processes.world_size
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
         config = resolve(config, shards, device, processes.world_size)
-        if config.evaluation.sparsity_targets and probe is not None:
-            sparsity_of = probe(config, heldout, device, processes)
         if config.evaluation.track:  # imports the tool
             from olmo_sparsity.training.tracking import Tracking
 
@@ -143,7 +134,6 @@ def prepare(
         evaluation=evaluation,
         batches=batches,
         engine=engine,
-        sparsity_of=sparsity_of,
         watchdog=watchdog,
         tracking=tracking,
         tokens_per_step=tokens_per_step,
@@ -154,13 +144,10 @@ def prepare(
     )
 
 
-def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | None) -> None:
+def refuse_impossible(config: RunConfig, processes: Processes) -> None:
     check_engine(config.engine, config.training, processes.world_size)
     if config.checkpoint.export_at_end:
         check_exportable(config.model)
-    if config.evaluation.sparsity_targets and probe is None:
-        remedy = "`olmo-sparsity train`, or train(…, probe=training.probe.SparsityProbe)"
-        raise ConfigError(f"evaluation.sparsity_targets needs {remedy}")
 
 
 def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
