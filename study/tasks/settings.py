@@ -59,9 +59,6 @@ class StepSettings:
     less CPU, and learns less per step."""
 
     max_grad_norm: float = option(1.0, least=1e-12, most=1e12)
-    grow_k_steps: int = option(0, least=0)
-    """Number of steps over which the largest k grows from 2 to train_k. Not in the paper. 0: all k
-    from the start."""
 
 
 @dataclass
@@ -158,7 +155,6 @@ def _rules(settings: ExperimentSettings) -> Rules:
         (schemes & {*SPREAD}, "positions", ("num_ids",)),
         (schemes & {*EMBEDDED}, "coupling", ("embed_ids",)),
         (schemes & {*PREDICTED}, "coupling", ("id_loss_weight",)),
-        (settings.train_ks, "training", ("grow_k_steps",)),
         (False, "model", ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi")),
     ):
         of, default = getattr(settings, section), getattr(ExperimentSettings(), section)

@@ -94,7 +94,7 @@ def train(bench: Bench, report: Report) -> tuple[PositionCoupling, list[list[flo
     for step in range(1, num_steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings.optimizer, step, num_steps)
-        loss = model.loss(*_draw_batch(bench, generator, step))
+        loss = model.loss(*_draw_batch(bench, generator))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.training.max_grad_norm)
@@ -107,7 +107,7 @@ def train(bench: Bench, report: Report) -> tuple[PositionCoupling, list[list[flo
     return model.eval(), history
 
 
-def _draw_batch(bench: Bench, generator: np.random.Generator, step: int) -> tuple[Tensor, ...]:
+def _draw_batch(bench: Bench, generator: np.random.Generator) -> tuple[Tensor, ...]:
     """tokens_BL, ids_BL, response_BL and target_ids_BL of several lengths, padded at the right,
     where causal attention and the loss ignore it."""
     settings = bench.settings
@@ -116,7 +116,7 @@ def _draw_batch(bench: Bench, generator: np.random.Generator, step: int) -> tupl
     parts = []
     for part in np.array_split(np.arange(size), min(settings.training.lengths_per_batch, size)):
         length = int(generator.choice(lengths))
-        samples = _draw_training(bench, generator, len(part), length, step)
+        samples = _draw_training(bench, generator, len(part), length)
         parts.append(_tensors(bench, _place(bench, samples, generator, training=True)))
     longest = max(tokens.shape[1] for tokens, *_ in parts)
     return tuple(
@@ -126,14 +126,10 @@ def _draw_batch(bench: Bench, generator: np.random.Generator, step: int) -> tupl
 
 
 def _draw_training(
-    bench: Bench, generator: np.random.Generator, num_samples: int, length: int, step: int
+    bench: Bench, generator: np.random.Generator, num_samples: int, length: int
 ) -> Samples:
-    training, k_B = bench.settings.training, None
-    largest = bench.trial.train_k
+    largest, k_B = bench.trial.train_k, None
     if largest is not None:
-        if step < training.grow_k_steps:
-            first = min(2, largest)  # starting from 1, models learn to copy one bit and stay there
-            largest = first + (largest - first) * step // training.grow_k_steps
         largest = min(largest, bench.task.largest_k(length) or largest)
         k_B = generator.integers(1, largest + 1, size=num_samples)
     return bench.task.sample(generator, num_samples, length, k_B)

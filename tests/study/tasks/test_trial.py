@@ -14,7 +14,6 @@ from study.tasks.trial import (
     Bench,
     Trial,
     _draw_batch,
-    _draw_training,
     build,
     measure,
     train,
@@ -48,8 +47,8 @@ def test_a_batch_mixes_so_many_lengths(tmp_path: Path, num_lengths: int) -> None
     settings = make(tmp_path, schemes=["rope"], train_lengths=[1, 90], training=training)
     bench, generator = bench_of(settings, "rope"), np.random.default_rng(0)
     num_drawn = []
-    for step in range(20):
-        _, _, response_BL, _ = _draw_batch(bench, generator, step)
+    for _ in range(20):
+        _, _, response_BL, _ = _draw_batch(bench, generator)
         num_drawn.append(len(response_BL.sum(1).unique()))
     assert max(num_drawn) == num_lengths
 
@@ -89,22 +88,3 @@ def test_what_is_learnt_is_done_freely(tmp_path: Path, scheme: str) -> None:
         assert row.id_accuracy is not None
         assert row.id_accuracy > 0.95
         assert min(row.token_accuracy, row.teacher_forced) >= row.exact_match
-
-
-def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
-    settings = make(
-        tmp_path,
-        task={"name": "sparse_parity"},
-        schemes=["rope"],
-        train_lengths=[20, 20],
-        test_lengths=[20],
-        train_ks=[6],
-        test_ks=[2],
-        training={"num_steps": 100, "batch_size": 200, "grow_k_steps": 60},
-    )
-    bench, largest = bench_of(settings, "rope", train_k=6), []
-    for step in (1, 10, 30, 60):
-        generator = np.random.default_rng(0)
-        samples = _draw_training(bench, generator, 200, 20, step)
-        largest.append((samples.prompt_BP[:, ::2] == 3).sum(1).max())
-    assert largest == [2, 2, 4, 6]
