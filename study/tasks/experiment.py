@@ -92,6 +92,9 @@ class _Trained:
 
     rows: list[Row]
     losses: list[list[float]]
+    mastered: int | None
+    """See trial.Course."""
+
     num_parameters: int
     training_seconds: float
     seconds: float
@@ -101,23 +104,27 @@ class _Trained:
 def run_trial(
     settings: ExperimentSettings, device: torch.device, folder: Path, trial: Trial, report: Report
 ) -> str:
-    """Write the trial's file; returns a line on its shortest and its longest length."""
+    """Write the trial's file, at once or from where it was stopped; returns a line on its shortest
+    and its longest length."""
     started, cpu_started = time.perf_counter(), time.process_time()
     bench = Bench(settings, trial, device)
-    model, history = train(bench, report)
+    kept = _file_of(folder, trial).with_suffix(".pt")
+    model, course = train(bench, report, kept)
     training_seconds = time.perf_counter() - started
     rows = measure(bench, model)
     seconds = time.perf_counter() - started
     done = _Trained(
         sha256_of(folder / "settings.json"),
         rows,
-        history,
+        course.losses,
+        course.mastered,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         training_seconds=round(training_seconds, 1),
         seconds=round(seconds, 1),
         cpu_seconds=round(time.process_time() - cpu_started, 1),
     )
     write_atomically(_file_of(folder, trial), json.dumps(with_crc(asdict(done)), indent=1) + "\n")
+    kept.unlink(missing_ok=True)
     ends = min(rows, key=lambda row: row.length), max(rows, key=lambda row: row.length)
     said = ", ".join(f"{row.exact_match:.3f} at {row.length}" for row in ends)
     return f"{trial.name}: exact match {said}; {seconds:.0f} s"
@@ -140,9 +147,10 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     return cast(dict[str, Any], merge(fixed_settings(ExperimentSettings()), stored))
 
 
-def _collect(folder: Path, identity: str) -> tuple[list[Row], dict[str, dict[str, float]]]:
-    """All rows, and the seconds and last training loss of each trial."""
-    rows, seconds, losses = [], {}, {}
+def _collect(folder: Path, identity: str) -> tuple[list[Row], dict[str, Any]]:
+    """All rows, and the seconds, last training loss and step of mastery of each trial."""
+    rows: list[Row] = []
+    of_trials: dict[str, dict[str, Any]] = {"seconds": {}, "losses": {}, "mastered": {}}
     for path in sorted((folder / "trials").glob("*.json")):
         remedy = "delete it and start again"
         trained = read_json(path, _Trained, remedy)
@@ -150,6 +158,7 @@ def _collect(folder: Path, identity: str) -> tuple[list[Row], dict[str, dict[str
         if names != {path.stem} or trained.identity != identity:
             raise DataError(f"{path} is of another trial or experiment; {remedy}")
         rows += trained.rows
-        seconds[path.stem] = trained.seconds
-        losses[path.stem] = round(trained.losses[-1][1], 4)
-    return rows, {"trial_seconds": seconds, "trial_losses": losses}
+        of_trials["seconds"][path.stem] = trained.seconds
+        of_trials["losses"][path.stem] = round(trained.losses[-1][1], 4)
+        of_trials["mastered"][path.stem] = trained.mastered
+    return rows, {f"trial_{name}": of for name, of in of_trials.items()}

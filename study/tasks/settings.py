@@ -59,6 +59,13 @@ class StepSettings:
     less CPU, and learns less per step."""
 
     max_grad_norm: float = option(1.0, least=1e-12, most=1e12)
+    mastery: float = option(0.0, least=0, most=1)
+    """End once each k up to train_k has this exact match at the longest training length; a constant
+    rate then falls to 0 in `cooldown_steps` more. 0: after num_steps."""
+
+    check_steps: int = option(500, least=1)
+    """Steps between two such checks; after each, the state that a stopped trial resumes from is
+    written."""
 
 
 @dataclass
@@ -155,6 +162,7 @@ def _rules(settings: ExperimentSettings) -> Rules:
         (schemes & {*SPREAD}, "positions", ("num_ids",)),
         (schemes & {*EMBEDDED}, "coupling", ("embed_ids",)),
         (schemes & {*PREDICTED}, "coupling", ("id_loss_weight",)),
+        (settings.train_ks, "training", ("mastery",)),
         (False, "model", ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi")),
     ):
         of, default = getattr(settings, section), getattr(ExperimentSettings(), section)

@@ -6,13 +6,15 @@ Dimension key: B samples, P prompt length, R response length, L = P + R.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from olmo_sparsity.io import writing
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from study.coupling import PositionCoupling, Response, score
@@ -27,7 +29,7 @@ from study.tasks.settings import (
     training_lengths,
 )
 
-_TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # independent streams of random numbers
+_TRAIN, _TEST, _TEST_IDS, _CHECK = 0, 1, 2, 3  # independent streams of random numbers
 _TEST_BATCH = 100
 _LOG_EVERY = 100
 
@@ -80,31 +82,75 @@ def build(bench: Bench) -> PositionCoupling:
     ).to(bench.device)
 
 
-def train(bench: Bench, report: Report) -> tuple[PositionCoupling, list[list[float]]]:
-    """The trained model, and [step, mean loss since the last entry]."""
+@dataclass
+class Course:
+    """How far a training is."""
+
+    num_steps: int
+    step: int = 0
+    mastered: int | None = None
+    """The step of the first check that each k passed."""
+
+    losses: list[list[float]] = field(default_factory=list)
+    """[step, mean loss since the last entry]."""
+
+    recent: list[float] = field(default_factory=list)
+
+
+def train(
+    bench: Bench, report: Report, kept: Path | None = None
+) -> tuple[PositionCoupling, Course]:
+    """The trained model. `kept`: file of the state, which a stopped training resumes from."""
     settings, seed = bench.settings, bench.trial.seed
     torch.manual_seed(seed)
     model = build(bench).train()
     optimizer = build_optimizer(model, settings.optimizer)
     generator = np.random.default_rng([seed, _TRAIN])
-    num_steps = settings.training.num_steps
-    history: list[list[float]] = []
-    recent: list[float] = []
+    training, course = settings.training, Course(settings.training.num_steps)
+    if kept is not None and kept.is_file():
+        course, *states, generator.bit_generator.state = torch.load(kept, weights_only=False)
+        for of, state in zip((model, optimizer), states, strict=True):
+            of.load_state_dict(state)
 
-    for step in range(1, num_steps + 1):
+    while course.step < course.num_steps:
+        course.step += 1
+        unknown = bool(training.mastery) and course.mastered is None
+        num_steps = course.num_steps + unknown * settings.optimizer.cooldown_steps
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(settings.optimizer, step, num_steps)
+            group["lr"] = learning_rate(settings.optimizer, course.step, num_steps)
         loss = model.loss(*_draw_batch(bench, generator))
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.training.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
         optimizer.step()
-        recent.append(loss.item())
-        report(step, recent[-1])
-        if step % _LOG_EVERY == 0 or step == num_steps:
-            history.append([step, float(np.mean(recent))])
-            recent.clear()
-    return model.eval(), history
+        course.recent.append(loss.item())
+        report(course.step, course.recent[-1])
+        checked = course.step % training.check_steps == 0
+        if checked and unknown and _masters(bench, model):
+            course.mastered = course.step
+            course.num_steps = course.step + settings.optimizer.cooldown_steps
+        if course.step % _LOG_EVERY == 0 or course.step == course.num_steps:
+            course.losses.append([course.step, float(np.mean(course.recent))])
+            course.recent.clear()
+        if checked and kept is not None:
+            states = [model.state_dict(), optimizer.state_dict(), generator.bit_generator.state]
+            with writing(kept) as partial:
+                torch.save([course, *states], partial)
+    return model.eval(), course
+
+
+def _masters(bench: Bench, model: PositionCoupling) -> bool:
+    """Whether each k of training has the accuracy asked, on samples of no test."""
+    assert bench.trial.train_k is not None
+    length = training_lengths(bench.settings, bench.task)[-1]
+    model.eval()
+    rows = (
+        _measure_at(bench, model, length, k, stream=_CHECK)
+        for k in range(1, bench.trial.train_k + 1)
+    )
+    masters = all(row.exact_match >= bench.settings.training.mastery for row in rows)
+    model.train()
+    return masters
 
 
 def _draw_batch(bench: Bench, generator: np.random.Generator) -> tuple[Tensor, ...]:
@@ -159,21 +205,23 @@ def measure(bench: Bench, model: PositionCoupling) -> list[Row]:
 
 
 def draw_test_samples(
-    task: Task, num_samples: int, length: int, k: int | None
+    task: Task, num_samples: int, length: int, k: int | None, stream: int = _TEST
 ) -> Iterator[Samples]:
     """The same for every scheme and seed."""
-    generator = np.random.default_rng([_TEST, length, k or 0])
+    generator = np.random.default_rng([stream, length, k or 0])
     # In fixed batches, as a task may draw its k once per batch.
     for start in range(0, num_samples, _TEST_BATCH):
         yield task.sample(generator, min(_TEST_BATCH, num_samples - start), length, k)
 
 
-def _measure_at(bench: Bench, model: PositionCoupling, length: int, k: int | None) -> Row:
+def _measure_at(
+    bench: Bench, model: PositionCoupling, length: int, k: int | None, stream: int = _TEST
+) -> Row:
     settings, trial = bench.settings, bench.trial
     placing = np.random.default_rng([_TEST_IDS, length, k or 0])
     num_samples = settings.num_test_samples
     num_exact = num_tokens = num_correct = num_correct_ids = num_forced = 0
-    for samples in draw_test_samples(bench.test_task, num_samples, length, k):
+    for samples in draw_test_samples(bench.test_task, num_samples, length, k, stream):
         placed = _place(bench, samples, placing, training=False)
         tokens_BL, ids_BL, _, target_ids_BL = _tensors(bench, placed)
         before, after = slice(placed.num_prompt), slice(placed.num_prompt, None)

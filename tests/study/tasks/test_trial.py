@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from olmo_sparsity.training.optim import learning_rate
+from study.tasks import trial
 from study.tasks.schemes import SCHEMES, Sizes
 from study.tasks.settings import ExperimentSettings
 from study.tasks.trial import (
     Bench,
     Trial,
     _draw_batch,
+    _masters,
     build,
     measure,
     train,
@@ -81,10 +86,82 @@ def test_what_is_learnt_is_done_freely(tmp_path: Path, scheme: str) -> None:
         training={"num_steps": 200, "batch_size": 64},
     )
     bench = bench_of(settings, scheme)
-    model, losses = train(bench, lambda step, loss: None)
-    assert losses[-1][1] < losses[0][1] / 4
+    model, course = train(bench, lambda step, loss: None)
+    assert course.losses[-1][1] < course.losses[0][1] / 4
     for row in measure(bench, model):
         assert row.exact_match > 0.95
         assert row.id_accuracy is not None
         assert row.id_accuracy > 0.95
         assert min(row.token_accuracy, row.teacher_forced) >= row.exact_match
+
+
+def parity(folder: Path, **training: float) -> Bench:
+    settings = make(
+        folder,
+        task={"name": "sparse_parity"},
+        schemes=["pose"],
+        train_lengths=[20, 24],
+        test_lengths=[20],
+        train_ks=[3],
+        test_ks=[2],
+        optimizer={"schedule": "constant", "warmup_steps": 2, "cooldown_steps": 3},
+        training={"num_steps": 10, "batch_size": 4, "check_steps": 4, **training},
+    )
+    return bench_of(settings, "pose", train_k=3)
+
+
+@pytest.mark.parametrize(("mastery", "ends", "mastered"), [(0.0, 10, None), (0.01, 7, 4)])
+def test_a_stopped_training_ends_as_an_uninterrupted_one(
+    tmp_path: Path, mastery: float, ends: int, mastered: int | None
+) -> None:
+    bench, kept = parity(tmp_path, mastery=mastery), tmp_path / "state"
+    model, course = train(bench, lambda step, loss: None)
+    assert (course.step, course.mastered) == (ends, mastered)
+    assert [step for step, _ in course.losses] == [ends]
+
+    def stop(step: int, loss: float) -> None:
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(bench, stop, kept)
+    steps: list[int] = []
+    again, course_again = train(bench, lambda step, loss: steps.append(step), kept)
+    assert steps == list(range(5, ends + 1))
+    assert course_again == course
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("right", [[0.9, 1, 1], [1, 1, 0.89], [1, 0.89, 1]])
+def test_mastery_asks_each_k_at_the_longest_training_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: list[float]
+) -> None:
+    bench, asked = parity(tmp_path, mastery=0.9), []
+
+    def at(bench: Bench, model: object, length: int, k: int, stream: int) -> SimpleNamespace:
+        asked.append((length, k))
+        return SimpleNamespace(exact_match=right[k - 1])
+
+    monkeypatch.setattr(trial, "_measure_at", at)
+    assert _masters(bench, build(bench)) == (min(right) >= 0.9)
+    assert asked == [(24, k) for k in range(1, len(asked) + 1)]
+
+
+def test_the_rate_falls_once_all_is_known_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, rates = parity(tmp_path, mastery=0.9), []
+
+    def note(*given: Any) -> float:
+        rates.append(learning_rate(*given))
+        return rates[-1]
+
+    monkeypatch.setattr(trial, "learning_rate", note)
+    for known, falling in ((False, []), (True, [2 / 3, 1 / 3, 0])):
+        rates.clear()
+        monkeypatch.setattr(trial, "_masters", lambda bench, model, of=known: of)
+        train(bench, lambda step, loss: None)
+        peak = bench.settings.optimizer.learning_rate
+        risen = [rate / peak for rate in rates[2:]]
+        assert risen == pytest.approx([1.0] * (2 if known else 8) + falling)
