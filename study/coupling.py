@@ -53,7 +53,6 @@ class PositionCoupling(nn.Module):
         embed_ids: bool = True,
         predict_ids: bool = True,
         feed_ids: bool = True,
-        id_loss_weight: float = 1.0,
     ) -> None:
         """IDs are 0 … num_ids - 1. Without `predict_ids` this is position coupling with given IDs;
         also without `embed_ids`, it is the unchanged model. Without `feed_ids`, predicted IDs are
@@ -66,7 +65,6 @@ class PositionCoupling(nn.Module):
             )
         self.model = model
         self.num_ids = num_ids
-        self.id_loss_weight = id_loss_weight
         self.feeds_ids = predict_ids and feed_ids
         tokens = model.embedding
         width, where = tokens.embedding_dim, tokens.weight.device
@@ -101,7 +99,7 @@ class PositionCoupling(nn.Module):
             return token_loss
         targets_BL = ids_BL if target_ids_BL is None else target_ids_BL
         id_loss = F.cross_entropy(self.id_head(hidden_ND).float(), targets_BL[:, 1:][wanted])
-        return token_loss + self.id_loss_weight * id_loss
+        return token_loss + id_loss
 
     @torch.no_grad()
     def predict(self, tokens_BL: Tensor, ids_BL: Tensor, num_response: int) -> Response:

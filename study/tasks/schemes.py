@@ -32,17 +32,11 @@ EMBEDDED = (*COUPLED, "auxiliary")
 HAVE_COUPLED_IDS = (*COUPLED, "auxiliary", "pointers")
 POSE = ("pose", "auxiliary", "pointers")
 CHUNKED = (*COUPLED, *POSE)
-SPREAD = (*CHUNKED, "randomized")
-"""Schemes that draw IDs in training up to the largest of the longest test."""
-
-SCHEMES = ("rope", "nope", "alibi", *SPREAD)
+SCHEMES = ("rope", "nope", "alibi", *CHUNKED, "randomized")
 
 
 @dataclass
 class PositionSettings:
-    num_ids: int | None = None
-    """IDs are drawn below this. None: enough for the longest test."""
-
     num_chunks: int = option(4, least=1)
     """Runs of consecutive IDs that a training sample is cut into (all schemes with chunks)."""
 

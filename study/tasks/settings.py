@@ -21,11 +21,8 @@ from study.tasks.samples import EndToken, Ks, Samples, Task
 from study.tasks.schemes import (
     CHUNKED,
     COUPLED,
-    EMBEDDED,
     HAVE_COUPLED_IDS,
-    PREDICTED,
     SCHEMES,
-    SPREAD,
     PositionSettings,
     Sizes,
 )
@@ -38,16 +35,6 @@ TASKS: dict[str, type] = {
     "addition": Addition,
     "needle": Needle,
 }
-
-
-@dataclass
-class CouplingSettings:
-    """See model/coupling.py."""
-
-    embed_ids: bool = True
-    """Whether coupled IDs also enter by a learned embedding, which PPC requires."""
-
-    id_loss_weight: float = 1.0
 
 
 @dataclass
@@ -97,7 +84,6 @@ class ExperimentSettings:
     """Test samples per length and k."""
 
     positions: PositionSettings = field(default_factory=PositionSettings)
-    coupling: CouplingSettings = field(default_factory=CouplingSettings)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: StepSettings = field(default_factory=StepSettings)
@@ -159,9 +145,6 @@ def _rules(settings: ExperimentSettings) -> Rules:
         yield f"train_lengths={lengths} must be [shortest, longest]"
     for is_used, section, names in (
         (schemes & {*CHUNKED}, "positions", ("num_chunks", "aligned_cuts", "published")),
-        (schemes & {*SPREAD}, "positions", ("num_ids",)),
-        (schemes & {*EMBEDDED}, "coupling", ("embed_ids",)),
-        (schemes & {*PREDICTED}, "coupling", ("id_loss_weight",)),
         (settings.train_ks, "training", ("mastery",)),
         (False, "model", ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi")),
     ):
@@ -171,13 +154,10 @@ def _rules(settings: ExperimentSettings) -> Rules:
                 yield f"{section}.{name} is set, but decides nothing; remove it"
     if settings.train_ks and not settings.test_ks:
         yield "train_ks is set, but test_ks is empty; set both"
-    if schemes & {*PREDICTED} and not settings.coupling.embed_ids:
-        yield f"coupling.embed_ids=false: {' and '.join(PREDICTED)} cannot predict IDs"
 
 
 def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
-    """Rejected if training or tests need more position IDs than are given."""
-    given = settings.positions.num_ids or 0
+    """Rejected if the task has no coupled IDs for the scheme."""
     num_ids = num_coupled = 0
     for name, length, of in (
         ("train_lengths", training_lengths(settings, task)[-1], task),
@@ -193,10 +173,7 @@ def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str
             needed = largest + 1 if scheme in COUPLED else needed
         if scheme == "auxiliary":
             _ = sample.partners_BL  # rejected if there are none
-        if scheme in SPREAD and given and needed > given:
-            both = f"needs {needed} position IDs under {scheme}, but positions.num_ids={given}"
-            raise ConfigError(f"{name}: length {length} {both}")
-        num_ids = max(num_ids, needed, given)
+        num_ids = max(num_ids, needed)
     num_labels = num_coupled if scheme == "pointers" else 0
     return Sizes(num_ids, len(task.vocabulary), num_labels)
 

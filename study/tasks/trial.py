@@ -75,10 +75,9 @@ def build(bench: Bench) -> PositionCoupling:
     return PositionCoupling(
         build_model(model),
         needed.num_ids,
-        embed_ids=scheme in EMBEDDED and settings.coupling.embed_ids,
+        embed_ids=scheme in EMBEDDED,
         predict_ids=scheme in PREDICTED,
         feed_ids=scheme != "auxiliary",
-        id_loss_weight=settings.coupling.id_loss_weight,
     ).to(bench.device)
 
 

@@ -143,8 +143,8 @@ def test_ids_enter_by_rope_and_by_the_embedding() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
-def test_the_joint_loss_is_the_weighted_sum_of_its_parts(architecture: str) -> None:
-    coupling = build({"architecture": architecture}, id_loss_weight=0.3)
+def test_the_joint_loss_is_the_sum_of_its_parts(architecture: str) -> None:
+    coupling = build({"architecture": architecture})
     response_BL = RESPONSE_BL.clone()
     response_BL[1, -2:] = False  # a shorter response, padded
     found = coupling.loss(TOKENS_BL, IDS_BL, response_BL)
@@ -160,7 +160,7 @@ def test_the_joint_loss_is_the_weighted_sum_of_its_parts(architecture: str) -> N
                 id_nll -= float(id_logits_BLI[before].log_softmax(-1)[IDS_BL[row, place]])
                 count += 1
     assert count == 8
-    expected = (token_nll + 0.3 * id_nll) / count
+    expected = (token_nll + id_nll) / count
     assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
 
     found.backward()

@@ -158,21 +158,16 @@ K = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"schemes": ["ppc"], "positions": {"num_ids": 8}},
-            "test_lengths: length 8 needs 10 position IDs under ppc, but positions.num_ids=8",
-        ),
         ({**K, "train_ks": [11]}, r"train_ks=\[11\] must lie between 1 and 10"),
         ({**K, "task": {"name": "sparse_parity", "max_k": 3}}, "task: unknown key 'max_k'$"),
         ({"task": "addition"}, "task=addition must be a section"),
         ({"task": {"name": "subtraction"}}, "task.name=subtraction is not one of sparse_parity"),
         ({"train_lengths": [5, 3]}, r"train_lengths=\[5, 3\] must be \[shortest, longest\]"),
         ({"train_ks": [2], "test_ks": [2]}, "this task has no k; remove it"),
-        ({"schemes": ["auxiliary"], "coupling": {"embed_ids": False}}, "cannot predict IDs"),
         ({**K, "schemes": ["pointers"]}, "scheme pointers: this task has no coupled IDs"),
         ({"schemes": ["auxiliary"], "task": {"name": "addition"}}, "coupled with no prompt token"),
         ({"model": {"vocab_size": 9}}, "model.vocab_size is set, but decides nothing"),
-        ({"schemes": ["rope"], "positions": {"num_ids": 900}}, "positions.num_ids is set, but"),
+        ({"schemes": ["rope"], "positions": {"num_chunks": 9}}, "positions.num_chunks is set, but"),
         ({"schemes": ["ppc"], "positions": {"aligned_cuts": True}}, "units are single tokens"),
         (
             {"task": {"name": "variable_assignment"}, "train_ks": [2], "test_ks": [2]},
