@@ -1,13 +1,12 @@
 """Rank distant units by further rules: `--selectors study/selectors.py:NAME`, from a clone.
 
-NAME: drop_one, greedy, divergence, most_frequent, or lrp (AttnLRP, Achtibat et al. 2024).
+NAME: drop_one, divergence, or lrp (AttnLRP, Achtibat et al. 2024).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.inputs.windows import NOTHING
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.use import in_this_thread
 from olmo_sparsity.analysis.scoring.cost import CountingModel
 from olmo_sparsity.analysis.scoring.scorer import Row, Scorer
 from olmo_sparsity.analysis.selectors.influence import (
     Choice,
     Question,
-    add_one,
     best_of,
-    loss_reductions,
-    scored,
 )
 from olmo_sparsity.analysis.selectors.saliency import embedding_saliency
 from olmo_sparsity.errors import ConfigError
@@ -49,24 +44,6 @@ def drop_one(scorer: Scorer, question: Question) -> Choice:
     return best_of(question.total(influence_UW), question.k)
 
 
-def greedy(scorer: Scorer, question: Question) -> Choice:
-    """add_one, then add_one again given the units already chosen, until there are k."""
-    units = question.units
-    first = add_one(scorer, replace(question, k=1))
-    chosen, score_TU = first.unit_TK.tolist(), np.zeros_like(first.score_TU)
-    np.put_along_axis(score_TU, first.unit_TK, first.influence_TK, axis=1)
-    for row, span in enumerate(question.spans):
-        of_target = replace(question, spans=[span])
-        for _ in range(1, min(question.k, len(units))):
-            rest = [unit for unit in range(len(units)) if unit not in chosen[row]]
-            sets = [units.places(*chosen[row], *more) for more in ([], *([unit] for unit in rest))]
-            (fall,) = loss_reductions(scorer, of_target, [sets])
-            best = int(fall[1:].argmax())
-            chosen[row].append(rest[best])
-            score_TU[row, rest[best]] = fall[1 + best] - fall[0]
-    return scored(np.array(chosen), score_TU)
-
-
 def divergence(scorer: Scorer, question: Question) -> Choice:
     """The largest falls in KL(p_long ‖ ·) when a far unit is added alone; needs no label.
 
@@ -83,17 +60,6 @@ def divergence(scorer: Scorer, question: Question) -> Choice:
 
     alone = [kl(context.set_row(units.places(unit))) for unit in range(len(units))]
     return best_of(question.total(kl(context.set_row(NOTHING)) - np.stack(alone)), question.k)
-
-
-def most_frequent(scorer: Scorer, question: Question) -> Choice:
-    """Control: the nearest occurrence of each of the most frequent types among the far tokens."""
-    far_F = question.context.block.far_F
-    # Fractions break ties by nearness; their sum is less than a count.
-    scores_F = np.arange(len(far_F)) / len(far_F) ** 2
-    _, from_end, counts = np.unique(far_F[::-1], return_index=True, return_counts=True)
-    scores_F[len(far_F) - 1 - from_end] += counts
-    scores_TU = question.units.total(np.tile(scores_F, (len(question.spans), 1)))
-    return best_of(scores_TU, question.k)
 
 
 # --- AttnLRP --------------------------------------------------------------------------------------
@@ -125,12 +91,6 @@ def lrp(scorer: Scorer, question: Question) -> Choice:
 Rule = Callable[[nn.Module, Any, Tensor], Tensor]
 """A forward hook: (module, its inputs, its output) → the output with another gradient."""
 
-LIKE_LLAMA = (
-    *("llama", "mistral", "ministral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3", "exaone4"),
-    *("gemma", "granite"),
-)
-"""Model types of transformers with Llama's names of modules, RMSNorm and a gated MLP."""
-
 
 @contextmanager
 def attn_lrp(model: Any) -> Iterator[None]:
@@ -147,15 +107,9 @@ def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
         return iter(())
     if hasattr(model, "blocks"):  # a PositionedOLMo, which needs more packages than transformers
         return _rules_of_olmo(model)
-    if isinstance(model, HuggingFaceLM):
-        if model.model.config.model_type in LIKE_LLAMA:
-            return _rules_of_llama(model.model)
-        if model.model.config.model_type == "gpt_neox":
-            return _rules_of_gpt_neox(model.model)
-        model = model.model
     raise ConfigError(
-        f"selector=lrp has no rules for {type(model).__name__}, only for runs of this package, "
-        f"GPT-NeoX and {', '.join(LIKE_LLAMA)}"
+        f"selector=lrp has rules for runs of this package of architecture olmo alone, none for "
+        f"{type(model).__name__}"
     )
 
 
@@ -169,34 +123,6 @@ def _rules_of_olmo(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
         q, k, v = (torch.ones(width, dtype=torch.float) for width in block.fused_dims)
         factors = torch.cat((q / 4, k / 4, v / 2))
         yield block.att_proj, _factor(factors.to(block.att_proj.weight))
-
-
-def _rules_of_llama(model: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
-    factors = {"q_proj": 1 / 4, "k_proj": 1 / 4, "v_proj": 1 / 2, "act_fn": 1 / 2, "up_proj": 1 / 2}
-    for name, module in model.named_modules():
-        name = name.rpartition(".")[2]
-        if name == "act_fn" or type(module).__name__.endswith("RMSNorm"):
-            yield module, _identity
-        if name in factors:
-            yield module, _factor(torch.tensor(factors[name], dtype=torch.float))
-
-
-def _rules_of_gpt_neox(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
-    num_heads = model.config.num_attention_heads
-    head_width = model.config.hidden_size // num_heads
-    # Query, key and value of the first head, then of the next.
-    factors = (
-        torch.tensor([1 / 4, 1 / 4, 1 / 2], dtype=torch.float)
-        .repeat_interleave(head_width)
-        .repeat(num_heads)
-    )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            yield module, _norm
-        elif name.endswith(".query_key_value"):
-            yield module, _factor(factors.to(module.weight))
-        elif name.endswith(".mlp.act"):
-            yield module, _identity
 
 
 # --- the rules ------------------------------------------------------------------------------------
