@@ -2,8 +2,8 @@
 
 Place in the flow: last of the arithmetic; experiment.py compares risks with them.
 
-The constant in each O(·) is not public. It is an argument here, 1 by default: a measured risk above
-the value shows that the constant must be larger, and a value above 1 is vacuous (the loss is at
+The constant in each O(·) is not public. Here it is 1: a measured risk above the value shows that it
+must be larger, and a value above 1 is vacuous (the loss is at
 most 1).
 """
 
@@ -39,28 +39,24 @@ class Lengths:
             )
 
 
-def stated_bound(
-    lengths: Lengths, risk: float, eta_train: float, eta_test: float, *, constant: float = 1.0
-) -> float:
-    """Theorem 4.3: constant · η_L · η_L̄ · L · L̄² · δ, where δ is the risk averaged over the
+def stated_bound(lengths: Lengths, risk: float, eta_train: float, eta_test: float) -> float:
+    """Theorem 4.3: η_L · η_L̄ · L · L̄² · δ, where δ is the risk averaged over the
     training lengths (Eq. 3)."""
-    _check(risk, constant)
+    _check(risk)
     for name, eta in (("η_L", eta_train), ("η_L̄", eta_test)):
         if not eta >= 1 or not math.isfinite(eta):
             raise ConfigError(f"{name}={eta:g} must be finite and at least 1 (Assumption 4.2)")
-    return constant * eta_train * eta_test * lengths.train * lengths.test**2 * risk
+    return eta_train * eta_test * lengths.train * lengths.test**2 * risk
 
 
-def improved_bound(
-    lengths: Lengths, worst_risk: float, *, uniform_placement: bool, constant: float = 1.0
-) -> float:
-    """The answer to the reviewers: constant · (L̄/L)² · δ, with δ the **worst** risk over the
+def improved_bound(lengths: Lengths, worst_risk: float, *, uniform_placement: bool) -> float:
+    """The answer to the reviewers: (L̄/L)² · δ, with δ the **worst** risk over the
     training lengths (what a minimax objective controls) and placements as in Remark C.1 (the η
     that occur are then O(1))."""
-    _check(worst_risk, constant)
+    _check(worst_risk)
     if not uniform_placement:
         raise ConfigError("the improved bound needs the placements of Remark C.1")
-    return (lengths.test / lengths.train) ** 2 * constant * worst_risk
+    return (lengths.test / lengths.train) ** 2 * worst_risk
 
 
 def both_bounds(
@@ -71,7 +67,6 @@ def both_bounds(
     eta: Callable[[int], float],
     *,
     uniform_placement: bool,
-    constant: float,
 ) -> dict[str, Any]:
     """The fields of results.Row for both bounds and what they depend on, or for the reason why they
     do not apply. `deltas`: mean and worst risk over the training lengths; `eta`: η at a length."""
@@ -83,17 +78,15 @@ def both_bounds(
         lengths = Lengths(train, test, local)
         etas = eta(train), eta(test)
         values |= {"eta_train": etas[0], "eta_test": etas[1]}
-        values["bound_stated"] = stated_bound(lengths, deltas[0], *etas, constant=constant)
+        values["bound_stated"] = stated_bound(lengths, deltas[0], *etas)
         values["bound_improved"] = improved_bound(
-            lengths, deltas[1], uniform_placement=uniform_placement, constant=constant
+            lengths, deltas[1], uniform_placement=uniform_placement
         )
     except ConfigError as error:
         values["refusal"] = str(error)
     return values
 
 
-def _check(risk: float, constant: float) -> None:
+def _check(risk: float) -> None:
     if not 0 <= risk <= 1:
         raise ConfigError(f"risk δ={risk:g} must lie in [0, 1]: the loss is 1 − h(X)_Y")
-    if not constant > 0 or not math.isfinite(constant):
-        raise ConfigError(f"constant={constant:g} must be positive and finite")

@@ -20,7 +20,6 @@ from study.theory import bounds
 from study.theory.learning import learn, training_lengths
 from study.theory.planted import Planted, locality, regularity, translated_shapes
 from study.theory.results import Row, cases_table, summarise, write_results
-from study.theory.risks import sampled_risk
 from study.theory.settings import (
     CaseConfig,
     TheoryConfig,
@@ -28,7 +27,7 @@ from study.theory.settings import (
     load_theory_config,
     setting_of,
 )
-from study.theory.sparse_attention import KeyShape, build_layout
+from study.theory.sparse_attention import KeyShape, build_layout, sampled_risk
 
 
 def run(config_path: str, overrides: list[str]) -> None:
@@ -168,7 +167,6 @@ def _run_case(
                         deltas,
                         plan.eta,
                         uniform_placement=plan.uniform_placement,
-                        constant=config.bound_constant,
                     ),
                 )
             )

@@ -22,6 +22,10 @@ from study.theory.planted import Planted
 from study.theory.settings import LearningConfig
 from study.theory.sparse_attention import PAD, KeyShape, SparseAttention, build_layout
 
+_SHARPNESS, _MEMORY = 20.0, 0.9
+"""Minimax weights of the lengths are softmax(sharpness · risk / mean risk), of risks that decay by
+the memory each step."""
+
 
 def training_lengths(longest: int) -> list[int]:
     """L/2 … L, both ends included (Eq. 3)."""
@@ -58,10 +62,9 @@ def learn(
         optimizer.step()
         decay.step()
         if objective == "minimax":
-            kept = config.risk_memory
-            running_RG = kept * running_RG + (1 - kept) * risk_RG.detach()
+            running_RG = _MEMORY * running_RG + (1 - _MEMORY) * risk_RG.detach()
             mean_R1 = running_RG.mean(dim=1, keepdim=True).clamp(min=1e-12)
-            weights_RG = (config.minimax_sharpness * running_RG / mean_R1).softmax(dim=1)
+            weights_RG = (_SHARPNESS * running_RG / mean_R1).softmax(dim=1)
         report(step + 1, float(risk_RG.detach().mean()))
     return model
 

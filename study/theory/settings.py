@@ -31,13 +31,6 @@ class LearningConfig:
     learning_rate: float = 0.15
     """Adam's rate for log keys and value logits; it decays linearly to zero."""
 
-    minimax_sharpness: float = 20.0
-    """The minimax weights of the lengths are softmax(sharpness · risk / mean risk): 0 is the
-    mixture, infinity the maximum."""
-
-    risk_memory: float = 0.9
-    """Per-step decay of the running risks in those weights."""
-
 
 @dataclass
 class CaseConfig:
@@ -82,9 +75,6 @@ class TheoryConfig:
     seeds: list[int] = option([0, 1, 2, 3, 4], least=0, some=True, distinct=True)
     num_strings: int = option(2000, least=1, most=10**7)
     """Strings sampled per length and seed."""
-
-    bound_constant: float = 1.0
-    """Replaces the unknown constant in each O(·)."""
 
     learning: LearningConfig = field(default_factory=LearningConfig)
     cases: list[CaseConfig] = option([], some=True, required=True)

@@ -1,6 +1,6 @@
 """Implement the sparse functional attention class (Definition 3.3), exactly and differentiably.
 
-Place in the flow: reads strings from planted.py, is trained by learning.py, measured by risks.py.
+Place in the flow: strings from planted.py → **attention, and its risk** → learning.py trains it.
 
     h(X) = Σ_S key(S, X_S) · value(X_S) / Σ_S key(S, X_S)        S over all k-subsets of the string
 
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from olmo_sparsity.errors import ConfigError
-from study.theory.planted import MEMORY_LIMIT_BYTES, check_memory
+from study.theory.planted import MEMORY_LIMIT_BYTES, Planted, check_memory
 
 PAD = -1
 """Pads strings shorter than the batch at the end. Subsets with padding do not count."""
@@ -201,3 +201,41 @@ def batches_that_fit(num_strings: int, num_replicas: int, layout: Layout) -> Ite
     step = max(1, min(int(MEMORY_LIMIT_BYTES // per_string), int(2**25 // per_string)))
     for start in range(0, num_strings, step):
         yield slice(start, min(start + step, num_strings))
+
+
+# --- its risk: 1 − h(X)_Y, the probability of the wrong label -------------------------------------
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Risk per replica, with the 95% interval of the sampling."""
+
+    mean_R: np.ndarray
+    low_R: np.ndarray
+    high_R: np.ndarray
+
+
+def sampled_risk(
+    model: SparseAttention, planted: Planted, length: int, num_strings: int, seeds: list[int]
+) -> Risk:
+    layout = build_layout(planted.ids(length), model.shape)
+    drawn = [
+        planted.sample(length, num_strings, np.random.default_rng([seed, length])) for seed in seeds
+    ]
+    tokens_RBL = torch.from_numpy(np.stack([sample.in_id_order() for sample in drawn]))
+    labels_RB = torch.from_numpy(np.stack([sample.labels_B for sample in drawn]))
+    wrong_RB = _wrong(model, tokens_RBL, labels_RB, layout)
+    mean_R = wrong_RB.mean(axis=1)
+    half_R = 1.96 * wrong_RB.std(axis=1, ddof=1) / math.sqrt(num_strings)
+    return Risk(mean_R, np.maximum(mean_R - half_R, 0), mean_R + half_R)
+
+
+@torch.no_grad()
+def _wrong(
+    model: SparseAttention, tokens_RBL: torch.Tensor, labels_RB: torch.Tensor, layout: Layout
+) -> np.ndarray:
+    parts = []
+    for part in batches_that_fit(tokens_RBL.shape[1], model.num_replicas, layout):
+        probs_RBY = model(tokens_RBL[:, part], layout)
+        parts.append(1 - probs_RBY.gather(2, labels_RB[:, part, None])[..., 0])
+    return torch.cat(parts, dim=1).double().numpy()

@@ -24,6 +24,7 @@ from study.pages.stored import (
     read_table,
     stored_tables,
 )
+from study.word_parts import parts_of_words
 from tests.support.fake_results import write_fake_results
 
 ALL = sorted(
@@ -154,3 +155,17 @@ def test_tables_and_records_are_read_back(results: Path, tmp_path: Path) -> None
     (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keep_results.keep(tmp_path / "run", "run")
     assert evaluations() == {"run": rows[1:]}
+
+
+def test_what_part_of_a_word_a_token_is() -> None:
+    pieces = [
+        *("Sta", "tion", " Sta", "tion", "s,"),
+        *(" 19", "98", ".", "\n", "New", "’", "t"),
+        *(" of", " (The", " tree"),
+    ]
+    assert parts_of_words(pieces).tolist() == [
+        *("first_piece", "later_piece", "first_piece", "later_piece", "later_piece"),
+        *("first_piece", "later_piece", "no_word", "no_word", "word", "no_word", "word"),
+        *("function_word", "function_word", "word"),
+    ]
+    assert parts_of_words(["a", "", "b"]).tolist() == ["first_piece", "later_piece", "later_piece"]

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from study.theory import planted as P
-from study.theory.risks import _wrong
-from study.theory.sparse_attention import KeyShape, SparseAttention, build_layout
+from study.theory.sparse_attention import KeyShape, SparseAttention, _wrong, build_layout
 
 
 def parity(law: P.PositionLaw, *, rate: float = 0.3, coupled: bool = False) -> P.Planted:

@@ -17,7 +17,6 @@ def improved(lengths: Lengths, risk: float) -> float:
 def test_arithmetic() -> None:
     stated = stated_bound(GOOD, 1e-6, 2.0, 3.0)
     assert stated == pytest.approx(2 * 3 * 16 * 64**2 * 1e-6)
-    assert stated_bound(GOOD, 1e-6, 2, 3, constant=5) == pytest.approx(5 * stated)
     assert improved(GOOD, 0.01) == pytest.approx(16 * 0.01)
 
 
@@ -55,5 +54,3 @@ def test_an_irregular_law_has_no_stated_bound(eta: float) -> None:
 def test_other_refusals() -> None:
     with pytest.raises(ConfigError, match=r"Remark C.1"):
         improved_bound(GOOD, 0.1, uniform_placement=False)
-    with pytest.raises(ConfigError, match="constant"):
-        stated_bound(GOOD, 0.1, 1, 1, constant=0)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.folders import locked
+from study.pages.stored import others
 from study.theory.experiment import run
 from study.theory.results import read_results
+from study.theory.settings import SETTINGS
 from tests.study.theory.support import TINY
 
 
@@ -78,3 +81,27 @@ def test_bad_settings_are_refused(
     with pytest.raises(ConfigError, match=says):
         run(str(config_path), [f"--{override}"])
     assert not (tmp_path / "run").exists()
+
+
+# --- what is stored -------------------------------------------------------------------------------
+
+STORED = pd.DataFrame(others()["theory_quick"]["table"])
+
+
+def test_bounds_hold_wherever_they_apply() -> None:
+    """With constant 1, up to the noise of what is sampled."""
+    bounds = STORED[["bound_stated", "bound_improved"]].astype(float)
+    allowed = (bounds * (1 + 1e-5)).ge(STORED.risk, axis=0)
+    assert (allowed | bounds.isna()).all(axis=None)
+    assert bounds.notna().sum().sum() > 40
+
+
+def test_the_quick_table_holds_every_case() -> None:
+    cases = STORED.groupby(["setting", "num_places", "objective"]).seeds.max()
+    for k in (1, 2, 3):
+        assert all(
+            cases[setting, k, "mixture"] >= 5 for setting in ("local", "nonlocal", "coupled")
+        )
+        assert cases["local", k, "minimax"] >= 5
+    assert set(STORED.setting) == set(SETTINGS)
+    assert not np.isnan(STORED.risk).any()

@@ -11,8 +11,7 @@ import torch
 from olmo_sparsity.errors import ConfigError
 from study.theory import planted as P
 from study.theory.learning import training_lengths
-from study.theory.risks import sampled_risk
-from study.theory.sparse_attention import KeyShape, SparseAttention, build_layout
+from study.theory.sparse_attention import KeyShape, SparseAttention, build_layout, sampled_risk
 from tests.study.theory.support import enumerated_risk, parity, random_model
 
 
