@@ -3,10 +3,10 @@
 Place in the flow: a task → samples.
 
 Prompt `a_1 … a_n + b_1 … b_n =`, most significant digit first, with numbers uniform below 10^n.
-Response: the n+1 digits of the sum, least significant first (`digits_reversed`) or last. One ID per
-significance, counted in writing order; `+` and `=` have the ID before the response: one above that
-of the last digit if it is reversed, else one below the first. (Cho et al. 2024 train on up to 30
-digits, with correct sums at 200.)
+Response: the n+1 digits of the sum, least significant first, so that each depends on two places and
+a carry. One ID per significance, counted in writing order; `+` and `=` have the ID before the
+response, one above its first digit's. (Cho et al. 2024 train on up to 30 digits, with correct sums
+at 200.)
 
 Dimension key: B samples, n digits, P = 2n + 2 prompt length, R = n + 1 response length.
 """
@@ -25,10 +25,6 @@ _PLUS, _EQUALS = 10, 11
 
 @dataclass(frozen=True)
 class Addition(Task):
-    digits_reversed: bool = True
-    """Whether the response starts with the least significant digit. If so, each digit depends on
-    two places and a carry; otherwise a carry may come from any distance."""
-
     vocabulary: ClassVar[tuple[str, ...]] = (*"0123456789", "+", "=")
 
     def sample(
@@ -36,17 +32,14 @@ class Addition(Task):
     ) -> Samples:
         refuse_k("addition", k)
         a_Bn, b_Bn = generator.integers(0, 10, size=(2, num_samples, length))
-        first = 1 if self.digits_reversed else 2
-        sum_ids_R = np.arange(first, first + length + 1)
-        sign_id = length + 2 if self.digits_reversed else 1
-        prompt_ids_P = np.concatenate((sum_ids_R[1:], [sign_id], sum_ids_R[1:], [sign_id]))
+        sum_ids_R, sign_ids = np.arange(1, length + 2), [length + 2]
+        prompt_ids_P = np.concatenate((sum_ids_R[1:], sign_ids, sum_ids_R[1:], sign_ids))
         plus_B1, equals_B1 = (np.full((num_samples, 1), sign) for sign in (_PLUS, _EQUALS))
-        response_ids_R = sum_ids_R[::-1] if self.digits_reversed else sum_ids_R
         return Samples(
             prompt_BP=np.concatenate((a_Bn, plus_B1, b_Bn, equals_B1), axis=1),
             response_BR=self._add(a_Bn, b_Bn),
             prompt_ids_BP=np.tile(prompt_ids_P, (num_samples, 1)),
-            response_ids_BR=np.tile(response_ids_R, (num_samples, 1)),
+            response_ids_BR=np.tile(sum_ids_R[::-1], (num_samples, 1)),
         )
 
     def _add(self, a_Bn: np.ndarray, b_Bn: np.ndarray) -> np.ndarray:
@@ -54,7 +47,7 @@ class Addition(Task):
         for place in range(total_BR.shape[1] - 1, 0, -1):
             total_BR[:, place - 1] += total_BR[:, place] // 10
         total_BR %= 10
-        return total_BR[:, ::-1] if self.digits_reversed else total_BR
+        return total_BR[:, ::-1]
 
     def solve(self, samples: Samples) -> np.ndarray:
         """Solve with Python's integers, unlike the sampler."""
@@ -66,7 +59,7 @@ class Addition(Task):
                 for d in (prompt[:num_digits], prompt[-1 - num_digits : -1])
             )
             digits = [int(digit) for digit in str(a + b).zfill(num_digits + 1)]
-            rows.append(digits[::-1] if self.digits_reversed else digits)
+            rows.append(digits[::-1])
         return np.array(rows)
 
     def largest_id(self, length: int) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.settings import option
 from study.tasks.samples import Ks, Samples, Task
 
 _QUESTION = 0
@@ -29,23 +30,12 @@ _NAME_ORDER_SEED = 0
 
 @dataclass(frozen=True)
 class VariableAssignment(Task):
-    num_letters: int = 60
-    num_names: int = 60
-    """Names in use: the first of the letters, in a fixed order."""
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.num_names <= self.num_letters:
-            raise ConfigError(
-                f"task.num_names={self.num_names} must lie between 2 and "
-                f"task.num_letters={self.num_letters}"
-            )
+    num_names: int = option(60, least=2)
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
         letters = "abcdefghijklmnopqrstuvwxyz"
-        names = (
-            letters[i % 26] + ("" if i < 26 else str(i // 26)) for i in range(self.num_letters)
-        )
+        names = (letters[i % 26] + ("" if i < 26 else str(i // 26)) for i in range(self.num_names))
         return ("?", ".", *"0123456789", *names)
 
     def sample(
@@ -110,9 +100,9 @@ class VariableAssignment(Task):
         )
 
     def _spell_names(self) -> np.ndarray:
-        """names_N: the token of each name in use."""
-        order = np.random.default_rng(_NAME_ORDER_SEED).permutation(self.num_letters)
-        return _LETTERS + order[: self.num_names]
+        """names_N: the token of each name, in a fixed order."""
+        order = np.random.default_rng(_NAME_ORDER_SEED).permutation(self.num_names)
+        return _LETTERS + order
 
     def solve(self, samples: Samples) -> np.ndarray:
         rows = []
