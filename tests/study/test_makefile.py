@@ -7,11 +7,14 @@ import re
 import shlex
 import subprocess
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
-from study.pages.stored import ROOT, evaluations, measurements, others, tasks
+from study.pages.stored import ROOT, evaluations, measurements, others, task_rows, tasks
 from study.rows import one_each
+from study.tasks.experiment import fixed_settings, list_trials, with_defaults
+from study.tasks.settings import load_settings
 from tests.support.commands import check_command
 
 OF_HISTORY = (
@@ -76,3 +79,29 @@ def test_the_report_makes_every_result_that_is_named(commands: list[list[str]]) 
     for name, of in tasks().items():
         if name in named:
             assert " ".join(sorted(of["meta"]["command"].split())) in asked, name
+
+
+GONE = {
+    "coupling": {"embed_ids": True, "id_loss_weight": 1.0},
+    **{"grow_k_steps": 0, "num_ids": None, "num_letters": 60, "test_task": {}},
+}
+"""Settings that no longer exist, and what is done now."""
+
+
+def without_gone(settings: Any) -> Any:
+    if not isinstance(settings, dict):
+        return settings
+    kept = {name: of for name, of in settings.items() if name not in GONE or of != GONE[name]}
+    return {name: without_gone(of) for name, of in kept.items()}
+
+
+@pytest.mark.parametrize("name", sorted(named_results() & {*tasks()}))
+def test_the_command_of_a_stored_result_still_asks_for_it(name: str) -> None:
+    meta = tasks()[name]["meta"]
+    python, option, module, config, *overrides = shlex.split(meta["command"])
+    settings = load_settings(config, overrides)
+    assert (python, option, module) == ("python", "-m", "study.tasks")
+    assert fixed_settings(settings) == with_defaults(without_gone(meta["settings"]))
+    found = {(row.scheme, row.train_k, row.seed) for row in task_rows(name)}
+    assert min(seed for _, _, seed in found) > 0, "settings were chosen on seed 0"
+    assert found == {(t.scheme, t.train_k, t.seed) for t in list_trials(settings)}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from typing import Any
-
 import pytest
 
 from study.pages import write_tables
@@ -14,13 +11,8 @@ from study.pages.stored import (
     SHOWN,
     measurements,
     read_summary,
-    task_rows,
-    tasks,
 )
 from study.pages.write_tables import show, write_page
-from study.tasks.experiment import fixed_settings, list_trials, with_defaults
-from study.tasks.settings import load_settings
-from tests.study.test_makefile import named_results
 
 
 @pytest.mark.parametrize("page", SHOWN["pages"])
@@ -74,32 +66,3 @@ def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
     pass_it = [row.net >= 0.3 and row.net_low > 0.2 for row in rows]
     few = f"{sum(pass_it)} of {len(rows)} models"
     assert few in " ".join(RESULTS.split())
-
-
-# --- tasks ----------------------------------------------------------------------------------------
-
-
-GONE = {
-    "coupling": {"embed_ids": True, "id_loss_weight": 1.0},
-    **{"grow_k_steps": 0, "num_ids": None, "num_letters": 60, "test_task": {}},
-}
-"""Settings that no longer exist, and what is done now."""
-
-
-def without_gone(settings: Any) -> Any:
-    if not isinstance(settings, dict):
-        return settings
-    kept = {name: of for name, of in settings.items() if name not in GONE or of != GONE[name]}
-    return {name: without_gone(of) for name, of in kept.items()}
-
-
-@pytest.mark.parametrize("name", sorted(named_results() & {*tasks()}))
-def test_the_command_of_a_stored_result_still_asks_for_it(name: str) -> None:
-    meta = tasks()[name]["meta"]
-    python, option, module, config, *overrides = shlex.split(meta["command"])
-    settings = load_settings(config, overrides)
-    assert (python, option, module) == ("python", "-m", "study.tasks")
-    assert fixed_settings(settings) == with_defaults(without_gone(meta["settings"]))
-    found = {(row.scheme, row.train_k, row.seed) for row in task_rows(name)}
-    assert min(seed for _, _, seed in found) > 0, "settings were chosen on seed 0"
-    assert found == {(t.scheme, t.train_k, t.seed) for t in list_trials(settings)}
