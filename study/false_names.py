@@ -1,6 +1,6 @@
 """How often does a verdict name a source by chance, and how much must a source do to be named?
 
-    python -m study.false_names [--answers 2000] [--only power]
+    python -m study.false_names [--answers 2000] [--seed 2] [--only power]
 
 Texts have effects on the loss of a statement that are drawn, sources as their decoys; losses go
 through the trials and the verdicts of the product, with no model.
@@ -20,7 +20,8 @@ import numpy as np
 from olmo_sparsity.analysis.attribution.statements import Trial, Trials
 from olmo_sparsity.analysis.attribution.verdicts import Verdict, judge
 
-SOURCES, DECOYS, SPREADS, TAILS = (2, 3, 4, 5, 10), (2, 4, 8), (0.3, 1.0, 3.0), ("normal", "t3")
+SOURCES, DECOYS, SPREADS = (1, 2, 3, 4, 5, 10), (2, 4, 8), (0.3, 1.0, 3.0)
+TAILS = ("normal", "t3")
 RATE = 0.05
 
 
@@ -55,23 +56,24 @@ def judged(effects_TSE: np.ndarray, combine: Any = lambda of: of.sum(1)) -> list
     return judge(losses, RATE)[1]
 
 
-def false_names(num_T: int, num: int) -> str:
+def false_names(num_T: int, num: int, seed: int) -> str:
     """The share of answers with any name, where no source matters."""
 
     def share(num_S: int, draws: int, spread: float, tails: str) -> str:
-        answers = (judged(drawn(tails, (num_T, num_S, 1 + draws), i) * spread) for i in range(num))
+        shape = (num_T, num_S, 1 + draws)
+        answers = (judged(drawn(tails, shape, (seed, i)) * spread) for i in range(num))
         return f"{np.mean([any(named for _, named in one) for one in answers]):.3f}"
 
     return table(share, product(SOURCES, DECOYS), product(SPREADS, TAILS))
 
 
-def power(num: int) -> str:
+def power(num: int, seed: int) -> str:
     """The share of answers whose only statement names the first source, by its nats."""
 
     def share(num_S: int, draws: int, spread: float, nats: float) -> str:
         found = 0
         for i in range(num):
-            effects = drawn("normal", (1, num_S, 1 + draws), i) * spread
+            effects = drawn("normal", (1, num_S, 1 + draws), (seed, i)) * spread
             effects[0, 0, 0] += nats
             found += 0 in judged(effects)[0][1]
         return f"{found / num:.2f}"
@@ -79,15 +81,16 @@ def power(num: int) -> str:
     return table(share, product((2, 3, 5), DECOYS), product(SPREADS, (2.0, 4.0, 8.0)))
 
 
-def grey_zone(num: int) -> str:
+def grey_zone(num: int, seed: int) -> str:
     """Nats of a source with which this share of the seeds name it: of a prompt, mean over some."""
 
     def nats(num_S: int, draws: int, spread: float, least: float) -> str:
         firsts = list[float]()
         for prompt, nats in product(range(num), np.arange(0.0, 24.0) * spread):
-            own = drawn("normal", (1, num_S, 1), prompt) * spread
+            own = drawn("normal", (1, num_S, 1), (seed, prompt)) * spread
             own[0, 0, 0] = nats
-            decoys = (drawn("normal", (1, num_S, draws), (i, 1)) * spread for i in range(20))
+            shape = (1, num_S, draws)
+            decoys = (drawn("normal", shape, (seed, i, 1)) * spread for i in range(20))
             named = [0 in judged(np.concatenate([own, one], -1))[0][1] for one in decoys]
             if len(firsts) == prompt and np.mean(named) >= least:
                 firsts.append(nats)
@@ -96,7 +99,7 @@ def grey_zone(num: int) -> str:
     return table(nats, product((2, 5), (8,), SPREADS), [(0.05,), (0.5,), (0.95,)])
 
 
-def by_kind(num: int) -> str:
+def by_kind(num: int, seed: int) -> str:
     """Of the names in verdicts of each kind, the share of sources that do not matter. Of four
     statements, one relies on no source, one on one, one on two together, one on either of two."""
     needs = [(), (0,), (0, 1), (0, 1)]
@@ -109,7 +112,7 @@ def by_kind(num: int) -> str:
     def share(num_S: int, draws: int, spread: float, kind: str) -> str:
         names, wrong = Counter[str](), Counter[str]()
         for i in range(num):
-            effects = drawn("t3", (len(needs), num_S, 1 + draws), i) * spread
+            effects = drawn("t3", (len(needs), num_S, 1 + draws), (seed, i)) * spread
             for number, need in enumerate(needs):
                 effects[number, [*need], 0] += 8.0
             for need, (found_kind, found) in zip(needs, judged(effects, combine), strict=True):
@@ -135,18 +138,17 @@ def table(share: Callable[..., str], rows: Iterable[tuple], columns: Iterable[tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--answers", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--only", default="", help="a part of the name of a table")
     given = parser.parse_args()
-    num, parts = (
-        given.answers,
-        {
-            "false names in answers of one statement": lambda: false_names(1, num),
-            "false names in answers of three statements": lambda: false_names(3, num),
-            "power": lambda: power(num // 10),
-            "grey zone": lambda: grey_zone(num // 400),
-            "kinds of verdicts": lambda: by_kind(num // 20),
-        },
-    )
+    num, seed = given.answers, given.seed
+    parts = {
+        "false names in answers of one statement": lambda: false_names(1, num, seed),
+        "false names in answers of three statements": lambda: false_names(3, num, seed),
+        "power": lambda: power(num // 10, seed),
+        "grey zone": lambda: grey_zone(num // 400, seed),
+        "kinds of verdicts": lambda: by_kind(num // 20, seed),
+    }
     for name, part in parts.items():
         if given.only in name:
             print(f"## {name}\n\n{part()}\n", flush=True)

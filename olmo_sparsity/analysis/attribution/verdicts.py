@@ -36,8 +36,9 @@ PRIOR_WEIGHT, OTHERS_WEIGHT, LEAST_OTHERS = 3, 4, 4
 MEDIAN_OF_CHI2 = 0.455  # of the square of a normal number with variance 1
 TINY = 1e-12  # variance of decoys that are all alike, in nats²
 
-# Degrees of freedom of a test at most, as nats have heavy tails; and with two decoys in all.
-FREEDOM, FREEDOM_OF_TWO = 4, 3
+# Degrees of freedom of a test at most, as nats have heavy tails; with two decoys in all; and of the
+# test by the variance of decoys alone.
+FREEDOM, FREEDOM_OF_TWO, FREEDOM_OF_DECOYS = 4, 3, 6
 
 # Share of the error rate that each look before the last one may spend.
 EARLY = 0.1
@@ -176,7 +177,7 @@ def look_at(losses: Losses, freedom: int = FREEDOM) -> Look:
             raw_2TS = np.where(has_all_2TS, raw_2TSD.var(-1, ddof=1), np.nan)
             variance_TS = np.zeros_like(total_TS) + np.nanmean(raw_2TS, (0, 2))[:, None]
             num_tried = int(has_all_2TS.any((0, 1)).sum())
-            few_freedom = min(FREEDOM, num_tried * (num - 1))
+            few_freedom = min(FREEDOM_OF_DECOYS, num_tried * (num - 1))
             scales.append((np.sqrt(variance_TS + TINY) * noise, few_freedom))
     if num_sources > LEAST_OTHERS:
         squares_TS = losses.lost_TSD[..., 0] ** 2
