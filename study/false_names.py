@@ -145,7 +145,7 @@ def main() -> None:
     parts = {
         "false names in answers of one statement": lambda: false_names(1, num, seed),
         "false names in answers of three statements": lambda: false_names(3, num, seed),
-        "power": lambda: power(num // 10, seed),
+        "power": lambda: power(num, seed),
         "grey zone": lambda: grey_zone(num // 400, seed),
         "kinds of verdicts": lambda: by_kind(num // 20, seed),
     }
