@@ -75,12 +75,12 @@ def with_verdicts(found: Attribution) -> Attribution:
     return replace(found, losses=made_up(gives, lost))
 
 
-def made_up(gives: Any, lost: Any, gap: float = 8.0) -> Losses:
+def made_up(gives: Any, lost: Any, gap: float = 8.0, noise: float = 0.05) -> Losses:
     """Losses with sources that give so many nats of `gap`, and of which so many are lost."""
     gives_TS1, lost_TS1 = np.array(gives)[..., None], np.array(lost)[..., None]
-    noise = np.random.default_rng(0).normal(scale=0.05, size=(*gives_TS1.shape[:2], 8))
-    with_decoys = np.full((len(noise), 8), gap), gap - gives_TS1 + noise, lost_TS1 + noise
-    return Losses(np.zeros(len(noise)), *with_decoys)
+    noise_TSD = np.random.default_rng(0).normal(scale=noise, size=(*gives_TS1.shape[:2], 8))
+    with_decoys = np.full((len(noise_TSD), 8), gap), gap - gives_TS1 + noise_TSD
+    return Losses(np.zeros(len(noise_TSD)), *with_decoys, lost_TS1 + noise_TSD)
 
 
 def saved(folder: Path, tokenizer: Any = None) -> tuple[str, str]:

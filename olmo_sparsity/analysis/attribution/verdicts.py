@@ -10,12 +10,13 @@ Dimension key: T statements, S sources, D decoys of a source.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
-from math import pi, sqrt
+from functools import cached_property
+from math import sqrt
 
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.results.statistics import quantile, tail
 from olmo_sparsity.analysis.settings import MIN_GAP
 
 # A source suffices if it alone gives the first share of the nats that all sources give, and is
@@ -106,33 +107,6 @@ class Evidence:
     found_TS: np.ndarray  # discoveries at the error rate
     spread_TS: np.ndarray  # how the loss of the statement varies with the text in one place, nats
     above_TS: np.ndarray  # nats above the least with which the source is found if no other is
-
-
-def tail(t: np.ndarray, freedom: int = FREEDOM) -> np.ndarray:
-    """P(T > t) of Student's t, by its finite sums."""
-    angle = np.arctan(t / sqrt(freedom))
-    cosine = np.cos(angle)
-    is_odd = freedom % 2
-    term = cosine if is_odd else np.ones_like(cosine)
-    total = term if freedom > 1 else 0 * term
-    for k in range(2 + is_odd, freedom, 2):
-        term = term * cosine**2 * (k - 1) / k
-        total = total + term
-    inside = np.sin(angle) * total
-    return 0.5 - ((angle + inside) / pi if is_odd else inside / 2)
-
-
-@cache
-def quantile(p: float, freedom: int) -> float:
-    """Return t with P(T > t) = p, for p < 0.5."""
-    low, high = 0.0, 1.0
-    while tail(np.array(high), freedom) > p:
-        high *= 2
-    for _ in range(50):
-        middle = (low + high) / 2
-        is_low = tail(np.array(middle), freedom) > p
-        low, high = (middle, high) if is_low else (low, middle)
-    return high
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ Dimension key: D documents, T targets, V values, R all documents and then their 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
-from typing import Any
+from math import pi, sqrt
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,7 @@ NUM_RESAMPLES = 2000
 
 FEW_FOR_BOOTSTRAP = 25
 """With fewer documents percentile intervals cover 80 to 92%, not 95% (study/coverage.py)."""
+NORMAL = 1.959964  # 97.5% of a normal distribution
 
 ENOUGH = 0.9  # recovery from which k units are said to be enough
 NUM_AROUND = 5  # each target of the placebo is compared with so many own targets of about its gap
@@ -58,18 +59,16 @@ def half_of(document: int) -> str:
     return "report" if document % 2 else "threshold"
 
 
-def summarize(
-    losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0
-) -> pd.DataFrame:
+def summarize(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each target set, kind of units, selector and k."""
-    return summarize_pairs(pair(losses, targets, recovery), seed)
+    return summarize_pairs(pair(losses, targets, recovery))
 
 
-def summarize_pairs(rows: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """`rows`: of `pair`."""
     summary = []
     for names, (own, placebo) in _own_and_placebo(rows).items():
-        beyond = beyond_controls(own, placebo, seed).items()
+        beyond = beyond_controls(own, placebo).items()
         ratios = own.own / own.gap if own.gap.min() >= NO_GAP_NATS else pd.Series(dtype=float)
         summary.append(
             {
@@ -135,7 +134,7 @@ def losses_of_targets(losses: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFra
     first token."""
     if not has_spans(targets):
         return losses
-    tokens = tokens_of_targets(targets[targets.end > targets.target + 1])
+    tokens = tokens_of_targets(targets)
     of_tokens = losses.rename(columns={"target": "place"})
     rows = tokens.merge(of_tokens, "left", on=["document", "place"]).groupby(KEYS)
     numbers = list(losses.select_dtypes("floating"))
@@ -162,15 +161,15 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> dict[str, float]:
+def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float]:
     """Summarize rows of `pair`: recovery, foreign, excess, …, each with the ends of its
     interval."""
-    values = _quantities(_sums(own, _documents_of(own)), seed)
-    beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo), seed)
+    values = _quantities(_sums(own, _documents_of(own)))
+    beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo))
     return _with_intervals(values | beyond)
 
 
-def net_differences(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """From rows of `pair` of two measurements: net excess of the first minus the second's.
     Each document is resampled for both at once, which makes intervals narrower."""
     groups, others = (_own_and_placebo(rows) for rows in (first, second))
@@ -181,13 +180,13 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) ->
     for names in shared:
         both = groups[names], others[names]
         documents = _documents_of(*both[0], *both[1])
-        of_first, of_second = (_beyond_placebo(*rows, documents, seed) for rows in both)
+        of_first, of_second = (_beyond_placebo(*rows, documents) for rows in both)
         nets = {name: of_first[name] - of_second[name] for name in of_first if "net" in name}
         differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets))
     return pd.DataFrame(differences)
 
 
-def both_ways(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """From rows of `pair` of two measurements, in which each of two models evaluates what the other
     chose: the mean of both. Each document is resampled for both at once."""
     groups, others = (_own_and_placebo(rows) for rows in (first, second))
@@ -195,7 +194,7 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.Da
     for names in sorted(groups.keys() & others.keys()):
         own = groups[names][0], others[names][0]
         documents = _documents_of(*own)
-        one, other = (_quantities(_sums(rows, documents), seed) for rows in own)
+        one, other = (_quantities(_sums(rows, documents)) for rows in own)
         mean = {name: (one[name] + other[name]) / 2 for name in one}
         counts = {
             "gap": (own[0].gap.mean() + own[1].gap.mean()) / 2,
@@ -220,12 +219,12 @@ def _documents_of(*rows: pd.DataFrame) -> pd.Index:
 
 
 def _beyond_placebo(
-    own: pd.DataFrame, placebo: pd.DataFrame, documents: pd.Index, seed: int
+    own: pd.DataFrame, placebo: pd.DataFrame, documents: pd.Index
 ) -> dict[str, np.ndarray]:
     weights = weights_of_equal_gaps(own.gap, placebo.gap)
+    equal = own.assign(**own[SUMMED].mul(weights, axis=0))
     own_R, equal_R, placebo_R = (
-        _quantities(_sums(rows, documents, times), seed)
-        for rows, times in ((own, 1.0), (own, weights), (placebo, 1.0))
+        _quantities(_sums(rows, documents)) for rows in (own, equal, placebo)
     )
     return {
         "placebo": placebo_R["excess"],
@@ -236,12 +235,12 @@ def _beyond_placebo(
     }
 
 
-def _sums(rows: pd.DataFrame, documents: pd.Index, weights: float | np.ndarray = 1.0) -> np.ndarray:
+def _sums(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
     """Sum each of `SUMMED` over the targets of each document; NaN where it is never known.
     `DataFrame.groupby` takes ten times as long."""
     of_T, sums = documents.get_indexer(rows.document), []
     for name in SUMMED:
-        values_T = rows[name].to_numpy(float) * weights
+        values_T = rows[name].to_numpy(float)
         known_T = ~np.isnan(values_T)
         sums_D = np.bincount(of_T, np.where(known_T, values_T, 0.0), len(documents)).astype(float)
         if not known_T.all():
@@ -263,11 +262,11 @@ def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
     order, num = np.argsort(own.to_numpy(), kind="stable"), min(NUM_AROUND, len(own))
     ranks = np.searchsorted(own.to_numpy()[order], placebo) - num // 2
     around = np.clip(ranks, 0, len(own) - num)[:, None] + np.arange(num)
-    return np.bincount(order[around].ravel(), minlength=len(own)) / max(num, 1)
+    return np.bincount(order[around].ravel(), minlength=len(own)) / num
 
 
-def _quantities(sums_DV: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    own_R, foreign_R, removed_R, gap_R, targets_R = resample(sums_DV, seed).T
+def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
+    own_R, foreign_R, removed_R, gap_R, targets_R = resample(sums_DV).T
     with np.errstate(divide="ignore", invalid="ignore"):
         gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
         return {
@@ -275,14 +274,14 @@ def _quantities(sums_DV: np.ndarray, seed: int) -> dict[str, np.ndarray]:
             "foreign": foreign_R / gap_R,
             "excess": (own_R - foreign_R) / gap_R,
             "removal": removed_R / gap_R,
-            "excess_nats": (own_R - foreign_R) / np.where(targets_R > 0, targets_R, np.nan),
+            "excess_nats": (own_R - foreign_R) / targets_R,
         }
 
 
-def resample(counts: pd.DataFrame | np.ndarray, seed: int = 0) -> np.ndarray:
+def resample(counts: pd.DataFrame | np.ndarray) -> np.ndarray:
     """Sums of each column: first over all documents, then over each resample."""
     counts_DV = np.ascontiguousarray(counts, float)  # the layout decides last digits
-    return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV), seed) @ counts_DV])
+    return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV)) @ counts_DV])
 
 
 @lru_cache(maxsize=4)
@@ -306,9 +305,7 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     """Stretch the intervals of net excess, where few documents carry targets, from a normal
     distribution to Student's t."""
     fewest = summary[["num_documents", "num_placebo_documents"]].min(axis=1)
-    freedom = (fewest - 1).where(fewest > 2)
-    stretch = _t_quantile(freedom) / _t_quantile(np.inf) * np.sqrt(fewest / freedom)
-    stretch = stretch.where(fewest < FEW_FOR_BOOTSTRAP, 1.0)
+    stretch = fewest.map(_stretch_of)
     ends = {
         f"{name}_{end}": summary[name] + stretch * (summary[f"{name}_{end}"] - summary[name])
         for name in ("net", "net_equal")
@@ -317,11 +314,40 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     return summary.assign(**ends)
 
 
-def _t_quantile(freedom: Any) -> Any:
-    """97.5% of Student's t, expanded around the normal; within 1% from four degrees of freedom."""
-    z, v = 1.959964, freedom
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2) + third
+def _stretch_of(num_documents: float) -> float:
+    if num_documents >= FEW_FOR_BOOTSTRAP:
+        return 1.0
+    if not num_documents > 2:
+        return float("nan")
+    freedom = int(num_documents) - 1
+    return quantile(0.025, freedom) / NORMAL * sqrt(num_documents / freedom)
+
+
+def tail(t: np.ndarray, freedom: int) -> np.ndarray:
+    """P(T > t) of Student's t, by its finite sums."""
+    angle = np.arctan(t / sqrt(freedom))
+    cosine = np.cos(angle)
+    is_odd = freedom % 2
+    term = cosine if is_odd else np.ones_like(cosine)
+    total = term if freedom > 1 else 0 * term
+    for k in range(2 + is_odd, freedom, 2):
+        term = term * cosine**2 * (k - 1) / k
+        total = total + term
+    inside = np.sin(angle) * total
+    return 0.5 - ((angle + inside) / pi if is_odd else inside / 2)
+
+
+@cache
+def quantile(p: float, freedom: int) -> float:
+    """Return t with P(T > t) = p, for p < 0.5."""
+    low, high = 0.0, 1.0
+    while tail(np.array(high), freedom) > p:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_low = tail(np.array(middle), freedom) > p
+        low, high = (middle, high) if is_low else (low, middle)
+    return high
 
 
 def rank_correlations(
@@ -332,16 +358,17 @@ def rank_correlations(
     x_NA, y_NA = (rows - rows.mean(1, keepdims=True) for rows in (x_NA, y_NA))
     scale_N = np.sqrt((x_NA**2).sum(1) * (y_NA**2).sum(1))
     products_N = (x_NA * y_NA).sum(1)
-    return np.where(scale_N == 0, of_equal_values, products_N / np.where(scale_N == 0, 1, scale_N))
+    with np.errstate(invalid="ignore"):
+        return np.where(scale_N == 0, of_equal_values, products_N / scale_N)
 
 
-def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:
     """The mean over targets, with its interval, for each target set, kind of units and selector."""
     rows = []
     own = targets[targets.far_part == "document"].merge(lds, on=KEYS)
     for names, group in own.groupby(["target_set", "units", "selector"]):
         sums = group.groupby("document").lds.agg(["sum", "count"])
-        sum_R, count_R = resample(sums, seed).T
+        sum_R, count_R = resample(sums).T
         mean_R = sum_R / count_R
         rows.append((*names, *interval(mean_R[1:], mean_R[0])))
     columns = ["target_set", "units", "selector", "lds", "lds_low", "lds_high"]

@@ -91,7 +91,7 @@ class Tracked:
         documents, found = np.unique(self.rows.document), {}
         for name, group in rows.groupby("number", sort=False):
             sums_D2 = group.set_index("document")[["total", "count"]].reindex(documents)
-            total_R, count_R = resample(sums_D2.fillna(0.0).to_numpy(), seed=0).T
+            total_R, count_R = resample(sums_D2.fillna(0.0).to_numpy()).T
             with np.errstate(divide="ignore", invalid="ignore"):
                 found[str(name)] = np.where(count_R > 0, total_R / count_R, np.nan)
         return found

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.attribution import verdicts
 from olmo_sparsity.analysis.attribution.verdicts import (
     PRIOR_NATS,
     Losses,
+    in_words,
     judge,
-    look_at,
-    quantile,
     sources_to_look_at,
-    tail,
     weigh,
 )
+from olmo_sparsity.analysis.results.statistics import quantile, tail
+from olmo_sparsity.analysis.settings import MIN_GAP
 from tests.support.sources import made_up
-
-
-@pytest.mark.parametrize(
-    ("freedom", "critical"),
-    [
-        (1, [6.313752, 63.656741, 636.619249]),
-        (2, [2.919986, 9.924843, 31.599055]),
-        (3, [2.353363, 5.840909, 12.923979]),
-        (4, [2.131847, 4.604095, 8.610302]),
-        (7, [1.894579, 3.499483, 5.407883]),
-    ],
-)
-def test_the_tail_is_that_of_students_t(freedom: int, critical: list[float]) -> None:
-    """From its published tables."""
-    chances = np.array([0.05, 0.005, 0.0005])
-    assert tail(np.array(critical), freedom) == pytest.approx(chances, abs=1e-7)
-    assert tail(-np.array(critical), freedom) == pytest.approx(1 - chances, abs=1e-7)
-    assert [quantile(p, freedom) for p in chances] == pytest.approx(critical, rel=1e-6)
 
 
 def of_effects(own_TS: np.ndarray, decoys_TSD: np.ndarray) -> Losses:
@@ -93,62 +78,114 @@ def test_the_rate_is_not_held_by_the_prior(monkeypatch: pytest.MonkeyPatch) -> N
     assert named_by_chance(2, 2, 10, "normal", 100) > 0.15
 
 
-def test_above_are_nats_beyond_the_least_that_is_named() -> None:
-    """A statement with two sources: what the first one gives is raised and lowered by it."""
-    for nats in (0.5, 3.0, 6.0):
-        gives = np.array([[nats, 0.0]])
-        above = weigh(made_up(gives, gives), 0.05).above_TS[0, 0]
-        for more, is_named in ((1e-6, True), (-1e-6, False)):
-            moved = gives - np.array([[above - more, 0.0]])
-            assert weigh(made_up(moved, moved), 0.05).found_TS[0, 0] == is_named
-
-
-def test_what_was_not_evaluated_is_no_discovery() -> None:
-    """And changes nothing of the p-values of sources with as many decoys."""
-    losses = made_up([[8.0, 0.0, 0.0]], [[8.0, 0.0, 0.0]])
-    without_TSD = losses.without_TSD.copy()
-    without_TSD[:, 1:, 1:] = np.nan
-    some = replace(
-        losses, without_TSD=without_TSD, among_TSD=np.full_like(losses.among_TSD, np.nan)
-    )
-    p_2TS = look_at(some).p_2TS
-    assert (p_2TS[0] == 1).all()
-    assert (p_2TS[1, 0, 1:] == 1).all()
-    assert p_2TS[1, 0, 0] < 1e-4
-    assert judge(some, 0.05)[1] == judge(losses, 0.05)[1] == [("one", [0])]
-    # Few decoys of it, too: those after 2 and 4 of 8 spend a tenth of the rate each.
-    without_TSD[:, 0, 2:] = np.nan
-    early = weigh(replace(some, without_TSD=without_TSD), 0.05).p_2TS[1, 0, 0]
-    first = look_at(replace(some, without_TSD=without_TSD).first(2))
-    assert early == pytest.approx(10 * first.p_2TS[1, 0, 0])
-
-
-def nothing_but_first(losses: Losses) -> Losses:
-    """What is known after one decoy of each source."""
-    without_TSD, decoys_TD = losses.without_TSD.copy(), losses.decoys_TD.copy()
-    without_TSD[..., 1:], decoys_TD[:, 1:] = np.nan, np.nan
-    unknown = np.full_like(losses.among_TSD, np.nan)
-    return replace(losses, without_TSD=without_TSD, decoys_TD=decoys_TD, among_TSD=unknown)
+def by_loops(losses: Losses, num: int, freedom: int, limit: float) -> dict[str, np.ndarray]:
+    """Means, p-values, spreads and nats above the least that is named after `num` decoys of each
+    source, one after the other."""
+    num_T, num_S = losses.without_TSD.shape[:2]
+    found = {"spread": np.zeros((num_T, num_S)), "means": np.full((2, num_T, num_S), np.nan)}
+    found |= {"p": np.ones((2, num_T, num_S)), "above": np.full((2, num_T, num_S), -np.inf)}
+    nats: dict[Any, Any] = {}
+    for t, s in product(range(num_T), range(num_S)):
+        decoys, among = losses.decoys_TD[t, :num], losses.among_TSD[t, s, :num]
+        without, most = losses.without_TSD[t, s, :num], np.median(decoys[~np.isnan(decoys)])
+        gives = [min(a, most) - min(b, most) for a, b in zip(decoys, among, strict=True)]
+        lost = [min(one, most) - losses.all_T[t] for one in without]
+        nats[0, t, s], nats[1, t, s] = (gives, decoys - among), (lost, without)
+    for t in range(num_T):
+        pairs = product(range(2), range(num_S))
+        known = [nats[n, t, s] for n, s in pairs if not np.isnan(nats[n, t, s][0]).any()]
+        most = np.nanmedian(losses.decoys_TD[t, :num])
+        total, weight, scales = 3 * (0.3**2 + (0.02 * most) ** 2), 3, list[tuple[float, int]]()
+        if num > 1 and known:
+            total += (num - 1) * np.mean([np.var(capped, ddof=1) for capped, _ in known])
+            weight += num - 1
+            if num_S <= 4:
+                raw = np.mean([np.var(values, ddof=1) for _, values in known])
+                tried = {key[2] for key, (of, _) in nats.items() if not np.isnan(of).any()}
+                scales = [((raw + 1e-12) ** 0.5, min(4, len(tried) * (num - 1)))]
+        for s in range(num_S):
+            own_total, own_weight = total, weight
+            if num_S > 4:
+                others = [nats[1, t, other][0][0] ** 2 for other in range(num_S) if other != s]
+                own_total, own_weight = total + 4 * np.median(others) / 0.91, weight + 4
+            found["spread"][t, s] = (own_total / own_weight) ** 0.5
+            noise, both = (1 + 1 / num) ** 0.5, [(found["spread"][t, s], freedom), *scales]
+            for n in range(2):
+                capped = nats[n, t, s][0]
+                if not np.isnan(capped).any():
+                    mean = found["means"][n, t, s] = np.mean(capped)
+                    p_of = [tail(mean / scale / noise, free) for scale, free in both]
+                    least = [scale * noise * quantile(limit, free) for scale, free in both]
+                    found["p"][n, t, s], found["above"][n, t, s] = max(p_of), mean - max(least)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("gives", "lost", "wanted_gives", "wanted_lost"),
-    [
-        ([8.0, 0.0, 0.0], [7.5, 0.1, 0.1], [], [0]),  # lost without it tells
-        ([8.0, 7.9, 0.0], [0.0, 0.1, 0.1], [0, 1, 2], []),  # none is missed, so who gives it?
-        ([4.0, 0.0, 4.1], [3.9, 0.0, 4.0], [0, 1, 2], [0, 2]),  # both, or either
-    ],
+    ("num_sources", "draws"), [(1, 2), (2, 2), (3, 4), (4, 5), (5, 2), (6, 4), (7, 8)]
 )
-def test_more_decoys_are_evaluated_where_they_may_change_a_verdict(
-    gives: list[float], lost: list[float], wanted_gives: list[int], wanted_lost: list[int]
-) -> None:
-    losses = nothing_but_first(made_up([gives], [lost]))
-    gives_S, lost_S = sources_to_look_at(losses, 0.05)
-    assert np.flatnonzero(gives_S).tolist() == wanted_gives
-    assert np.flatnonzero(lost_S).tolist() == wanted_lost
-    # With all decoys there is nothing left to look at, nor where all sources give nothing.
-    for done in (made_up([gives], [lost]), nothing_but_first(made_up([gives], [lost], gap=0.05))):
-        assert not np.any(sources_to_look_at(done, 0.05))
+def test_the_evidence_is_that_of_plain_loops(num_sources: int, draws: int) -> None:
+    """Also where decoys of some sources were not evaluated, or only the first ones."""
+    generator = np.random.default_rng(num_sources)
+    own = generator.normal(size=(3, num_sources)) * 3
+    losses = of_effects(own, generator.normal(size=(3, num_sources, draws)))
+    losses = replace(losses, all_T=losses.all_T + 20, decoys_TD=losses.decoys_TD + 20)
+    losses.without_TSD[:] += 20
+    losses.among_TSD[:] += 20
+    losses.among_TSD[:, -1, 1:] = np.nan
+    if num_sources > 2:
+        losses.without_TSD[:, 0, 2:] = np.nan
+        losses.decoys_TD[0, 1:], losses.among_TSD[0, :, 1:] = np.nan, np.nan
+        losses.among_TSD[:, 1] = np.nan
+    stages = {2: [2], 4: [2, 4], 5: [2, 4, 5], 8: [2, 4, 8]}[draws]
+    spends = [*[0.1] * (len(stages) - 1), 1 - 0.1 * (len(stages) - 1)]
+    freedom = 4 if len(stages) > 1 else 3
+    each, limit = list(zip(stages, spends, strict=True)), 0.05 / (2 * 3 * num_sources)
+    made = [by_loops(losses.first(num), num, freedom, limit * spend) for num, spend in each]
+    p_2TS = np.min([one["p"] / spend for one, spend in zip(made, spends, strict=True)], 0)
+    p_2TS = np.minimum(p_2TS, 1)
+    found = weigh(losses, 0.05)
+    np.testing.assert_allclose(found.p_2TS, p_2TS, rtol=1e-7)
+    last = [one for one in made if np.isfinite(one["means"]).any()][-1]
+    np.testing.assert_allclose(found.spread_TS, last["spread"])
+    # Benjamini–Hochberg, by its definition.
+    p_TS = np.minimum(1, 2 * p_2TS.min(0))
+    p_TS[losses.gap_T < MIN_GAP] = 1.0
+    ranks = [sum(p_TS.ravel() <= p) for p in p_TS.ravel()]
+    passed = p_TS.ravel() <= 0.05 * np.array(ranks) / p_TS.size
+    assert found.found_TS.tolist() == (p_TS <= max(p_TS.ravel()[passed], default=-1)).tolist()
+    np.testing.assert_allclose(found.above_TS, np.max([one["above"] for one in made], (0, 1)))
+    # More decoys, and verdicts, by their rules.
+    gives, lost, named = losses.gives_TSD, losses.lost_TSD, [set(), set()]
+    verdicts_T = judge(losses, 0.05)[1]
+    for t in range(3):
+        nats = [
+            [
+                np.nanmean(of[t, s]) if np.isfinite(of[t, s]).any() else np.nan
+                for of in (gives, lost)
+            ]
+            for s in range(num_sources)
+        ]
+        gap, spread = losses.gap_T[t], found.spread_TS[t]
+        costly = [s for s, (_, own) in enumerate(nats) if own >= 0.1 * gap]
+        is_clear = len(costly) == 1 and any(own >= 0.5 * gap for _, own in nats)
+        for s, (given, own) in enumerate(nats):
+            if gap < MIN_GAP or found.found_TS[t, s]:
+                continue
+            if s in costly and own >= spread[s]:
+                named[1].add(s)
+            if not is_clear and not given < max(0.1 * gap, spread[s]):
+                named[0].add(s)
+        enough = {s for s in range(num_sources) if found.found_TS[t, s] and nats[s][0] >= gap / 2}
+        needed = {
+            s for s, (given, own) in enumerate(nats)
+            if found.found_TS[t, s] and own >= 0.2 * gap and not own < given / 2
+        }  # fmt: skip
+        chosen = needed if enough <= needed else enough
+        several = "both" if enough <= needed else "either"
+        kind = {0: "none", 1: "one"}.get(len(chosen), several)
+        assert verdicts_T[t] == (kind, sorted(chosen))
+    looked_at = sources_to_look_at(losses, 0.05)
+    assert [{*np.flatnonzero(of).tolist()} for of in looked_at] == named
 
 
 @pytest.mark.parametrize(("num_sources", "num_real", "real"), [(8, 3, 15.0), (20, 1, 15.0)])
@@ -181,21 +218,6 @@ def test_statements_that_are_not_asked_about_do_not_lower_the_bar() -> None:
     assert np.mean(found) < 0.05
 
 
-def test_what_misleads_is_capped() -> None:
-    """Two of eight texts that mislead do not hide what a source gives."""
-    losses = made_up([[4.0, 0.0, 3.9]], [[0.0, 0.0, 0.0]], gap=4.0)
-    misled = np.where(np.arange(8) < 2, 12.0, 0.0)
-    raised = replace(
-        losses,
-        decoys_TD=losses.decoys_TD + misled,
-        among_TSD=losses.among_TSD + misled * np.array([0.0, 1.0, 0.0])[:, None],
-    )
-    assert raised.gap_T == pytest.approx(losses.gap_T)
-    np.testing.assert_allclose(raised.gives_TSD[:, [0, 2]], losses.gives_TSD[:, [0, 2]], atol=1e-9)
-    assert raised.gives_TSD[0, 1, :2].tolist() == [0.0, 0.0]
-    assert judge(raised, 0.05)[1] == judge(losses, 0.05)[1] == [("either", [0, 2])]
-
-
 @pytest.mark.parametrize(
     ("gives", "lost", "expected"),
     [
@@ -211,3 +233,42 @@ def test_what_misleads_is_capped() -> None:
 )
 def test_verdicts(gives: list[float], lost: list[float], expected: Any) -> None:
     assert judge(made_up([gives], [lost]), 0.05)[1] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("gives", "lost", "expected"),
+    [
+        ([8.0, 4.0, 0.0], [0.0, 0.0, 0.0], ("either", [0, 1])),
+        ([8.0, 3.9, 0.0], [0.0, 0.0, 0.0], ("one", [0])),
+        ([0.0, 0.0, 0.0], [1.6, 1.6, 0.0], ("both", [0, 1])),
+        ([0.0, 0.0, 0.0], [1.6, 1.5, 0.0], ("one", [0])),
+        ([8.0, 8.0, 0.0], [4.0, 4.0, 0.0], ("both", [0, 1])),
+        ([8.0, 8.0, 0.0], [3.9, 4.0, 0.0], ("either", [0, 1])),
+    ],
+)
+def test_the_least_that_counts(gives: list[float], lost: list[float], expected: Any) -> None:
+    """Where all decoys do the same."""
+    assert judge(made_up([gives], [lost], noise=0.0), 0.05)[1] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("kind", "gives", "words"),
+    [
+        ("one", [2.9], "a 3.0 5 6"),  # what is lost without it, if that is more
+        ("one", [3.1], "a 3.1 7 8"),
+        ("one", [np.nan], "a 3.0 5 6"),
+        ("either", [2.9, 3.1], "a b 2.9 3.1"),
+        ("both", [2.9, 3.1], "a b 7.0"),
+        ("none", [], "7.0"),
+    ],
+)
+def test_the_words_have_the_numbers_of_the_verdict(
+    kind: str, gives: list[float], words: str
+) -> None:
+    names = ["lost", "beyond_lost", "tried_lost", "beyond_gives", "tried_gives"]
+    cells = pd.DataFrame([[3.0, 5, 6, 7, 8]] * 2, ["a", "b"], names)
+    cells = cells[: len(gives)].astype({name: int for name in names[1:]}).assign(gives=gives)
+    said = in_words(kind, cells, 7.0)
+    assert re.findall(r"\b(?:[ab](?! decoy)\b|[\d.]+)", said) == words.split()
+    assert ("gives" in said) == (gives == [3.1])
+    assert "-" not in in_words("none", cells, -0.04)
