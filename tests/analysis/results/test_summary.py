@@ -11,9 +11,15 @@ import pytest
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import (
     conclude,
+    describe,
+    describe_comparison,
     describe_gap,
+    describe_induction,
+    describe_noise,
+    describe_placebo,
     format_summary,
     in_order,
+    with_interval,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from tests.support.measurements import losses_table
@@ -48,7 +54,7 @@ ROW = {
 }
 
 
-def results(has_induction: bool = True, **changed: Any) -> Results:
+def made_up(has_induction: bool = True, **changed: Any) -> Results:
     empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
     rows = pd.DataFrame([ROW | {"k": 4, "net": 0.9}, ROW | changed])
     meta = Meta(
@@ -61,7 +67,7 @@ def results(has_induction: bool = True, **changed: Any) -> Results:
 
 
 def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
-    said = conclude(results())
+    said = conclude(made_up())
     assert said.startswith("small: 1 distant token by add one recovers 0.99 of the gap of 200")
     assert "; net excess +0.48 [+0.34, +0.63] (+0.73 nats a target): " in said
     assert said.endswith(": the targets depend on it beyond chance.")
@@ -69,7 +75,7 @@ def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
 
 @pytest.mark.parametrize("units", [["tokens", "sentences"], ["sentences", "tokens"]])
 def test_the_units_that_were_named_first_come_first(units: list[str]) -> None:
-    found = results()
+    found = made_up()
     summary = pd.concat([found.summary.assign(units=name) for name in sorted(units)])
     found = replace(found, summary=summary, meta=replace(found.meta, units=units))
     assert f"1 distant {units[0][:-1]} by" in conclude(found)
@@ -81,22 +87,102 @@ def test_the_units_that_were_named_first_come_first(units: list[str]) -> None:
     [
         ({"num_placebo_documents": 8}, "; net excess +0.48 [+0.30, +0.67] (+0.73"),
         ({"net_low": -0.1}, ": no more than chance explains."),
+        ({"net_low": 0.0}, ": no more than chance explains."),
+        ({"net_low": -0.3, "net_high": 0.0}, ": no more than chance explains."),
         ({"net_low": -0.3, "net_high": -0.1}, ": less than by chance."),
         ({"num_documents": 9}, "9 documents are too few to trust the interval."),
         ({"has_induction": False}, "; but the model copies little from its context."),
         ({"net_low": float("nan")}, "too few documents for an interval."),
         ({"net": float("nan")}, "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats a"),
         ({"target_set": "bigram"}, "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats"),
-        ({"gap": -0.2}, "all distant tokens together do not lower the loss of these 200 targets"),
+        ({"gap": 0.0}, "all distant tokens together do not lower the loss of these 200 targets"),
         ({"units": "words"}, "small: 1 distant word by"),
-        ({"k": 4}, "small: 4 distant tokens by"),
+        ({"k": 3}, "small: 3 distant tokens by add one recover 0.99"),
         ({"units": "span:4"}, "small: 1 distant span:4 by"),
     ],
 )
 def test_what_is_doubtful_is_said(changed: dict[str, Any], said: str) -> None:
-    found = results(**changed)
+    found = made_up(**changed)
     kept = found.summary[found.summary.target_set == changed.get("target_set", "gap")]
     assert said in conclude(replace(found, summary=kept))
+
+
+def test_what_is_not_doubtful_is_not_said() -> None:
+    assert "too few" not in conclude(made_up(num_documents=10))
+    alone = made_up(excess=float("nan"))
+    alone = replace(alone, summary=alone.summary[1:])
+    assert conclude(alone).endswith("recovers 0.99 of the gap of 200 targets (0.99 [0.94, 1.03]).")
+    assert conclude(replace(alone, summary=alone.summary[:0])) == "No target was evaluated."
+    noises = [describe_noise(model) for model in ({}, {"batch_noise": 0.019})]
+    assert noises == ["", ""]
+    assert "0.02 nats" in describe_noise({"batch_noise": 0.02})
+    few = [describe_placebo(pd.Series(ROW | {"num_placebo_documents": n})) for n in (24, 25)]
+    assert ["fewer than 25" in said for said in few] == [True, False]
+    found = {"loss_first": 4.0, "loss_repeated": 3.0, "drop": 1.0}
+    for has, far_states, said in (
+        (False, "isolated", "below 15%"),
+        (True, "isolated", "this model copies"),
+        (True, "contextual", ""),
+    ):
+        first, *more = describe_induction(found | {"has_induction": has}, far_states).splitlines()
+        assert "(25%)" in first
+        assert said in " ".join(more)
+        assert bool(more) == bool(said)
+
+
+def test_a_description_has_all_of_the_main_set_and_least_of_others(
+    results: Results,
+) -> None:
+    """A header again where the columns are others."""
+    of_bigram = results.summary[results.summary.target_set == "bigram"]
+    others = [of_bigram.assign(target_set=name, net=0.1) for name in ("bigram", "every")]
+    summary = pd.concat([results.summary[results.summary.target_set == "gap"], *others])
+    said = describe(found := replace(results, summary=summary))
+    lines = said.splitlines()
+    assert lines[:2] == [conclude(found), ""]
+    gap = results.losses.loss_short - results.losses.loss_long
+    shown = f"mean gap {gap.mean():+.3f}, perplexity 9.10, LongPPL 2.50 (2.00% of {len(gap):,} "
+    assert f"\nlosses: L_short {results.losses.loss_short.mean():.3f}, {shown}" in said
+    assert "local 32, stride 16, distant units shown alone" in said
+    assert "\ninduction: loss 4.31" in said
+    rows = [line.split()[:3] for line in lines if line.startswith(tuple(results.meta.selectors))]
+    assert len(rows) == (results.summary.target_set == "gap").sum() + 4
+    assert rows[-4:] == [["add_one", "tokens", "1"], ["add_one", "span:4", "1"]] * 2
+    assert [line.startswith("selector ") for line in lines].count(True) == 2
+    assert "no net excess of bigram, every: " in said
+    for hint in ("left out", "reliability", "named targets"):
+        assert hint not in said
+    meta = replace(
+        results.meta,
+        counts={"documents_trained_on": 3, "documents_left": 1, "documents_measured": 4},
+        induction={},
+        reliability=[{"units": "tokens", "lds": 0.5, "lds_low": 0.4, "lds_high": 0.6}],
+        targets=results.meta.targets | {"only_named": True},
+        longppl=results.meta.longppl | {"longppl": None},
+        windows=results.meta.windows | {"replacements": 4},
+    )
+    other = describe(replace(results, meta=meta, summary=summary[summary.target_set == "gap"]))
+    for hint in ("\n3 documents left out", "4 unrelated texts (tokens): 0.50 [0.40, 0.60] ("):
+        assert hint in other
+    for hint in ("\nlosses of named targets", "no key tokens", "partial: 1 of 5 documents are"):
+        assert hint in other
+    for hint in ("induction:", "no net excess"):
+        assert hint not in other
+    assert "selector" not in describe(replace(results, summary=summary[:0]))
+
+
+@pytest.mark.parametrize("transfers", [False, True])
+def test_a_comparison_has_the_rows_of_its_table(results: Results, transfers: bool) -> None:
+    targets = results.meta.targets | {"choices": "b", "chosen_by": results.meta.model}
+    found = replace(results, meta=replace(results.meta, targets=targets))
+    table, said = describe_comparison(found, found, transfers)
+    first, last = ("recovery", "excess_nats") if transfers else ("net", "net_nats")
+    assert len(said.splitlines()) == 2 + len(table) > 2
+    for line, row in zip(said.splitlines()[2:], table.to_dict("records"), strict=True):
+        for name, digits in ((first, 2), (last, 3)):
+            ends = row[f"{name}_low"], row[f"{name}_high"]
+            assert f"  {with_interval(row[name], *ends, digits=digits)}" in line
+        assert line.startswith(row["target_set"])
 
 
 REMOVAL = {"removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}
@@ -106,17 +192,29 @@ REMOVAL = {"removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}
     ("changed", "shown", "hidden"),
     [
         ({}, "+0.19 [+0.03, +0.39]", "too few"),
+        ({"num_documents": 10, "num_placebo_targets": 10, "gap": 0.1}, "+0.19 [", "too few"),
         ({"num_documents": 9}, "too few", "+0.19"),
         ({"num_placebo_targets": 9}, "too few", "+0.19"),
+        ({"net_equal": float("nan"), "num_documents": 9}, "–", "too few\n"),
         ({"target_set": "bigram"} | REMOVAL, "0.50 [0.40, 0.60]", "+0.48"),  # no net excess
         ({"net": float("nan")} | REMOVAL, "0.50 [0.40, 0.60]", "placebo"),
+        ({"net": float("nan"), "excess_nats": float("nan")} | REMOVAL, "–", "1.10"),
+        ({"mean_ratio": float("nan"), "gap": 0.099}, "", "mean of ratios"),
     ],
 )
 def test_columns_are_those_that_mean_something(
     changed: dict[str, Any], shown: str, hidden: str
 ) -> None:
     table = format_summary(pd.DataFrame([ROW | changed]), "a set")
-    assert "mean of ratios 0.91, 52% of targets" in table
+    assert ("mean of ratios 0.91, 52% of targets" in table) == ("mean_ratio" not in changed)
+    assert ("compare in nats" in table) == (changed.get("gap") == 0.099)
+    assert ("intervals are over documents" in table) == (changed.get("num_documents") == 9)
+    width = 22 + 22 if changed.keys().isdisjoint(REMOVAL) else 19 + 6
+    assert {len(line) for line in table.splitlines()[-2:]} == {28 + 2 * 4 + 19 + 21 + width}
+    assert (
+        table.splitlines()[1:-2] + table.splitlines()[-1:]
+        == (format_summary(pd.DataFrame([ROW | changed]), "a set", header=False).splitlines()[1:])
+    )
     assert shown in table.splitlines()[-1]
     assert "0.99 [0.94, 1.03]" in table.splitlines()[-1]
     assert hidden not in table
@@ -134,13 +232,14 @@ def test_gaps_are_summed_over_the_reported_targets(threshold: float | None, samp
         placebo_loss_long=[9.0, 4.0, 5.0, 3.0, 2.0],
     )
     targets = pd.DataFrame([(1, 20, "document", "gap", 21)], columns=SCHEMAS["targets"].names)
-    found = results()
+    found = made_up()
     found.meta.targets["threshold"] = threshold
     found.meta.windows["sample"] = sample
     said = describe_gap(replace(found, losses=losses, targets=targets))
     assert f"reduces the loss by +{3 / sample:.0f} nats over" in said
     assert ("all 4 reported targets" if sample == 1 else "from 4 targets, 50.0% of all") in said
     assert f"an unrelated text +{0 / sample:.0f}; " in said
+    assert describe_gap(replace(found, losses=losses[:1])) == "no target is reported"
     if threshold is None:
         assert said.endswith(f"the 25.0% evaluated gain +{2 / sample:.0f}")
     else:
