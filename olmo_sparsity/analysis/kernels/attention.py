@@ -109,15 +109,11 @@ def _attend_with_sum(
     if bias is not None:
         # Half the lowest number: the kernel of CUDA multiplies scores by log2(e), and a query that
         # sees nothing but -inf gets NaN, which no weight of 0 takes out again.
-        bias = bias.to(q).clamp(min=torch.finfo(q.dtype).min / 2)
-    if q.device.type == "cpu":
-        if bias is not None:
-            bias = bias.expand(-1, -1, q.shape[2], -1)
-        return _KERNEL(q, k, v, attn_mask=bias, scale=scale)
-    if bias is not None:
-        num_keys = bias.shape[-1]
-        aligned = F.pad(bias, (0, -num_keys % 16))  # rows of a bias begin at multiples of 16 bytes
+        bias, num_keys = bias.to(q).clamp(min=torch.finfo(q.dtype).min / 2), bias.shape[-1]
+        aligned = F.pad(bias, (0, -num_keys % 16))  # on CUDA, rows begin at multiples of 16 bytes
         bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
+    if q.device.type == "cpu":
+        return _KERNEL(q, k, v, attn_mask=bias, scale=scale)
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     mixed, sum_BHL, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
     return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # padded by the kernel
@@ -211,8 +207,6 @@ def attend_within(
     starts_on_host, starts = documents
     q, k = q.to(v.dtype), k.to(v.dtype)
     if bias is None and dropout_p == 0:
-        if q.device.type == "cpu":
-            return _attend_by_document(q, k, v, starts_on_host)[0]
         if packs(q.device, q.dtype, q.shape[-1]):
             from torch.nn.attention.varlen import varlen_attn
 
@@ -222,6 +216,8 @@ def attend_within(
                 q, k, v, starts, starts, length, length, window_size=(-1, 0), enable_gqa=grouped
             )
             return mixed_NHK.unflatten(0, (-1, length)).transpose(1, 2)
+        if q.device.type == "cpu":
+            return _attend_by_document(q, k, v, starts_on_host)[0]
     return _attend_one_by_one(q, k, v, starts_on_host, bias, dropout_p)
 
 
