@@ -37,10 +37,6 @@ from olmo_sparsity.runtime import say, threads_for
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 
-MASK, MIN_AT_ONCE = 2**26, 256
-"""A text is read so many places at a time that a mask of these over all places has at most this
-many numbers (256 MiB in fp32), but not fewer than so many places."""
-
 TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
 

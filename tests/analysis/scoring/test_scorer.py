@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams, context_losses
+from olmo_sparsity.analysis.models.use import in_use
+from olmo_sparsity.analysis.scoring.scorer import (
+    Context,
+    Row,
+    Scorer,
+    _distinct,
+    bigrams,
+    context_losses,
+    refuse_no_numbers,
+)
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
 from tests.support.brute import (
     CPU,
@@ -70,15 +82,23 @@ def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> N
             assert row.loss_long == pytest.approx(own.loss(every), abs=1e-5)
             assert row.placebo_loss_long == pytest.approx(other.loss(every), abs=1e-5)
     np.testing.assert_array_equal(plain, found[plain.columns])
+    assert "bigram" not in plain
+    for name, far in (("bigram", None), ("placebo_bigram", controls.placebo)):
+        blocks = list(windows.blocks(document))
+        if far is not None:
+            blocks = [block.with_far(far(documents[0], block).tokens_F) for block in blocks]
+        assert found[name].tolist() == np.concatenate([bigrams(one) for one in blocks]).tolist()
+    short = context_losses(scorer, Document(document[: windows.long]), windows)
+    assert (len(short), list(short)) == (0, ["target", "token_id", "loss_short", "loss_long"])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("prefix", [(), (1,)])
+@pytest.mark.parametrize(("prefix", "most"), [((), None), ((1,), None), ((1,), 17)])
 def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
-    model: Any, document: np.ndarray, prefix: tuple[int, ...]
+    model: Any, document: np.ndarray, prefix: tuple[int, ...], most: int | None
 ) -> None:
     """One pass serves all blocks; behind another text, too."""
-    windows = Windows("all", 6, 4, prefix=prefix)
+    windows = Windows("all", 6, 4, prefix=prefix, most=most)
     documents = Documents.of([document, *(document[::-1] for _ in range(4))])
     controls = Controls(documents, windows)
     found = context_losses(Scorer(model, batch_tokens=64), documents[0], windows, controls)
@@ -87,9 +107,9 @@ def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
     for row in found.itertuples():
         (block,) = (b for b in blocks if b.start <= row.target < b.start + b.num_targets)
         far = controls.placebo(documents[0], block).tokens_F
-        mixed = np.concatenate([far, document[len(far) :]])
+        mixed = np.concatenate([document[: block.first], far, document[block.first + len(far) :]])
         for text, loss in ((document, row.loss_long), (mixed, row.placebo_loss_long)):
-            inputs = torch.tensor([[*prefix, *text[: row.target]]])
+            inputs = torch.tensor([[*prefix, *text[block.first : row.target]]])
             hidden = model.hidden(inputs, torch.arange(inputs.shape[1])[None])
             nll = -model.unembed(hidden[:, -1]).log_softmax(-1)[0, document[row.target]]
             assert loss == pytest.approx(float(nll), abs=1e-5)
@@ -138,7 +158,8 @@ def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
     context = scorer.context(block)
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
-    assert scorer._hides(context, 9) == ("query_scale_length" not in change)
+    hiding = [scorer._hides(context, num) for num in (5, 6, 9)]
+    assert hiding == [False, *["query_scale_length" not in change] * 2]
     scorer._hides = lambda *_: False  # type: ignore[method-assign] # states are copied
     np.testing.assert_allclose(hidden, scorer.losses(rows), atol=1e-5)
 
@@ -182,10 +203,152 @@ def test_where_memory_does_not_suffice_batches_are_halved(
         recovered(scorer)
 
 
-@pytest.mark.parametrize("given", ["runs/mine", None])
-def test_a_name_is_no_model(given: Any) -> None:
-    with pytest.raises(ConfigError, match="model="):
-        Scorer(given)
+@READINGS
+def test_rows_in_batches_of_any_size_and_their_sums(
+    model: Any, document: np.ndarray, far_states: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with states of a longer text, and unembedded three targets at a time."""
+    block, longer = itemgetter(0, 3)([*Windows("all", 6, 4, prefix=(1,)).blocks(document)])
+    scorer = Scorer(model, far_states=far_states)
+    assert (scorer.token_forwards, scorer.batch_tokens) == (0, 4096)
+    contexts = [scorer.context(one) for one in (block, longer)]
+    far = [np.arange(n) for n in range(block.num_far + 1)]
+    rows = [context.set_row(one, (1, 3)) for context in contexts for one in far]
+    expected = scorer.losses(rows)
+    monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 3)
+    one_by_one = Scorer(model, far_states=far_states, batch_tokens=1)
+    states = one_by_one.states(longer.tokens) if far_states == "contextual" else None
+    rows = [one_by_one.context(b, states).set_row(o, (1, 3)) for b in (block, longer) for o in far]
+    np.testing.assert_allclose(one_by_one.losses(rows), expected, atol=1e-5)
+    np.testing.assert_allclose(one_by_one.sums(rows), np.sum(expected, 1), atol=2e-5)
+    assert one_by_one.losses([]) == []
+
+
+def test_rows_hold_what_they_say(block: Block) -> None:
+    """Of far states computed alone, with their context, and replaced; targets in runs of 16."""
+    block = next(LONG_BLOCK.blocks(np.arange(60)))
+    some, every, (num_far, before) = np.array([1, 4]), np.arange(35), (10, 16)
+    alone = Context(block)
+    states: Any = object()
+    seeing = Context(block, states)
+    replaced = Context(block, others_RF=np.zeros((2, 10)))
+
+    def shape(row: Row) -> tuple[Any, ...]:
+        seen = None if row.seen is None else row.seen.tolist()
+        return row.places.tolist(), row.num_targets, seen, row.wanted
+
+    near = every[num_far:].tolist()
+    assert shape(alone.long_row()) == (every.tolist(), 20, None, None)
+    assert shape(alone.dense_row(3)) == ([*range(before + 2)], 3, None, None)
+    assert shape(seeing.long_row()) == (near, 20, [*range(num_far)], None)
+    assert shape(seeing.set_row(NOTHING)) == (near, 20, None, None)
+    assert shape(replaced.long_row()) == (every.tolist(), 20, [*range(num_far)], (0, 20))
+    assert shape(replaced.set_row(some, (2, 4))) == ([*range(19)], 4, [1, 4], (2, 4))
+    for first, end in ((0, 1), (15, 16), (14, 18), (16, 17), (19, 20)):
+        begin, last = (0, max(16, end)) if first < 16 else (16, 20)
+        inputs, wanted = [*range(num_far, before + last - 1)], (first - begin, end - begin)
+        span, num = (first, end), last - begin
+        assert shape(seeing.set_row(some, span)) == (inputs, num, [1, 4], wanted)
+        assert shape(alone.set_row(some, span)) == ([1, 4, *inputs], num, None, wanted)
+        assert alone.set_row(some, span).targets.tolist() == block.targets_W[first:end].tolist()
+
+
+def test_rows_that_see_different_places_share_a_forward_if_these_are_few(
+    block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = Scorer(tiny("olmo"), CPU)
+    context = scorer.context(block)
+    rows = [context.set_row(np.arange(num)) for num in (1, 5, 6, 6)]
+    size, where = len(rows[0].places), "olmo_sparsity.analysis.scoring.scorer.FEW_PAIRS"
+    monkeypatch.setattr(type(scorer.model), "shares_far", lambda *_: True)
+
+    def groups() -> list[Any]:
+        return [(indices, bool(hides), num - size) for indices, hides, num in scorer._groups(rows)]
+
+    apart = [([0], False, 1), ([1], False, 5), ([2, 3], True, 0)]
+    for few, batch_tokens, together in (
+        (4 * size * 10, 4 * size, True),
+        (4 * size * 10 - 1, 4 * size, False),
+        (4 * size * 10, 4 * size - 1, False),
+    ):
+        monkeypatch.setattr(where, few)
+        scorer.batch_tokens = batch_tokens
+        assert groups() == ([([0, 1, 2, 3], True, 0)] if together else apart)
+    scorer.device = torch.device("cuda")  # where a launch costs more
+    assert len(groups()) == 3
+    scorer.batch_tokens = 4 * size
+    assert len(groups()) == 1
+    monkeypatch.setattr(type(scorer.model), "shares_far", lambda *_: False)
+    assert groups() == [*apart[:2], ([2, 3], True, 10)]
+    for num_parameters, expected in ((0, 8), (5e8, 2), (1e9, 1), (3e9, 1)):
+        scorer.num_parameters = int(num_parameters)
+        assert scorer._tokens_at_once() == 16384 * expected
+
+
+def test_batches_are_halved_from_the_one_on_that_is_too_large(block: Block) -> None:
+    scorer, done = Scorer(tiny("olmo"), CPU, batch_tokens=43), []
+    scorer.after_batch = lambda: done.append(scorer.token_forwards)
+
+    def compute(batch: Sequence[int]) -> list[int]:
+        scorer.token_forwards += len(batch)
+        if len(batch) > 3 and 4 in batch:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return list(batch)
+
+    assert scorer.in_batches(range(11), 4, compute) == [
+        [0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10],
+    ]  # fmt: skip
+    assert (scorer.batch_tokens, done) == (8, [2, 4, 6, 8, 10, 11])
+    with pytest.raises(ZeroDivisionError):
+        scorer.in_batches([0, 0], 4, lambda batch: [1 // one for one in batch])
+
+
+def test_states_of_a_beginning_are_not_computed_again(document: np.ndarray) -> None:
+    model = tiny("olmo")
+    scorer, spent = Scorer(model, CPU), []
+    assert scorer.kept == (None, None)
+    for tokens in (document[:9], document[:5], document[:12], document[1:5], document[1:5]):
+        assert scorer.states(tokens).num_places == len(tokens)
+        spent.append(scorer.token_forwards)
+    assert spent == [9, 9, 21, 25, 25]
+    tokens, states = scorer.kept
+    assert tokens is not None
+    assert tokens.tolist() == document[1:5].tolist()
+    assert states is not None
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    with in_use(model):
+        assert scorer.kept == (None, None)
+    scorer.states(document[1:5])
+    assert scorer.token_forwards == 29
+
+
+def test_rows_without_what_no_layer_reaches_are_computed_once(block: Block) -> None:
+    context = Context(block)
+    rows = [context.set_row(np.array(far), (0, 2)) for far in ([0], [9], [1], [0, 9])]
+    found, each = _distinct(rows, 3)
+    assert [len(row.places) for row in found] == [9, 10]
+    assert list(each) == [0, 1, 0, 1]
+    assert [list(of) for of in _distinct(rows, None)] == [rows, [0, 1, 2, 3]]
+
+
+def test_losses_that_are_no_numbers_are_refused() -> None:
+    refuse_no_numbers(np.array([[1.0, 2.0]]), "tests")
+    with pytest.raises(DataError, match="2 of 3 losses of tests"):
+        refuse_no_numbers(np.array([1.0, np.nan, np.inf]), "tests")
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        *(("runs/mine", {}), (None, {})),
+        *((nn.Linear, {"far_states": "replaced"}), (nn.Linear, {"batch_tokens": 0})),
+    ],
+)
+def test_what_a_scorer_cannot_evaluate_is_refused(given: Any, changed: dict[str, Any]) -> None:
+    model = given(1, 1) if given is nn.Linear else given
+    with pytest.raises(ConfigError, match=rf"{next(iter(changed), 'model')}="):
+        Scorer(model, CPU, **changed)
 
 
 @pytest.mark.parametrize("seen", [False, True])
