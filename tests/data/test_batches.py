@@ -70,6 +70,10 @@ def test_each_epoch_sees_every_sequence_once_with_new_positions(shards: TokenSha
         {tuple(row) for b in epoch for row in b.tokens_BL.tolist()} for epoch in (first, second)
     ]
     assert len(rows[0]) > 0.9 * steps * 32
+    for epoch, found in enumerate((first, second)):  # without what is no full batch
+        order = epoch_order(len(source.corpora[0]), 5, epoch)[: steps * 32].tolist()
+        tokens = np.stack([source.corpora[0][index] for index in order])
+        assert (torch.cat([batch.tokens_BL for batch in found]).numpy() == tokens).all()
     assert not same(first[0], second[0])
 
 
@@ -203,6 +207,11 @@ def test_several_corpora_need_one_sequence_each_and_one_corpus_a_batch(shards: T
     # Numbers, which seed the draws, differ between corpora.
     drawn = [both._draw(corpus, number) for corpus in (0, 1) for number in range(size)]
     assert sorted(one.index for one in drawn) == list(range(2 * size))
+    longest = min(len(array) for array in shards.arrays)
+    whole = batches(mixed, PositionsConfig(), length=longest, batch_size=2)
+    assert len(whole[0].tokens_BL) == 2
+    with pytest.raises(DataError, match="no held-out file holds"):
+        next(heldout_batches(shards, length=10**9, num_sequences=1, batch_size=1))
 
 
 def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenShards) -> None:
@@ -211,6 +220,11 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenSha
     for path, original in zip(damaged.paths, shards.paths, strict=True):
         path.write_bytes(original.read_bytes()[:64] + b"\xff\xff" + original.read_bytes()[66:])
     with pytest.raises(DataError, match="holds token 65535 near place 32, of 512"):
+        Sequences(damaged, 16)[2]
+    damaged.vocab_size = 65536
+    assert Sequences(damaged, 16)[2].max() == 65535
+    damaged.vocab_size = 65535
+    with pytest.raises(DataError, match="of 65535"):
         Sequences(damaged, 16)[2]
     assert len(Sequences(damaged, 16)[1]) == 16
 

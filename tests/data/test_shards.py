@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.batches import Sequences
+from olmo_sparsity.data.shards import Manifest, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import sha256_of
+from tests.conftest import mixed_section
 
 OTHER = train_tokenizer(iter(["other words than before, other words"]), 300)
 
@@ -111,3 +114,36 @@ def test_a_manifest_names_files_of_its_own_folder_only(
     path.write_text('{"settings": {}}')
     with pytest.raises(DataError, match=r"manifest\.json is not of a prepared folder"):
         open_shards(data, "train")
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_documents_are_the_tokens_between_their_ends(mixed_folder: Path, split: str) -> None:
+    """Of several files, one after the other."""
+    shards = open_shards(config_from_dict({"data": mixed_section(mixed_folder)}).data, split)
+    expected, lengths = list[list[int]](), list[int]()
+    for tokens_path, ends_path in zip(shards.paths, shards.ends_paths, strict=True):
+        tokens, first = np.fromfile(tokens_path, "<u2"), 0
+        lengths.append(len(tokens))
+        for end in np.fromfile(ends_path, "<u8").tolist():
+            assert tokens[end - 1] == shards.eos_id
+            expected.append(tokens[first : end - 1].tolist())
+            first = end
+    assert [shards.document(number).tolist() for number in range(len(shards))] == expected
+    assert (shards.num_tokens, len(lengths)) == (sum(lengths), 2)
+    for beyond in (-1, len(expected)):
+        with pytest.raises(IndexError):
+            shards.document(beyond)
+    of_first = shards.parts[0].shards
+    text = "".join(of_first.tokenizer.decode(of_first.document(n)) for n in range(len(of_first)))
+    assert of_first.bytes_per_token == pytest.approx(len(text.encode()) / lengths[0])
+    manifest = Manifest.load(of_first.paths[0].parent)
+    assert manifest.num_documents(split) == len(of_first)
+    assert manifest.num_tokens(split) == lengths[0]
+    assert (Manifest({}, None).vocab_size, Manifest({}, None).num_shards) == (0, 0)
+    # Cut into sequences, what is left of each file is unused.
+    pieces = [
+        np.fromfile(path, "<u2")[: size // 30 * 30].reshape(-1, 30)
+        for path, size in zip(shards.paths, lengths, strict=True)
+    ]
+    found = Sequences(shards, 30)
+    assert (np.stack([found[n] for n in range(len(found))]) == np.concatenate(pieces)).all()

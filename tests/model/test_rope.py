@@ -17,6 +17,7 @@ from olmo_sparsity.model.rope import (
     from_rope_parameters,
     rotary_frequencies,
     rotary_tables,
+    rotated_width,
     to_rope_parameters,
 )
 
@@ -29,6 +30,7 @@ SCALED: dict[str, dict[str, Any]] = {
     "ntk": {"scaling": "ntk", "factor": 4},
     "yarn": {"scaling": "yarn", "factor": 4, "original_length": 2048},
     "yarn, its own": {**YARN, "beta_fast": 20, "beta_slow": 2, "attention_factor": 1.25},
+    "yarn, of few turns": {**YARN, "beta_fast": 1e5, "beta_slow": 1e-4},
     "llama3": {**LLAMA_3},
     "llama3, its own": {**LLAMA_3, "low_frequency_factor": 2, "high_frequency_factor": 16},
 }
@@ -64,6 +66,8 @@ def test_angles_at_all_lengths_are_those_of_transformers(
     torch.testing.assert_close(sin_1LR, angles.sin() * factor, atol=1e-6, rtol=0)
     torch.testing.assert_close(rotary_frequencies(config, CPU), frequencies, atol=0, rtol=1e-6)
     assert attention_factor(config) == pytest.approx(factor)
+    if positions["scaling"] != "ntk":
+        assert from_rope_parameters(parameters, "m") == config.rope_scaling
     plain = rotary_frequencies(config_with({}, rope_theta=theta), CPU)
     assert not torch.allclose(frequencies, plain, rtol=1e-3), "nothing was scaled"
 
@@ -78,3 +82,15 @@ def test_a_scaling_without_counterpart_is_named() -> None:
     assert deepseek is not None
     expected = (0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1)
     assert deepseek["attention_factor"] == pytest.approx(expected)
+    only_one = from_rope_parameters(yarn | {"mscale": 1.0}, "m")
+    assert only_one == yarn
+    assert from_rope_parameters({}, "m") is None
+
+
+@pytest.mark.parametrize(
+    ("width", "share", "rotated"), [(128, 1, 128), (128, 0.25, 32), (10, 0.3, 2)]
+)
+def test_pairs_of_a_share_of_the_head_are_turned(width: int, share: float, rotated: int) -> None:
+    config = config_with({}, d_model=2 * width, rotary_fraction=share)
+    assert rotated_width(config) == rotated
+    assert len(rotary_frequencies(config, CPU)) == rotated // 2

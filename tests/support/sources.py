@@ -68,11 +68,15 @@ class Plain:
         return np.array([part.sum() for part in np.split(nll, ends[:-1])])
 
 
+GIVES_AND_LOST = (
+    [[8.0, 0.0, 0.1], [7.0, 0.0, 7.5], [4.0, 4.0, 0.0]],
+    [[8.0, 0.0, 0.1], [0.1, 0.0, 0.0], [4.0, 4.5, 0.0]],
+)
+
+
 def with_verdicts(found: Attribution) -> Attribution:
     """Its losses replaced: the statements rest on a, on either of a and c, on a and b together."""
-    gives = [[8.0, 0.0, 0.1], [7.0, 0.0, 7.5], [4.0, 4.0, 0.0]]
-    lost = [[8.0, 0.0, 0.1], [0.1, 0.0, 0.0], [4.0, 4.5, 0.0]]
-    return replace(found, losses=made_up(gives, lost))
+    return replace(found, losses=made_up(*GIVES_AND_LOST))
 
 
 def made_up(gives: Any, lost: Any, gap: float = 8.0, noise: float = 0.05) -> Losses:

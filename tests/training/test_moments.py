@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
+from olmo_sparsity.training.moments import (
+    KEYS,
+    MomentSlice,
+    SavedMoments,
+    copy_moments,
+    share_out,
+)
 
 
 def cut(state: dict[str, dict[str, torch.Tensor]], world_size: int) -> Iterator[list[MomentSlice]]:
@@ -46,7 +52,16 @@ def test_moments_travel_between_any_numbers_of_processes(
             assert torch.equal(empty[name][key], state[name][key])
 
 
+def test_parts_are_about_equally_large() -> None:
+    assert share_out({"b": 3, "a": 5, "c": 3, "d": 2}, 2) == {"a": 0, "b": 1, "c": 1, "d": 0}
+
+
 def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds 0 files"):
+        SavedMoments(tmp_path, 0)
+    alone = copy_moments([])(tmp_path)
+    assert alone.name == "moments-00000-of-00001.safetensors"
+    alone.unlink()
     state = {"matrix": {key: torch.randn(8) for key in KEYS}}
     for rank, pieces in enumerate(cut(state, 2)):
         copy_moments(pieces, rank, 2)(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -71,7 +73,10 @@ def test_schedules_warm_up_and_end_where_they_should(schedule: str) -> None:
     rates = [learning_rate(config, step, 100) for step in range(1, 101)]
     assert rates[0] == pytest.approx(5e-6)
     assert max(rates) == rates[9] == 5e-5
-    assert rates[-1] == pytest.approx(5e-6)
+    assert rates[-1] == learning_rate(config, 120, 100) == pytest.approx(5e-6)
+    for step, passed in ((40, 1 / 3), (55, 1 / 2), (70, 2 / 3)):  # 90 steps after 10
+        left = (1 + math.cos(math.pi * passed)) / 2 if schedule == "cosine" else 1 - passed
+        assert rates[step - 1] == pytest.approx(5e-6 + 4.5e-5 * left)
     assert learning_rate(OptimizerConfig(warmup_steps=0), 1, 1) == 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from tests.support.explanations import make_tokenizer
 from tests.support.sources import (
     FAMILIES,
     GIVEN,
+    GIVES_AND_LOST,
     SOURCES,
     Plain,
     asked,
+    made_up,
     model_of,
     saved,
     with_verdicts,
@@ -62,10 +65,47 @@ def test_numbers_are_those_of_plain_transformers(family: str) -> None:
     close(found.statements.p, np.minimum(1, 2 * 3 * least_T))  # of two tests of three sources
     close(found.matrix.gives, mean_of_tried(found.losses.gives_TSD).ravel())
     close(found.matrix.lost, mean_of_tried(found.losses.lost_TSD).ravel())
+    spread_TS = found._judged[0].spread_TS
+    close(found.statements.spread, spread_TS.mean(1))
+    for name in ("gives", "lost"):
+        nats_TSD = getattr(found.losses, f"{name}_TSD")
+        tried = found.matrix[f"tried_{name}"]
+        assert tried.tolist() == [sum(np.isfinite(nats)) for nats in nats_TSD.reshape(9, -1)]
+        expected = spread_TS.ravel() / np.sqrt(tried.where(tried > 0))
+        close(found.matrix[f"se_{name}"], expected)
 
 
 def close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_sources_have_the_statements_that_rely_on_them() -> None:
+    found = with_verdicts(asked())
+    found = replace(found, losses=made_up(*GIVES_AND_LOST, noise=0.0))
+    rows = found.sources.set_index("source")
+    assert rows.statements.to_dict() == {"a": (0, 1, 2), "b": (2,), "c": (1,)}
+    assert rows.nats.tolist() == [8.0, 4.5, 7.5]
+    assert rows.verdict["a"].startswith("statement 1, 2, 3 relies on it (8.0")
+    beyond = found.matrix[["beyond_gives", "beyond_lost"]].to_numpy().T.reshape(2, 3, 3)
+    assert (beyond == np.where(np.array(GIVES_AND_LOST) > 0, 8, 0)).all(), "equal is not beyond"
+    none = asked(sources=SOURCES | {"b": "w5"})
+    unnamed = replace(none, losses=made_up(np.zeros((3, 3)), np.zeros((3, 3)), noise=0.0)).sources
+    assert unnamed.statements.tolist() == [()] * 3
+    assert not unnamed.verdict.str.contains("statement").any()
+
+
+@pytest.mark.parametrize(("num_sources", "draws"), [(1, 2), (3, 2), (2, 5)])
+def test_the_prompts_are_counted_at_most_and_if_the_first_source_is_clear(
+    num_sources: int, draws: int
+) -> None:
+    """With decoys that share no token. Of one source, those in place of all are its own."""
+    sources = dict(list(SOURCES.items())[:num_sources])
+    cost = estimate_cost(
+        attribute, model_of(), make_tokenizer(), **GIVEN | {"sources": sources, "draws": draws}
+    )
+    of_all = 1 + draws + 2 * num_sources * draws
+    found = re.findall(r"in (\d+) ", cost.details)
+    assert [int(number) for number in found] == [of_all, 1 + 1 + num_sources + 2]
 
 
 @pytest.mark.parametrize("stays", [False, True])

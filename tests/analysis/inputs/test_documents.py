@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +113,13 @@ def test_documents_are_known_by_their_tokens() -> None:
     assert len({fingerprint, *(Documents.of(other).fingerprint for other in others)}) == 5
     kept = [replace(document, may_replace=False) for document in Documents.of(texts)]
     assert Documents("d", kept).fingerprint != fingerprint
+    sizes = [len(text).to_bytes(8, "little") for text in texts]
+    content = b"".join(n + t.astype("<u4").tobytes() for n, t in zip(sizes, texts, strict=True))
+    assert fingerprint == hashlib.sha256(content).hexdigest(), "stored measurements have it"
+    plain = Documents("d", [Document(texts[0])])
+    assert (plain.num_training, plain.num_too_short, plain[0].number) == (0, 0, 0)
+    records = [replace(plain[0], target=3), plain[0]]
+    assert [Documents("d", some).have_targets for some in (records, records[::-1])] == [True, False]
 
 
 # --- controls -------------------------------------------------------------------------------------
@@ -159,6 +167,20 @@ def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> Non
     assert len({str(some[:-1]) for some in found.values()}) > len(found) / 2
 
 
+def test_stored_measurements_have_the_same_unrelated_texts(documents: Documents) -> None:
+    digest = hashlib.sha256()
+    for windows in (WINDOWS, Windows("all", 8, 3)):
+        for kind in ("unrelated", "matched", "shuffled"):
+            controls = Controls(documents, windows, kind)
+            assert controls == Controls(documents, windows, kind, num_draws=3, seed=0)
+            document, block = blocks_of(documents, windows)[3]
+            texts = [far for far, _ in foreign(controls, document, block, 1)]
+            texts += [controls.placebo(document, block), controls.replacement(document, block, 2)]
+            for far in texts:
+                digest.update(repr((kind, far.tokens_F.tolist())).encode())
+    assert digest.hexdigest()[:16] == "0ba6ced96dda853b"
+
+
 def test_foreign_text_is_a_stretch_of_another_document(documents: Documents) -> None:
     controls, seen = Controls(documents, WINDOWS), set()
     for document, block in blocks_of(documents):
@@ -183,6 +205,10 @@ def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
         placebo = controls.placebo(document, block)
         drawn = {controls.unrelated(document, block, draw).document.number for draw in range(3)}
         assert placebo.document.number not in {document.number, *drawn}
+        unused = {other.number for other in five} - {document.number, *drawn}
+        left = unused - {placebo.document.number} or unused
+        others = {controls.replacement(document, block, n).document.number for n in range(20)}
+        assert others == left
     two = Controls(five[:2], WINDOWS)
     for document, block in blocks_of(five[:2]):
         assert two.placebo(document, block).document.number == 1 - document.number
@@ -243,6 +269,9 @@ def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> No
                     assert (far.tokens_F == 99).sum() == 1  # put there
                     continue
                 assert token in far.tokens_F
+        placebo = controls.placebo(document, block)
+        for far, _ in controls.foreign(document, block, {"placebo": (placebo, [(0, 1)])}, 0):
+            assert far.document.number not in (document.number, placebo.document.number)
     # It stands anywhere in the foreign text.
     (block,) = (b for b in WINDOWS.blocks(tokens[2]) if b.start <= 33 < b.start + 3)
     texts = [
@@ -266,6 +295,8 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
                 ((far, some),) = controls.foreign(document, block, {"own": (own, targets)}, draw)
                 assert far.document is own.document
                 assert sorted(far.places_F.tolist()) == own.places_F.tolist()
+                assert own.is_run
+                assert not far.is_run
                 assert some == {"own": targets}
                 orders.add((document.number, *(far.places_F - own.places_F[0]).tolist()))
     # Each block and draw has its own order, which the placebo shares.
@@ -301,8 +332,12 @@ def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | No
     few = Documents("few", some.items[:3])
     with pytest.raises(DataError, match="need another document"):
         Controls(few, Windows("all", 4, 4)).unrelated(few[0], blocks[-1], 0)
-    enough = [some[0], some[1], replace(some[2], tokens=np.arange(200, 236))]  # 20 + 36 tokens
-    Controls(Documents("enough", enough), Windows("all", 4, 4)).unrelated(some[0], blocks[-1], 0)
+    of_36, of_56 = (replace(some[2], tokens=np.arange(200, 200 + n)) for n in (36, 56))
+    for others in ([some[1], of_36], [of_56]):  # 20 + 36 tokens
+        enough = Controls(Documents("enough", [some[0], *others]), Windows("all", 4, 4))
+        far = enough.unrelated(some[0], blocks[-1], 0)
+        assert (far.document is of_56) == (len(others) == 1)
+        assert far.document.number == (2 if len(others) == 1 else -1)
 
 
 CORNERS = ["Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301", "a    b\n\n\t\tx", ""]

@@ -48,6 +48,10 @@ def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows,
         assert windows.start_of(places).tolist() == [block.start] * block.num_targets
         assert windows.first_far(places[:1]).tolist() == [first]
     assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
+    if blocks and blocks[-1].num_targets == windows.stride:  # the last token is no input
+        assert windows.num_positions(length) == max(len(block.tokens) for block in blocks) - 1
+    assert windows.first_target == first_target
+    assert Windows(8, 3) == Windows(8, 3, 1, (), None, 1)
 
 
 @given(windows_and_length(), st.data())
@@ -137,6 +141,8 @@ def test_places_and_sums_are_those_of_the_units(
     "units", ["", "token", "span", "span:", "span:1", "span:0", "span:-2", "span:x", "word:2"]
 )
 def test_units_that_are_none_are_refused(units: str) -> None:
+    known = {"tokens": 1, "span:2": 2, "span:12": 12, "words": None, "sentences": None}
+    assert {name: span_width(name) for name in known} == known
     with pytest.raises(ConfigError, match=f"units={units} is none of tokens"):
         span_width(units)
 

@@ -116,7 +116,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, *starts_and_lengths: Any, **how: Any
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("num_far", [0, 7, 16])
+@pytest.mark.parametrize("num_far", [0, 1, 7, 16])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("hidden", ["nothing", "of rows", "of queries"])
 def test_far_and_own_places_are_attended_to_as_one(

@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Documents, FarText
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.models.load import wrap_model
+from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.analysis.settings import Reading, Settings
+from olmo_sparsity.errors import DataError
 from olmo_sparsity.streams import stream
 from tests.support.brute import (
     CPU,
@@ -26,6 +30,7 @@ from tests.support.brute import (
     tiny,
     units_of,
 )
+from tests.support.explanations import make_model
 
 
 @pytest.fixture(scope="module", params=[*OURS, "llama"])
@@ -204,6 +209,62 @@ def test_the_whole_document_before_a_target(
         for targets in ([13, 22], [22])
     ]  # fmt: skip
     assert shared[0] == shared[1]
+
+
+GROUPS = [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7), (7, 8), (8, 10)]
+"""Ten units, halved until there are more than four groups."""
+
+
+def test_reliability_is_the_agreement_of_two_halves_of_the_texts() -> None:
+    """Spearman–Brown of the rank correlation, of groups of five units or more."""
+    generator = np.random.default_rng(5)
+    documents = Documents.of([generator.integers(3, 45, 30) for _ in range(9)])
+    document, windows, model = documents[1], Windows(16, 6, 4), make_model()
+    controls = Controls(documents, windows, num_draws=1)
+    whole = wrap_model(model, whole_prompts=True)
+    for num_texts in (1, 4):
+        settings = Settings(far_states="replaced", replacements=num_texts)
+        scorer = scorer_of(whole, settings, None).of_document(document, controls)
+        found = recover(
+            scorer, document, windows, [18, 19], ks=(1,), selectors="nearest", controls=controls
+        )["lds"]
+        assert len(found) == (2 if num_texts > 1 else 0)
+    for row in found.itertuples():
+        assert (row.units, row.selector) == ("tokens", "unrelated texts")
+        block, falls = windows.block(document.tokens, 16, 20), []
+        texts = [controls.replacement(document, block, draw).tokens_F for draw in range(4)]
+        for half in (texts[::2], texts[1::2]):
+            losses = []
+            for first, end in ((0, 0), *GROUPS):
+                of_texts = []
+                for text in half:
+                    far = text.copy()
+                    far[first:end] = block.far_F[first:end]
+                    tokens = torch.tensor([[*far, *document.tokens[10 : row.target + 1]]])
+                    with torch.no_grad():
+                        log_p = model(tokens).logits[0, -2].log_softmax(-1)
+                    of_texts.append(-float(log_p[tokens[0, -1]]))
+                losses.append(np.mean(of_texts))
+            falls.append(pd.Series(losses[0] - np.array(losses[1:])).rank())
+        r = np.corrcoef(*falls)[0, 1]
+        assert row.lds == pytest.approx(max(-1, 2 * r / (1 + max(r, -0.9))), abs=1e-6)
+
+
+@ONE_FAMILY
+def test_targets_need_a_full_window_and_a_place_in_the_document(
+    model: Any, documents: Documents
+) -> None:
+    scorer, document = Scorer(model, CPU), documents[1]
+    for wrong in ([15], [32], [[16, 16]], [[31, 33]], [[19, 17]]):
+        with pytest.raises(DataError, match="targets: "):
+            recover(scorer, document, RECOVERED, np.array(wrong), ks=(1,))
+    found = recover(scorer, document, RECOVERED, np.array([[16, 18], [31, 32]]), ks=(1, 2))
+    assert found["recovery"].target.tolist() == [16, 16, 31, 31]
+    assert not len(found["lds"])
+    drawn = [recover(scorer, document, RECOVERED, [16, 20], ks=(2,), selectors="random", **seed)
+             for seed in ({}, {"seed": 0}, {"seed": 1})]  # fmt: skip
+    first, same, other = (tables["influence"].far_first.tolist() for tables in drawn)
+    assert first == same != other
 
 
 def behind_all(document: np.ndarray, text: FarText) -> np.ndarray:

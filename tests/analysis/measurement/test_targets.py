@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -18,18 +19,25 @@ from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import (
+    COLUMNS,
+    check_all_evaluated,
     choose_targets,
     find_spans,
+    first_place,
     fit_threshold,
+    given_targets,
+    largest_gaps,
+    of_document,
     parse_at,
     places_of,
     sampled_blocks,
     targets_by_text,
+    targets_fingerprint,
 )
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import Settings, parse_share
+from olmo_sparsity.analysis.settings import MIN_GAP, Settings, parse_share
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
 from tests.support.measurements import VOCAB, loaded, losses_table, planned, untrained
@@ -52,7 +60,9 @@ def test_names_of_targets() -> None:
             find_spans(document, wrong)
     assert parse_at("3:5") == slice(3, 5)
     assert parse_at("/a+/").pattern == "a+"  # type: ignore[union-attr] # a pattern here
-    assert parse_at("a/b") == "a/b"
+    assert [parse_at(text) for text in ("a/b", "//", "/", "a/", "3:x")] == [
+        "a/b", "//", "/", "a/", "3:x",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("long", ["all", 12])
@@ -80,6 +90,61 @@ def test_each_block_has_the_same_chance_to_be_sampled(long: Any) -> None:
     for document in documents:
         places = places_of(sampled_blocks(document, settings)).tolist()
         assert found.target[found.document == document.number].tolist() == places
+
+
+def test_of_every_token_as_many_are_drawn_as_wanted_on_average() -> None:
+    """The same share of each document, and no more than the mean of `max_targets`."""
+    documents = [Document(np.arange(size), number) for number, size in enumerate((20, 45, 120))]
+    for share, most, rate in ((0.25, 100, 0.25), (1.0, 10, 30 / 149), (1.0, 1000, 1.0)):
+        settings = Settings(long=12, short=4, sets=("every",), share=share, max_targets=most)
+        found = targets_by_text(documents, settings)
+        assert not found.duplicated().any()
+        for document in documents:
+            num_drawn, size = (found.document == document.number).sum(), len(document.tokens) - 12
+            assert abs(num_drawn - rate * size) < 1
+    assert not len(targets_by_text(documents, replace(settings, sets=("gap",))))
+
+
+def test_targets_for_a_first_look_and_the_first_that_has_a_unit() -> None:
+    losses = losses_table(
+        document=0, target=[*range(10, 22)], loss_short=3.0, loss_long=np.arange(12) / 4
+    ).assign(placebo_loss_long=3.0 - MIN_GAP)
+    eight = [(place, place + 1) for place in range(10, 18)]
+    assert largest_gaps(losses) == eight
+    assert largest_gaps(losses[:3], num_targets=2) == eight[:2]
+    assert largest_gaps(losses.assign(loss_long=2.99), num_targets=3) == eight[:1]
+    assert largest_gaps(losses, "placebo_loss_long") == eight
+    mixed = losses.assign(loss_long=3.0 - MIN_GAP * np.array([0.5] * 5 + [1.01] * 7))
+    assert largest_gaps(mixed) == [(place, place + 1) for place in range(15, 22)]
+    assert largest_gaps(losses[:0]) == []
+    for windows, units, first in (
+        (Windows(16, 6), "tokens", 16),
+        (Windows("all", 4), "span:3", 7),
+        (Windows("all", 4), "words", 5),
+        (Windows("all", 4, least=5), "span:3", 9),
+    ):
+        assert first_place(windows, units) == first
+
+
+def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Path) -> None:
+    rows = [(0, 6, "document", "gap", 8), (0, 6, "document", "bigram", 8)]
+    rows += [(0, 4, "placebo", "gap", 5), (1, 9, "document", "gap", 10)]
+    targets = pd.DataFrame(rows, columns=[*COLUMNS, "end"])
+    found = of_document(targets, Document(np.arange(20), 0))
+    assert {part: spans.tolist() for part, spans in found.items()} == {
+        "document": [[6, 8]], "placebo": [[4, 5]],
+    }  # fmt: skip
+    single = targets.assign(end=targets.target + 1)
+    assert targets_fingerprint(single) == targets_fingerprint(single.drop(columns="end"))
+    assert targets_fingerprint(targets) != targets_fingerprint(targets.assign(end=9))
+    check_all_evaluated(tmp_path, targets, targets)
+    with pytest.raises(DataError, match=r"1 targets were not evaluated, such as 9 of document=1;"):
+        check_all_evaluated(tmp_path, targets, targets[:3])
+    windows = Windows(6, 2)
+    assert given_targets(targets, windows, same_settings=True).target.tolist() == [6, 6, 9]
+    moved = targets.assign(target=targets.target + 2)
+    assert len(given_targets(moved, windows, same_settings=True)) == 4
+    assert len(given_targets(moved, windows, same_settings=False)) == 3
 
 
 def test_targets_are_chosen_as_said() -> None:

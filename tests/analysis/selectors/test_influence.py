@@ -13,7 +13,7 @@ import pytest
 from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors import influence
-from olmo_sparsity.analysis.selectors.influence import SELECTORS, find_selector
+from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question, find_selector
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.errors import ConfigError
@@ -166,9 +166,6 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
         assert scorer.token_forwards - before == alone + 3 * 6 + 6 + num_exact * length
 
 
-# --- costs ----------------------------------------------------------------------------------------
-
-
 # --- controls -------------------------------------------------------------------------------------
 
 
@@ -228,6 +225,47 @@ def test_nested_asks_groups_and_opens_the_best(
     np.testing.assert_allclose(choice.score_TU[0, opened], exact[opened], atol=2e-5)
     assert choice.unit_TK[0, 0] == max(opened, key=lambda j: exact[j])
     assert choice.influence_TK[0, 0] == pytest.approx(exact[opened].max(), abs=2e-5)
+
+
+@READINGS
+def test_halving_opens_the_best_groups_down_to_single_units(far_states: Reading) -> None:
+    """Of a text of 130 far tokens: three groups of 64, then halves of the best four."""
+    model = tiny("olmo")
+    document = np.random.default_rng(4).integers(0, VOCAB, 137)
+    windows = Windows(136, 6, 1)
+    brute = Brute(model, document, windows, 136, far_states)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    context = scorer.context(next(iter(windows.blocks(document))))
+    for kind, width in (("tokens", 1), ("span:3", 3)):
+        units = units_of(kind, 130)[0]
+        size, score, single = 64 * len(units) // 130, np.zeros(len(units)), set()
+        groups = [(a, min(a + size, len(units))) for a in range(0, len(units), size)]
+        while groups:
+            falls = {}
+            for first, end in groups:
+                falls[first, end] = brute.loss([]) - brute.loss(range(first, end - 1 + width))
+                score[first:end] = falls[first, end] / (end - first)
+                single |= {first} if end - first == 1 else set()
+            best = sorted(falls, key=lambda group: -falls[group])[:4]
+            cut = [(a, (a + b) // 2, b) for a, b in sorted(best) if b - a > 1]
+            groups = [half for a, m, b in cut for half in ((a, m), (m, b))]
+        asked = Question(context, units, [(0, 1)], 9, np.random.default_rng(0))
+        found = SELECTORS["halving"](scorer, asked)
+        np.testing.assert_allclose(found.score_TU[0], score, atol=2e-5)
+        order = sorted(range(len(units)), key=lambda unit: (unit not in single, -score[unit]))
+        assert found.unit_TK[0].tolist() == order[:9]
+    groups = influence.first_groups(units_of("tokens", 1025)[0], 1025)
+    assert groups[:2] == [(0, 128), (128, 256)]
+    assert len(influence.first_groups(units_of("tokens", 1024)[0], 1024)) == 16
+    assert influence.first_groups(units_of("sentences")[0], 1000) == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("name", ["pairs", "gradient"])
+def test_where_there_are_no_states_rules_of_losses_are_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' needs states.* pass add_one, halving,"):
+        find_selector(name, "replaced")
+    assert find_selector("halving", "replaced") is SELECTORS["halving"]
+    assert {rule: of.draws for rule, of in SELECTORS.items() if of.draws != 1} == {"random": 3}
 
 
 OWN = """
