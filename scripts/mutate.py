@@ -100,11 +100,13 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=lambda text: text.split(","), default=CORE)
+    parser.add_argument("--part", default="0/1", help="of the draw, to run parts side by side")
     args = parser.parse_args()
     os.chdir(ROOT)
     modules = sorted(path for path in Path("olmo_sparsity").rglob("*.py") if path.stem in args.only)
     known = [(m, i) for m in modules for i, _ in enumerate(errors_of(ast.parse(m.read_text())))]
-    drawn = sorted(random.Random(args.seed).sample(known, min(args.number, len(known))))
+    part, num_parts = map(int, args.part.split("/"))
+    drawn = sorted(random.Random(args.seed).sample(known, args.number))[part::num_parts]
     missed, begun = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT, folder, dirs_exist_ok=True, symlinks=True, ignore=ignored)

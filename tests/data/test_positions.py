@@ -20,31 +20,6 @@ from olmo_sparsity.data.positions import (
 )
 
 
-@given(
-    length=st.integers(2, 60),
-    room=st.integers(0, 100),
-    chunks=st.integers(1, 60),
-    seed=st.integers(0, 2**31),
-)
-def test_pose_rises_strictly_stays_below_target_and_has_its_chunks(
-    length: int, room: int, chunks: int, seed: int
-) -> None:
-    chunks = min(chunks, length)
-    ids = pose(np.random.default_rng(seed), length, length + room, num_chunks=chunks)
-    assert len(ids) == length
-    assert (np.diff(ids) >= 1).all()
-    assert ids[0] == 0
-    assert ids[-1] < length + room
-    assert (np.diff(ids) > 1).sum() <= chunks - 1
-
-
-@given(length=st.integers(1, 40), room=st.integers(0, 40), seed=st.integers(0, 2**31))
-def test_randomized_is_a_sorted_sample(length: int, room: int, seed: int) -> None:
-    ids = randomized(np.random.default_rng(seed), length, length + room)
-    assert (np.diff(ids) >= 1).all()
-    assert 0 <= ids[0] <= ids[-1] < length + room
-
-
 def law_of_pose(length: int, target: int, num_chunks: int) -> dict[tuple[int, ...], float]:
     """The probability of each draw, by the published definition: every choice of the sizes of all
     chunks but the last, and of the rising skips before them."""

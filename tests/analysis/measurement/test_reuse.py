@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.summary import describe
-from olmo_sparsity.analysis.scoring.scorer import Scorer, bigrams
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.measurements import VOCAB, planned, untrained
@@ -172,22 +172,6 @@ def test_losses_of_anything_else_are_refused(
     refused("model, long", model_of(1), long=18)
     with pytest.raises(ConfigError, match="losses=3"):
         planned(one, documents, losses=3, **OPTIONS)
-
-
-def test_a_bigram_recurs_far_away_and_not_nearby() -> None:
-    tokens = np.array([7, 1, 2, 3, 1, 2, 9, 8, 1, 2, 5, 1, 2, 6, 7, 1])
-    for long, short in ((8, 3), (10, 4), (6, 2)):
-        windows = Windows(long, short, 3, prefix=(0,))
-        for block in windows.blocks(tokens):
-            found = bigrams(block)
-            for i in range(block.num_targets):
-                place = block.start + i
-                far = tokens[block.first : block.first + block.num_far].tolist()
-                near = tokens[block.first + block.num_far : place].tolist()
-                pair = tokens[place - 1 : place + 1].tolist()
-                expected = pair in [far[j : j + 2] for j in range(len(far))]
-                expected &= pair not in [near[j : j + 2] for j in range(len(near))]
-                assert found[i] == expected
 
 
 WORDS = ["amber", "basalt", "cedar", "dune", "elm", "fox", "gem", "heron", "ivy", "kelp", "moss"]

@@ -50,54 +50,6 @@ def test_longppl_is_of_the_key_tokens() -> None:
     assert (nothing["longppl"], nothing["ppl"]) == (None, np.exp(700.0))
 
 
-def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_placebo() -> None:
-    keys = [(1, 20), (1, 21), (3, 20)]
-    losses = losses_table(
-        document=[1, 1, 3],
-        target=[20, 21, 20],
-        loss_short=[5.0, 4.0, 3.0],
-        loss_long=[1.0, 2.0, 2.0],
-        placebo_loss_long=[3.0, 4.0, 2.0],
-    )
-    rows = recovery_rows(keys, "own", [2.0, 3.0, 3.0])
-    rows += recovery_rows(keys, "foreign", [4.0, 4.0, 3.0])
-    rows += recovery_rows(keys, "foreign", [3.0, 4.0, 3.0], draw=1)
-    placebo = [(1, 20), (3, 20)]
-    rows += recovery_rows(placebo, "own", [4.0, 2.0], far_part="placebo")
-    rows += recovery_rows(placebo, "foreign", [4.5, 2.5], far_part="placebo")
-    targets = pd.DataFrame(
-        [(*key, "document", "gap") for key in keys] + [(*key, "placebo", "gap") for key in placebo],
-        columns=["document", "target", "far_part", "target_set"],
-    )
-    recovery = pd.DataFrame(rows)
-    first = recovery.eval("control == 'own' and far_part == 'document' and target == 20")
-    recovery.loc[first, "loss_without"] = [3.0, 2.5]  # of document 1, and of document 3
-    recovery.loc[recovery.eval("control == 'own'") & ~first, "loss_without"] = 2.0
-    (row,) = summarize(losses, targets, recovery).to_dict("records")
-    assert row["removal"] == pytest.approx((2.0 + 0.5 + 0.0) / 7)
-    assert row["placebo_removal"] == pytest.approx((-1.0 + 0.0) / (2 + 1))
-    assert row["recovery"] == pytest.approx((3 + 1 + 0) / (4 + 2 + 1))
-    assert row["foreign"] == pytest.approx(1.5 / 7)
-    assert row["excess"] == pytest.approx(2.5 / 7)
-    assert row["gap"] == pytest.approx(7 / 3)
-    assert row["excess_nats"] == pytest.approx(2.5 / 3)
-    # Resamples hold the first document only, the second only, or both.
-    assert row["excess_nats_low"] == pytest.approx(0)
-    assert row["excess_nats_high"] == pytest.approx(2.5 / 2)
-    assert (row["num_targets"], row["num_documents"], row["num_placebo_targets"]) == (3, 2, 2)
-    assert row["num_placebo_documents"] == 2
-    assert row["mean_ratio"] == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
-    assert row["share_enough"] == 0
-    assert row["low"] <= row["recovery"] <= row["high"]
-    assert row["placebo"] == pytest.approx((0.5 + 0.5) / (2 + 1))
-    assert row["net"] == pytest.approx(2.5 / 7 - 1 / 3)
-    assert row["net_equal"] == pytest.approx(row["net"]), "three own targets stand around any"
-    assert row["net_nats"] == pytest.approx(2.5 / 3 - 0.5)
-    # Resampled together: with the first document alone .5/2 is taken from 2.5/6.
-    assert row["net_high"] == pytest.approx(2.5 / 6 - 0.5 / 2)
-    assert row["net_low"] == pytest.approx(0 - 0.5)
-
-
 @pytest.mark.parametrize("gap", [1.0, 0.5, 0.4375])
 def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(
     gap: float, monkeypatch: pytest.MonkeyPatch
@@ -112,13 +64,20 @@ def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(
     )
     targets = pd.DataFrame(keys, columns=["document", "target"])
     targets = targets.assign(far_part="document", target_set="gap")
-    rows = recovery_rows(keys, "own", [0.0, 0.4 * gap] * 20)
-    rows += recovery_rows(keys, "foreign", [0.9 * gap] * 40)
+    rows = recovery_rows(keys, "own", [0.0, 0.4 * gap] * 20, num_tokens=2, loss_without=2.0)
+    for draw, more in enumerate((-1.0, 1.0)):  # which are averaged
+        rows += recovery_rows(keys, "foreign", [0.9 * gap + more] * 40, draw=draw)
     (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
     nothing = gap < 0.5
     assert np.isnan(row["low"]) == nothing
     assert row["share_enough"] == pytest.approx(np.nan if nothing else 0.5, nan_ok=True)
     assert row["recovery"] == pytest.approx(np.nan if nothing else 0.7, nan_ok=True)
+    assert row["foreign"] == pytest.approx(np.nan if nothing else 0.0, nan_ok=True, abs=1e-9)
+    removal = (2.0 - (0.9 * gap - gap)) / gap
+    assert row["removal"] == pytest.approx(np.nan if nothing else removal, nan_ok=True)
+    assert row["mean_ratio"] == pytest.approx(np.nan if nothing else 0.7, nan_ok=True)
+    assert (row["gap"], row["num_tokens"]) == (pytest.approx(gap), 2)
+    assert (row["num_targets"], row["num_documents"], row["num_placebo_targets"]) == (40, 40, 0)
     for control in ("own", "foreign"):
         lacking = [row for row in rows if (row["document"], row["control"]) != (3, control)]
         with pytest.raises(DataError, match="lacks rows of chosen targets"):
