@@ -192,10 +192,10 @@ def verdicts(found: pd.DataFrame) -> dict[str, str]:
     both = ["checkpoints", "treatments"]
     order = table.right_order["track net_gain"] >= 0.95
     return {
-        "M1": at_least(both, "needle", 3),
-        "M2": at_least(both, "recall", 3),
-        "M3": at_least(both, "long_loss", 1.5),
-        "M4": "yes" if order else "no",
+        "W1": at_least(both, "needle", 3),
+        "W2": at_least(both, "recall", 3),
+        "W3": at_least(both, "long_loss", 1.5),
+        "W4": "yes" if order else "no",
     }
 
 

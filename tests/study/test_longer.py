@@ -105,8 +105,8 @@ def test_signal_over_noise_is_that_of_planted_numbers() -> None:
     assert found.right_order["track net_gain"] > 0.95 > 0.7 > found.right_order["needle"]
     assert found.loc["gzip", ["checkpoints", "treatments"]].isna().all()
     verdicts = checkpoint_metrics.verdicts(found.reset_index())
-    assert verdicts == {"M1": "yes", "M2": "void", "M3": "yes", "M4": "yes"}
+    assert verdicts == {"W1": "yes", "W2": "void", "W3": "yes", "W4": "yes"}
     rows.loc[rows.number == "long_loss", "value"] *= -1  # only the sizes count
-    assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["M3"] == "yes"
+    assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["W3"] == "yes"
     rows.loc[rows.number == "track net_gain", "value"] += rng.normal(scale=5, size=len(rows) // 5)
-    assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["M1"] == "no"
+    assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["W1"] == "no"
