@@ -80,6 +80,8 @@ def _add_training(command: Commands) -> None:
     sub.add("--gpus", type=int, metavar="N", help="of --dry-run: on so many GPUs (default: here)")
     sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100 or h200 (h100)")
     sub.add("--nodes", type=int, metavar="N", help="of --dry-run (default: 8 GPUs a node)")
+    trace = "write a Chrome trace of these steps, such as 10:15, into the run folder"
+    sub.add("--profile", metavar="FIRST:LAST", help=trace)
 
     sub = command("sweep", "train every run of a grid, one after the other or on SLURM")
     sub.add("config", metavar="GRID", help="a YAML file: configs × choices")

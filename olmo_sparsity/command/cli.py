@@ -125,7 +125,7 @@ def train(options: argparse.Namespace) -> int:
                 config = config or read()
             if config.training.length * config.model.d_model >= 2**22:
                 give_back_freed_memory()
-            return int(loop.train(config, processes))
+            return int(loop.train(config, processes, getattr(options, "profile", None)))
     except LostProcess as lost:
         again = "the same command goes on from the last checkpoint"
         message = f"another process of this run is gone ({lost}); {again}"

@@ -74,6 +74,7 @@ def _lengths(config: RunConfig) -> Rules:
 def _schedule(config: RunConfig) -> Rules:
     """Where a run starts, its batches, evaluations and checkpoints, and its engine."""
     training, evaluation, engine = config.training, config.evaluation, config.engine
+    optimizer, num_stable = config.optimizer, training.num_steps - config.optimizer.warmup_steps
     if config.init_from is not None and config.branch_from is not None:
         yield f"init_from and branch_from={config.branch_from} exclude each other"
     if 0 < evaluation.track < 8:
@@ -81,6 +82,10 @@ def _schedule(config: RunConfig) -> Rules:
     beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
     if beyond:
         yield f"checkpoint.keep_steps={beyond} must lie between 1 and {training.num_steps=}"
+    if optimizer.schedule == "wsd" and not 0 < optimizer.cooldown_steps <= num_stable:
+        yield f"{optimizer.cooldown_steps=} must be 1 to {num_stable}, the steps after the warm-up"
+    if optimizer.skip_sigmas is not None and engine.name.startswith("zero"):
+        yield f"{optimizer.skip_sigmas=} cannot be combined with {engine.name=!s}; take ddp"
     if engine.name == "zero3" and training.compile:
         yield "training.compile=true cannot be combined with engine.name=zero3; take zero2"
 

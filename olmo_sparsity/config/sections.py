@@ -113,13 +113,22 @@ class OptimizerConfig:
     eps: float = option(1e-8, least=1e-30, most=1)
     decay_norm_and_bias: bool = True
     decay_embeddings: bool = True
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    """wsd: warm-up, stable, decay; constant: the same, but the decay may be left out and ends at 0.
+    The stable part depends on no number of steps, so `branch_from` can decay from it."""
+
     warmup_steps: int = option(300, least=0, most=10**12)
-    final_lr_share: float = option(0.0, least=0, most=1, only_if=("schedule", "linear", "cosine"))
+    final_lr_share: float = option(
+        0.0, least=0, most=1, only_if=("schedule", "linear", "cosine", "wsd")
+    )
     """The rate at the last step, as a share of learning_rate."""
 
-    cooldown_steps: int = option(0, least=0, most=10**12, only_if=("schedule", "constant"))
-    """The last steps of a constant schedule, in which the rate falls linearly to 0."""
+    cooldown_steps: int = option(0, least=0, most=10**12, only_if=("schedule", "constant", "wsd"))
+    """The last steps, in which the rate falls linearly."""
+
+    skip_sigmas: float | None = option(None, least=1, most=1e6)
+    """Skip the update of a step whose loss or gradient norm is more than so many standard
+    deviations above the mean of the last 128 steps. None: no step is skipped."""
 
 
 @dataclass
@@ -156,6 +165,9 @@ class TrainingConfig:
 
     device: str = "auto"
     activation_checkpointing: bool = False
+    checkpoint_every: int = option(1, least=1, only_if=("activation_checkpointing", True))
+    """Recompute every n-th layer; the others keep their activations."""
+
     compile: bool = False
     deterministic: bool = False
     """Use only deterministic kernels. Otherwise, on a GPU, gradients of attention vary, and a

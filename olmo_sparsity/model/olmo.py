@@ -42,6 +42,8 @@ def _same_kernels() -> Iterator[None]:
 class PositionedOLMo(InferringOLMo):
     """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
 
+    checkpoint_every = 1
+
     def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
         refuse_unsupported(config)
         # Upstream builds everything but the blocks. Its one block is replaced, and these arguments
@@ -109,8 +111,9 @@ class PositionedOLMo(InferringOLMo):
         if self.config.alibi:
             alibi = alibi_bias(positions_BL, self.config, num_queries=tokens_BL.shape[1])
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
-        for block in self.blocks:
-            if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel()):
+        recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel())
+        for number, block in enumerate(self.blocks):
+            if recomputes and number % self.checkpoint_every == 0:
                 given = (x, tables, attention_bias, documents)
                 x = checkpoint(block, *given, use_reentrant=False)
             else:
@@ -142,7 +145,8 @@ class PositionedOLMo(InferringOLMo):
         logits = F.linear(hidden, weight_VD, bias_V)
         return logits * self.logit_scale if self.config.scale_logits else logits
 
-    def checkpoint_activations(self) -> None:
+    def checkpoint_activations(self, every: int = 1) -> None:
+        self.checkpoint_every = every
         self.activation_checkpointing_strategy = ActivationCheckpointingStrategy.whole_layer
 
 

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,11 @@ class TrainerState:
     data_fingerprint: str
     metrics_crc32: str | None = None
     """CRC of this step's line of metrics.jsonl; identifies a file of another run."""
+
+    recent: list[list[float]] = field(default_factory=list)
+    """Loss and gradient norm of the last steps, for `optimizer.skip_sigmas`."""
+
+    num_skipped: int = 0
 
     @staticmethod
     def read(folder: Path) -> TrainerState:

@@ -118,7 +118,7 @@ class ZeroEngine(Engine):
             self.deepspeed.step()  # counts the micro-batch; only the last one updates
         return loss
 
-    def update(self, learning_rate: float) -> Tensor:
+    def update(self, learning_rate: float, is_skipped: Callable[[Tensor], bool]) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.deepspeed.step()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from olmo_sparsity.training.moments import (
     share_out,
     to_main_memory,
 )
-from olmo_sparsity.training.optim import build_optimizer
+from olmo_sparsity.training.optim import Jumps, build_optimizer
 
 COMPILED_BY_BLOCK = 16
 """Layers from which each is compiled by itself. A graph of all of them takes a minute of a core, in
@@ -83,7 +83,7 @@ class Engine:
         self.model = self.place(model)
         self.losses = Losses(model, training.compile)
         if training.activation_checkpointing:
-            model.checkpoint_activations()
+            model.checkpoint_activations(training.checkpoint_every)
         if training.compile:
             compile_model(model)
         self.prepare(optimizer)
@@ -102,9 +102,11 @@ class Engine:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def step(self, batch: Batch, learning_rate: float) -> tuple[Tensor, Tensor]:
+    def step(
+        self, batch: Batch, learning_rate: float, jumps: Jumps | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One optimizer step on this process's share of a batch. Returns (mean loss, gradient norm)
-        of the whole batch, still on the device."""
+        of the whole batch, still on the device. `jumps` skips updates, for which the host waits."""
         num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
             self.model.train()  # visits all modules
@@ -116,10 +118,16 @@ class Engine:
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             total += self.backward(part.to(self.device), num_labels, last).detach()
-        norm = self.update(learning_rate)
         if self.processes.world_size > 1:
             dist.all_reduce(total)
-        return total, norm
+        return total, self.update(learning_rate, partial(self.is_skipped, jumps, total))
+
+    def is_skipped(self, jumps: Jumps | None, loss: Tensor, norm: Tensor) -> bool:
+        """All processes decide alike."""
+        if jumps is None or not self.processes.sum(jumps.found(float(loss), float(norm))):
+            return False
+        jumps.num_skipped += 1
+        return True
 
     def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
         with self.autocast():
@@ -127,13 +135,15 @@ class Engine:
         loss.backward()
         return loss
 
-    def update(self, learning_rate: float) -> Tensor:
+    def update(self, learning_rate: float, is_skipped: Callable[[Tensor], bool]) -> Tensor:
+        """`is_skipped`: of a gradient norm."""
         limit = self.training.max_grad_norm
         limit = float("inf") if limit is None else limit
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.step()
+        if not is_skipped(norm):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 

@@ -5,6 +5,7 @@ The config determines a run, and its checkpoints hold all state that must surviv
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Generator, Iterator
@@ -18,6 +19,7 @@ import torch
 from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.runtime import EXIT_STOPPED, STOP_SIGNALS, Progress, handling, peak_memory_gib
@@ -39,7 +41,10 @@ class Outcome(IntEnum):
     """Saved and stopped by SIGTERM, SIGINT or SIGUSR2; the same command resumes."""
 
 
-def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
+def train(
+    config: RunConfig, processes: Processes | None = None, profile: str | None = None
+) -> Outcome:
+    """`profile`: FIRST:LAST, the steps of which a Chrome trace is written."""
     processes = processes or Processes()
     with contextlib.ExitStack() as held:  # locks the run folder until all is written
         start = prepare(config, processes, held)
@@ -52,9 +57,11 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
         ):
             with processes.agree():
                 opened = start.config.logging, run_folder, start.step, start.settings
+                profiled = Profile(profile, start)
+                held.callback(profiled.stop)
                 sinks = open_sinks(*opened) if processes.is_first else []
                 metrics = Metrics(run_folder, start.step, sinks, writes=processes.is_first)
-            outcome = run_steps(start, metrics, writer, progress, stop)
+            outcome = run_steps(start, metrics, writer, progress, stop, profiled)
         if outcome is Outcome.FINISHED:
             start.watchdog.expect("the export", "work_timeout_s")
             finish(start, metrics, processes)
@@ -62,7 +69,12 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
 
 
 def run_steps(
-    start: Start, metrics: Metrics, writer: CheckpointWriter, progress: Progress, stop: StopRequest
+    start: Start,
+    metrics: Metrics,
+    writer: CheckpointWriter,
+    progress: Progress,
+    stop: StopRequest,
+    profile: Profile,
 ) -> Outcome:
     config, engine, processes = start.config, start.engine, start.engine.processes
     evaluation, num_steps, watchdog = config.evaluation, config.training.num_steps, start.watchdog
@@ -76,8 +88,10 @@ def run_steps(
                 watchdog.expect(f"step {step}", "step_timeout_s")
             seed_step(config.seed, step, processes.rank, engine.device)
             rate = learning_rate(config.optimizer, step, num_steps)
-            loss, norm = engine.step(batch, rate)
-            metrics.add(step, loss=loss, gradient_norm=norm, learning_rate=rate)
+            profile.before(step)
+            loss, norm = engine.step(batch, rate, start.jumps)
+            skipped = {"skipped_steps": float(start.jumps.num_skipped)} if start.jumps else {}
+            metrics.add(step, loss=loss, gradient_norm=norm, learning_rate=rate, **skipped)
 
             if step % config.logging.interval_steps == 0 or step == num_steps:
                 log_step(start, step, rate, clock.steps_per_s(step), metrics, progress)
@@ -145,6 +159,8 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
         metrics.flush()  # also rejects to save after a loss that is not a number
     tokens = step * start.tokens_per_step
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
+    if start.jumps:
+        state.recent, state.num_skipped = start.jumps.recent, start.jumps.num_skipped
     weights, write_moments = engine.copy_weights(), engine.copy_moments()
     with processes.agree():  # the effect of this update is not in any loss yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
@@ -206,6 +222,34 @@ def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
         last = metrics.last_heldout()
         lost = "lost, with its line of metrics.jsonl"
         start.report(f"held-out loss by position: {format_losses(last) if last else lost}")
+
+
+class Profile:
+    """Writes a Chrome trace of some steps, of the first process, into the run folder."""
+
+    def __init__(self, steps: str | None, start: Start) -> None:
+        found = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
+        self.first, self.last = map(int, found.groups()) if found else (0, 0)
+        num_steps = start.config.training.num_steps
+        if steps is not None and not start.step < self.first <= self.last <= num_steps:
+            known = f"two steps from {start.step + 1} to {num_steps}, such as 10:15"
+            raise ConfigError(f"--profile={steps} must be FIRST:LAST, {known}")
+        self.path = Path(start.config.run_folder) / f"trace_{self.first}_{self.last}.json"
+        self.is_here = steps is not None and start.engine.processes.is_first
+        self.profiler: torch.profiler.profile | None = None
+
+    def before(self, step: int) -> None:
+        if self.is_here and step == self.first:
+            self.profiler = torch.profiler.profile()
+            self.profiler.start()
+        if step > self.last:
+            self.stop()
+
+    def stop(self) -> None:
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(str(self.path))
+            self.profiler = None
 
 
 class Clock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from inspect import unwrap
 from typing import Any, TypeVar
 
@@ -68,10 +69,30 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     peak, last = config.learning_rate, config.learning_rate * config.final_lr_share
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
-    if config.schedule == "constant":
-        left = num_steps - step
-        return peak * left / config.cooldown_steps if left < config.cooldown_steps else peak
+    if config.schedule in ("constant", "wsd"):
+        left, decay = num_steps - step, config.cooldown_steps
+        return last + (peak - last) * left / decay if left < decay else peak
     passed = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
     if config.schedule == "linear":
         return peak + (last - peak) * passed
     return last + (peak - last) * (1 + math.cos(math.pi * passed)) / 2
+
+
+class Jumps:
+    """Finds steps whose loss or gradient norm jumps above those of the last `WINDOW` steps, as
+    OLMo-core's optimizers do."""
+
+    WINDOW = 128
+
+    def __init__(self, sigmas: float, recent: list[list[float]], num_skipped: int) -> None:
+        """`recent`: loss and gradient norm of the last steps, skipped ones too."""
+        self.sigmas, self.recent, self.num_skipped = sigmas, recent, num_skipped
+
+    def found(self, loss: float, norm: float) -> bool:
+        before, self.recent = self.recent, [*self.recent, [loss, norm]][-self.WINDOW :]
+        if len(before) < self.WINDOW // 4:
+            return False
+        return any(
+            value > statistics.fmean(earlier) + self.sigmas * statistics.pstdev(earlier)
+            for value, earlier in zip((loss, norm), zip(*before, strict=True), strict=True)
+        )

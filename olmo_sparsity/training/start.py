@@ -43,6 +43,7 @@ from olmo_sparsity.training.estimate import (
     stated_flops,
 )
 from olmo_sparsity.training.evaluate import Evaluation
+from olmo_sparsity.training.optim import Jumps
 from olmo_sparsity.training.preflight import check_devices, check_room, check_same, check_shared
 from olmo_sparsity.training.run_folder import (
     Flat,
@@ -66,6 +67,8 @@ class Start:
 
     step: int
     """Steps done already."""
+
+    jumps: Jumps | None
 
     shards: TokenShards
     evaluation: Evaluation
@@ -124,12 +127,14 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
     check_same(settings, processes)
     check_shared(run_folder, processes)
     text_is = shards.fingerprint
-    step, engine = restore(config, settings, model, source, text_is, processes, report)
+    state, engine = restore(config, settings, model, source, text_is, processes, report)
+    sigmas = config.optimizer.skip_sigmas
     return Start(
         config=config,
         settings=settings,
         text=text,
-        step=step,
+        step=state.step,
+        jumps=None if sigmas is None else Jumps(sigmas, state.recent, state.num_skipped),
         shards=shards,
         evaluation=evaluation,
         batches=batches,
@@ -188,8 +193,8 @@ def restore(
     data_fingerprint: str,
     processes: Processes,
     report: Callable[[str], None],
-) -> tuple[int, Engine]:
-    """The step that the model, and an engine built for it, are restored to. `source`: the weights
+) -> tuple[TrainerState, Engine]:
+    """The state that the model, and an engine built for it, are restored to. `source`: the weights
     of a model without memory."""
     run_folder, num_parameters = Path(config.run_folder), count_parameters(model)
     num_steps = config.training.num_steps
@@ -199,10 +204,10 @@ def restore(
             latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
-        step, origin = 0, ""
+        state, origin = TrainerState(0, 0, data_fingerprint), ""
         stored: Mapping[str, Tensor] | None = None
         if latest is not None:
-            step = check_checkpoint(latest, settings, data_fingerprint)
+            state = check_checkpoint(latest, settings, data_fingerprint)
             origin, stored = str(latest / WEIGHTS), StoredWeights(latest / WEIGHTS)
         elif config.init_from is not None:
             origin, stored = config.init_from, import_weights(config.init_from, config.model)
@@ -212,29 +217,29 @@ def restore(
                 fill(model, stored, origin)
             source = source and stored
         if processes.is_first:
-            check_room(run_folder, config.checkpoint, num_parameters, step, num_steps)
+            check_room(run_folder, config.checkpoint, num_parameters, state.step, num_steps)
     sections = config.engine, config.training, config.optimizer
     engine = build_engine(model, *sections, processes, source)
     if latest is not None:
         with processes.agree():
-            engine.load_moments(latest / ENGINE_FOLDER, step)
+            engine.load_moments(latest / ENGINE_FOLDER, state.step - state.num_skipped)
     report(f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
     if latest is not None:
         report(f"resuming from {latest}")
     elif config.init_from is not None:
         changed = change_of_angles(config.init_from, config.model)
         report(f"starting from the weights of {config.init_from}{changed}")
-    if step == num_steps:
+    if state.step == num_steps:
         report(f"{run_folder} is finished: nothing is trained or evaluated again")
     with processes.agree():
         if processes.is_first:
             described = engine.describe() | {"name": config.engine.name}
-            describe_environment(run_folder, described, engine.device, resumed_at=step)
-    return step, engine
+            describe_environment(run_folder, described, engine.device, resumed_at=state.step)
+    return state, engine
 
 
-def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> int:
-    """Check that a run with these settings can go on from it; returns the step."""
+def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> TrainerState:
+    """Check that a run with these settings can go on from it; returns its state."""
     own = latest.parent.parent == Path(settings["run_folder"])
     # Its own checkpoint too, which may have been put there by hand.
     (refuse_other_config if own else refuse_other_branch)(latest, settings)
@@ -248,7 +253,7 @@ def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> int
         raise ConfigError(
             f"branch_from={latest} is at step {state.step}; raise training.{num_steps=}"
         )
-    return state.step
+    return state
 
 
 # --- what hardware and tokenizer determine --------------------------------------------------------

@@ -28,6 +28,7 @@ from olmo_sparsity.model.exchange import (
     export,
     import_weights,
 )
+from olmo_sparsity.model.families import family_of
 from tests.support import models as tiny_models
 from tests.support.models import COUNTED, FIELDS, GAPPED, SIZES, draw_tokens
 
@@ -322,6 +323,14 @@ EXTENDED: dict[str, tuple[int, int]] = {  # the vocabulary, and the rows of its 
     "extend_qwen3_0.6b": (151669, 151936),
     "extend_olmo_3_7b": (100278, 100278),
 }
+
+
+@pytest.mark.parametrize("size", ["150m", "1b"])
+def test_the_configs_of_olmo_2_are_exported_as_such(size: str) -> None:
+    model = load_config(CONFIGS / f"c4_{size}_olmo2_pose.yaml").model
+    assert family_of(_essence(model)).class_name == "Olmo2ForCausalLM"
+
+
 OF_ALL = {"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False}
 CONFIG_JSON = """
 extend_olmo_1b:

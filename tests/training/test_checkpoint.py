@@ -399,6 +399,41 @@ def test_a_branch_goes_on_as_its_trunk_did(
     assert train(other) is Outcome.FINISHED, "from its own checkpoint"
 
 
+def test_a_decay_from_a_stable_run_is_that_of_the_run_planned_so(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    wsd = {"optimizer__schedule": "wsd", "optimizer__warmup_steps": 2}
+    stable, planned, branch = (tmp_path / name for name in ("stable", "planned", "branch"))
+    short = {"training__num_steps": 8, "optimizer__cooldown_steps": 3}
+    long = {"training__num_steps": 12, "optimizer__cooldown_steps": 2}
+    train(make_config(run_folder=str(stable), checkpoint__keep_steps=[5], **wsd, **long))
+    train(make_config(run_folder=str(planned), **short))
+    at = stable / "checkpoints/step000005"
+    train(make_config(run_folder=str(branch), branch_from=str(at)))
+    for file in ("model.safetensors", "engine/moments-00000-of-00001.safetensors"):
+        ends = (load_file(folder / "checkpoints/step000008" / file) for folder in (planned, branch))
+        assert_equal(*ends)
+
+
+def test_a_run_that_skips_steps_goes_on_to_the_bit(make_config: MakeConfig) -> None:
+    config = make_config(
+        training__num_steps=56, optimizer__skip_sigmas=1, checkpoint__interval_steps=44,
+        optimizer__learning_rate=1e-5, optimizer__warmup_steps=0,
+    )  # fmt: skip
+    ends: list[dict] = []
+    for _ in range(2):
+        train(config)
+        last = list_checkpoints(config.run_folder)[0]
+        moments = load_file(last / "engine/moments-00000-of-00001.safetensors")
+        ends.append(load_file(last / "model.safetensors") | moments)
+        rows = read_metrics(Path(config.run_folder) / "metrics.jsonl")
+        skipped = [row["skipped_steps"] for row in rows if "loss" in row]
+        ends[-1]["skipped"] = torch.tensor(skipped)
+        assert 0 == skipped[31] < skipped[43] < skipped[-1]
+        shutil.rmtree(last)
+    assert_equal(*ends)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

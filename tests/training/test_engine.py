@@ -28,6 +28,7 @@ from olmo_sparsity.training.engine import (
     own_device,
     own_gpu,
 )
+from olmo_sparsity.training.optim import Jumps
 from olmo_sparsity.training.preflight import check_devices
 from tests.conftest import MakeConfig
 
@@ -108,6 +109,45 @@ def test_the_step_is_that_of_plain_pytorch(make_config: MakeConfig, batch: Batch
         torch.testing.assert_close(loss, expected.detach())
     for ours, theirs in zip(engine.model.parameters(), bare.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_skipped_step_changes_nothing(make_config: MakeConfig, batch: Batch) -> None:
+    config = make_config(training__batch_size=6)
+    engine, plain = engine_for(config), engine_for(config)
+    for is_jump in (True, False):
+        jumps = Jumps(1.0, [], 0)
+        jumps.found = lambda *_, is_jump=is_jump: is_jump
+        skipped = [step.clone() for step in engine.step(batch, 1e-3, jumps)]
+        assert jumps.num_skipped == is_jump
+    torch.testing.assert_close(plain.step(batch, 1e-3), tuple(skipped), rtol=0, atol=0)
+    for ours, theirs in zip(engine.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+OLMO_3 = {
+    **{"model__architecture": "olmo3", "model__sliding_window": 5},
+    **{"model__norm_after": True, "model__attention_layer_norm": True},
+}
+
+
+@pytest.mark.parametrize("changes", [{}, OLMO_3])
+def test_every_other_layer_is_computed_twice(
+    make_config: MakeConfig, batch: Batch, changes: dict
+) -> None:
+    found = []
+    for every, expected in ((0, [1, 1, 1]), (1, [2, 2, 2]), (2, [2, 1, 2])):
+        config = make_config(training__batch_size=6, **changes | {"model__n_layers": 3})
+        config.training.activation_checkpointing = every > 0
+        config.training.checkpoint_every = max(1, every)
+        engine, calls = engine_for(config), list[int]()
+        layers = getattr(engine.model, "blocks", None) or engine.model.body.layers
+        for number, layer in enumerate(layers):
+            linear = next(module for module in layer.modules() if isinstance(module, nn.Linear))
+            linear.register_forward_hook(lambda *_, n=number, calls=calls: calls.append(n))
+        engine.step(batch, 1e-3)
+        assert [calls.count(number) for number in range(3)] == expected
+        found.append(list(engine.model.parameters()))
+    torch.testing.assert_close(found[1:], found[:1] * 2)
 
 
 @pytest.mark.parametrize("mask_documents", [False, True])

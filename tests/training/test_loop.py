@@ -169,22 +169,23 @@ def test_init_from_starts_with_those_weights(
         assert torch.equal(tensor, weights[name]), name
 
 
-def test_olmo_3_goes_on_with_pose_and_back_to_transformers(
-    make_config: MakeConfig, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "more"), [("Olmo2ForCausalLM", {}), ("Olmo3ForCausalLM", {"sliding_window": 5})]
+)
+def test_olmo_2_and_3_go_on_with_pose_and_back_to_transformers(
+    make_config: MakeConfig, tmp_path: Path, name: str, more: dict
 ) -> None:
-    """A model of 1M parameters with windows of 5, from a folder of transformers."""
+    """A model of 1M parameters from a folder of transformers."""
     shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4}
-    theirs = tiny(
-        *("Olmo3ForCausalLM",),
-        **SIZES | shape | {"vocab_size": 768, "sliding_window": 5, "tie_word_embeddings": False},
-    )
+    shape |= {"vocab_size": 768, "tie_word_embeddings": False}
+    theirs = tiny(name, **SIZES | shape | more)
     assert 8e5 < theirs.num_parameters() < 1.2e6
     theirs.save_pretrained(tmp_path / "theirs")
     implied = {k: v for k, v in config_of(str(tmp_path / "theirs")).items() if k != "rope_scaling"}
     implied |= {"vocab_size": 0, "embedding_size": 768}
     config = make_config(
         init_from=str(tmp_path / "theirs"), model=implied, checkpoint__export_at_end=True,
-        positions__scheme="pose", training__num_steps=3,
+        positions__scheme="pose", training__num_steps=20,
     )  # fmt: skip
     assert train(config) is Outcome.FINISHED
     ours = load_model(config.run_folder, device="cpu").model
@@ -195,7 +196,19 @@ def test_olmo_3_goes_on_with_pose_and_back_to_transformers(
         found = ours(tokens_BL, torch.arange(16)[None])
         torch.testing.assert_close(back(tokens_BL).logits, found, atol=1e-5, rtol=1e-5)
         assert float((theirs(tokens_BL).logits - found).abs().max()) > 1e-3
-    assert ours.windows["sliding_attention"].size == 5
+    assert type(back).__name__ == name
+    assert not more or ours.windows["sliding_attention"].size == 5
+
+
+def test_a_profile_holds_the_steps_it_names(make_config: MakeConfig) -> None:
+    config = make_config(training__num_steps=4)
+    for steps in ("3:9", "0:2", "3:2", "x"):
+        with pytest.raises(ConfigError, match=f"--profile={steps} must"):
+            train(config, profile=steps)
+    train(config, profile="2:3")
+    trace = json.loads((Path(config.run_folder) / "trace_2_3.json").read_text())
+    names = [event.get("name") for event in trace["traceEvents"]]
+    assert names.count("aten::_fused_adamw_") == 2
 
 
 # --- what the user is told ------------------------------------------------------------------------

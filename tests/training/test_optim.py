@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torch import nn
 from olmo_sparsity.config.sections import OptimizerConfig
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.estimate import count_parameters
-from olmo_sparsity.training.optim import build_optimizer, learning_rate
+from olmo_sparsity.training.optim import Jumps, build_optimizer, learning_rate
 from tests.conftest import MakeConfig
 
 
@@ -80,8 +82,24 @@ def test_schedules_warm_up_and_end_where_they_should(schedule: str) -> None:
     assert learning_rate(OptimizerConfig(warmup_steps=0), 1, 1) == 0.0
 
 
-def test_a_constant_rate_falls_to_zero_in_its_cooldown() -> None:
-    config = OptimizerConfig(schedule="constant", warmup_steps=10, cooldown_steps=20)
+@pytest.mark.parametrize(("schedule", "share"), [("constant", 0.0), ("wsd", 0.1)])
+def test_a_stable_rate_falls_in_its_cooldown(schedule: Any, share: float) -> None:
+    config = OptimizerConfig(
+        schedule=schedule, warmup_steps=10, cooldown_steps=20, final_lr_share=share
+    )
     rates = [learning_rate(config, step, 100) for step in range(1, 101)]
     assert rates[9:80] == [5e-5] * 71
-    assert rates[79:] == pytest.approx([5e-5 * left / 20 for left in range(20, -1, -1)])
+    falling = [share + (1 - share) * left / 20 for left in range(20, -1, -1)]
+    assert rates[79:] == pytest.approx([5e-5 * part for part in falling])
+
+
+def test_a_jump_is_beyond_the_deviations_of_the_last_steps() -> None:
+    values = np.random.default_rng(0).normal((3.0, 1.0), (0.1, 0.3), (400, 2))
+    jumps, found = Jumps(2.0, [], 0), []
+    for step, value in enumerate(values):
+        before = values[max(0, step - 128) : step]
+        limits = before.mean(0) + 2 * before.std(0) if step >= 32 else np.inf
+        found.append(jumps.found(*value))
+        assert found[-1] == bool((value > limits).any()), step
+        jumps = Jumps(2.0, jumps.recent, 0)  # as a resumed run
+    assert 0 < sum(found) < 50

@@ -356,10 +356,15 @@ class HuggingFaceLM(nn.Module):
         head = cast(nn.Module, self.model.get_output_embeddings())
         return head(hidden).to(hidden.device)
 
-    def checkpoint_activations(self) -> None:
+    def checkpoint_activations(self, every: int = 1) -> None:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
         older = self.model.gradient_checkpointing_enable  # the name in early releases of 5
         enable = getattr(self.model, "activation_checkpointing_enable", older)
         enable({"use_reentrant": False})
+        layers = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
+        for number, layer in enumerate(layers):
+            layer.gradient_checkpointing = number % every == 0
 
 
 @contextmanager
