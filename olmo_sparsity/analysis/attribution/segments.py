@@ -156,10 +156,14 @@ class SourcePrompt:
             parts = [(part, AFTER_SOURCE) for turn in turns for part in turn.parts]
             closing = f"{request.question}{AFTER_QUESTION}"
             prefix_ids = model.prefix_ids(request.loading.prefix, parts[0][0].text)
-        near_ids, *after_ids = model.encode([closing, *(after for _, after in parts)])
+        afters = [closing, *(after for _, after in parts)]
+        near_ids, *after_ids = model.encode(afters, follow=True)
         encode = partial(model.encode, control_tokens=settings.control_tokens)
         named = iter(encode([part.text for part, _ in parts if part.name]))
-        unnamed = iter(model.encode([part.text for part, _ in parts if not part.name]))
+        texts = [part.text for part, _ in parts if not part.name]
+        begins = [] if parts[0][0].name else texts[:1]
+        followers = model.encode(texts[len(begins) :], follow=True)
+        unnamed = iter([*model.encode(begins), *followers])
         pieces = []
         for (part, _), after in zip(parts, after_ids, strict=True):
             number = names.index(part.name) if part.name in names else None
@@ -227,21 +231,22 @@ class SourcePrompt:
     def answer_ids(
         self, answer: Any, max_new_tokens: int, quiet: bool = False, reasoning: str | None = None
     ) -> AnswerIds:
-        before = self.model.encode([reasoning or ""])[0]
+        encode = partial(self.model.encode, follow=True)
+        before = encode([reasoning or ""])[0]
         if answer is None or isinstance(answer, str):
-            own = self.model.encode([answer or ""])[0]
+            own = encode([answer or ""])[0]
             if answer is None:
                 own = self._generate(before, max_new_tokens, quiet)
             num = 0 if before else num_reasoning(own, self.model.tokenizer)
             found = AnswerIds([own[num:]], None, before or own[:num])
         elif isinstance(answer, Answer):
             pieces = answer.pieces()
-            ids = self.model.encode([text for text, _ in pieces])
+            ids = encode([text for text, _ in pieces])
             found = AnswerIds(ids, [is_statement for _, is_statement in pieces], before)
         elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
             # A space between statements belongs to the later one.
             texts = [" " * (i > 0) + text.strip() for i, text in enumerate(answer)]
-            found = AnswerIds(self.model.encode(texts), [True] * len(texts), before)
+            found = AnswerIds(encode(texts), [True] * len(texts), before)
         else:
             said = printable(repr(answer))[:60]
             raise ConfigError(f"answer={said} must be a text, a list of texts or an Answer")

@@ -68,7 +68,7 @@ class Prompt:
             most = settings.max_new_tokens or NEW_TOKENS
             after = generate(model, [*prefix_ids, *before], most)
         else:
-            after = model.encode([target])[0]
+            after = model.encode([target], follow=True)[0]
         if not after:
             raise DataError("the target is empty, or the model generated nothing; pass target=")
         answer = (len(before), len(before) + len(after))
@@ -218,7 +218,8 @@ def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], lis
     before, after = split_template(
         model, lambda texts: [{"role": "user", "content": text} for text in texts], [prompt]
     )
-    return model.encode([before])[0], model.encode([prompt])[0], model.encode([after])[0]
+    prompt_ids, after_ids = model.encode([prompt, after], follow=True)
+    return model.encode([before])[0], prompt_ids, after_ids
 
 
 def split_template(

@@ -65,7 +65,9 @@ class Reader(Protocol):
     tokenizer: Tokenizer | None
     text: TrainingText | None
 
-    def encode(self, texts: list[str], control_tokens: bool = True) -> list[list[int]]: ...
+    def encode(
+        self, texts: list[str], control_tokens: bool = True, follow: bool = False
+    ) -> list[list[int]]: ...
 
 
 class RunLoader(Protocol):

@@ -232,9 +232,10 @@ def _read(
         for batch in _batches(islice(texts, limit)):
             # A target has tokens of its own.
             cuts = [one.target or 0 for one in batch]
-            parts = [(one.text[:cut], one.text[cut:]) for one, cut in zip(batch, cuts, strict=True)]
-            encoded = model.encode([text for both in parts for text in both], control_tokens)
-            for one, before, after in zip(batch, encoded[::2], encoded[1::2], strict=True):
+            pairs = [*zip((one.text for one in batch), cuts, strict=True)]
+            prompts = model.encode([text[:cut] for text, cut in pairs], control_tokens)
+            rest = model.encode([text[cut:] for text, cut in pairs], control_tokens, any(cuts))
+            for one, before, after in zip(batch, prompts, rest, strict=True):
                 # Sources without titles use the text itself as group.
                 group = "" if one.group == one.text else one.group
                 ids = np.array([*before, *after], dtype=np.int64)

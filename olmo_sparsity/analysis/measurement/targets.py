@@ -170,6 +170,10 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     else:
         shown = at if isinstance(at, str) else at.pattern
         spans = _find_text(document, re.compile(re.escape(at)) if isinstance(at, str) else at)
+        reads = getattr(document.tokenizer, "normalizer", None)  # lower-cases, composes letters, …
+        if not spans and isinstance(at, str) and reads is not None:
+            as_read = reads.normalize_str(at).replace("▁", " ").strip()
+            spans = _find_text(document, re.compile(re.escape(as_read)))
     if not spans and not missing_ok:
         is_number = isinstance(at, str) and at.isdecimal()
         hint = f"token {at} is {at}:{int(shown) + 1}" if is_number else "check spelling and case"

@@ -45,6 +45,7 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     spelled_in,
     tokens_before,
     without_control_tokens,
+    without_space_before,
 )
 from olmo_sparsity.analysis.models.smollm2 import find_smollm2, find_smollm2_gguf
 from olmo_sparsity.analysis.models.transformers_folder import (
@@ -141,17 +142,22 @@ class LoadedModel:
             raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
         return self.encode([prefix])[0]
 
-    def encode(self, texts: list[str], control_tokens: bool = True) -> list[list[int]]:
+    def encode(
+        self, texts: list[str], control_tokens: bool = True, follow: bool = False
+    ) -> list[list[int]]:
         """Return the token IDs of each text, with nothing put before or after it. Without
-        `control_tokens`, text such as `<|im_end|>` is ordinary characters: what documents hold."""
+        `control_tokens`, text such as `<|im_end|>` is ordinary characters: what documents hold.
+        Texts that `follow` others get no space before them from the tokenizer, either."""
         assert self.tokenizer is not None
-        found = self._encode(self.tokenizer, texts)
+        tokenizer = self._tokenizer_after_text if follow else self.tokenizer
+        found = self._encode(tokenizer, texts)
         if control_tokens:
             return found
         special = special_tokens(self.tokenizer)
         held = [n for n, ids in enumerate(found) if spelled_in(texts[n], ids, special)]
         if held:
-            as_text = self._encode(self._tokenizer_of_text, [texts[n] for n in held])
+            tokenizer = without_control_tokens(tokenizer)
+            as_text = self._encode(tokenizer, [texts[n] for n in held])
             for n, ids in zip(held, as_text, strict=True):
                 if names := spelled_in(texts[n], ids, special):
                     remedy = "remove it, or pass control_tokens=True (--control-tokens)"
@@ -160,9 +166,9 @@ class LoadedModel:
         return found
 
     @cached_property
-    def _tokenizer_of_text(self) -> Tokenizer:
+    def _tokenizer_after_text(self) -> Tokenizer:
         assert self.tokenizer is not None
-        return without_control_tokens(self.tokenizer)
+        return without_space_before(self.tokenizer)
 
     def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         with naming_panics(f"'{self.name}'"):
@@ -320,7 +326,7 @@ def _load_engine(
         return _load_llama(name.removeprefix(LLAMA), name, device)
     theirs = _find_tokenizer(tokenizer)
     ours = as_tokenizer(theirs)
-    model = Servers(urls, ours, meet=not only_counts)
+    model = Servers(urls, without_space_before(ours), meet=not only_counts)
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
     return LoadedModel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ def without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
     copied = Tokenizer.from_str(tokenizer.to_str())
     copied.encode_special_tokens = True
     return copied
+
+
+def without_space_before(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for texts that continue others: sentencepiece puts a space before each."""
+    written = json.loads(tokenizer.to_str())
+    steps = [written["normalizer"], written["pre_tokenizer"]]
+    before = repr(steps)
+    none = {"Prepend": {"prepend": ""}, "Metaspace": {"prepend_scheme": "never"}}
+    none |= {"ByteLevel": {"add_prefix_space": False}}
+    for step in filter(None, steps):  # grows
+        step.update(none.get(step["type"], {}))
+        steps += [*step.get("normalizers", []), *step.get("pretokenizers", [])]
+    is_same = repr(steps[:2]) == before
+    return tokenizer if is_same else Tokenizer.from_str(json.dumps(written))
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

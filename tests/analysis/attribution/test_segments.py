@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import Answer, Segment, attribute
+from olmo_sparsity import Answer, Segment, attribute, explain
 from olmo_sparsity.analysis.attribution.segments import (
     Layout,
     draw_decoys,
@@ -24,9 +26,11 @@ from olmo_sparsity.analysis.attribution.segments import (
     sentences,
 )
 from olmo_sparsity.analysis.attribution.statements import Attribution
+from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import WORDS, make_tokenizer
-from tests.support.sources import GIVEN, SOURCES, asked, made_up, model_of
+from tests.support.families import SUPPORTED, build, find
+from tests.support.sources import FAMILIES, GIVEN, SOURCES, asked, made_up, model_of
 
 
 def test_what_is_no_candidate_stays_in_view() -> None:
@@ -59,6 +63,79 @@ def test_statements_are_sentences_or_as_given() -> None:
     open_code = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(fenced))
     found = attribute(model_of(), open_code, **given | {"sources": {"a": "``` w1 w2"}})
     assert len(found.texts) == 3
+
+
+NOTES = {"a": "Käthe Weiß opened the ﬁrst Café Ⅳ.", "b": "The  Mill has FOUR wheels."}
+ANSWER = "It was Käthe Weiß.  The ﬁrst Café Ⅳ was hers! FOUR wheels."
+
+
+def bytes_behind(normalizer: Any) -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.normalizer, tokenizer.decoder = normalizer, decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def sentencepiece(by_normalizer: bool) -> Tokenizer:
+    """A space before each text, as Llama 2 (by a normalizer) and Gemma's or T5's kind put it."""
+    every = [
+        "▁",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        *sorted({*"".join([*NOTES.values(), "?Q"])}),
+    ]
+    model = models.BPE({name: i for i, name in enumerate(every)}, [], byte_fallback=True)
+    tokenizer, steps = Tokenizer(model), [decoders.Replace("▁", " "), decoders.ByteFallback()]
+    if by_normalizer:
+        both = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(both)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def bare(text: str) -> str:
+    return "".join(
+        one for one in unicodedata.normalize("NFD", text) if not unicodedata.combining(one)
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "read"),
+    [
+        (bytes_behind(normalizers.Lowercase()), str.lower),
+        (bytes_behind(normalizers.NFKC()), lambda text: unicodedata.normalize("NFKC", text)),
+        (bytes_behind(normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])), bare),
+        *((sentencepiece(by_normalizer), str) for by_normalizer in (True, False)),
+    ],
+)
+def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(
+    tokenizer: Tokenizer, read: Callable[[str], str]
+) -> None:
+    options: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None}
+    family = SUPPORTED[find(FAMILIES[0])]
+    model = wrap_model(build(family, max_position_embeddings=256, **options), tokenizer)
+    decoys = ["A ferry leaves the quay at noon, and returns before dusk."[i:] for i in range(4)]
+    given: dict[str, Any] = {"sources": NOTES, "question": "Who?", "decoys": decoys, "draws": 2}
+    found = attribute(model, answer=ANSWER, **given)
+    texts, parts = found.layout.document.texts, [*map(read, NOTES.values())]
+    bounds = [*zip(found.layout.units.first, found.layout.text_ends, strict=True)]
+    assert ["".join(texts[a:b]).lstrip() for a, b in bounds] == parts
+    between = "".join(texts[bounds[0][1] : bounds[1][0]]), "".join(texts[bounds[1][1] :])
+    assert between == ("\n\n", f"\n\n{read('Who?')}\n{read(ANSWER)}")
+    answer = json.loads(found.to_json())
+    assert answer["answer"] == read(ANSWER)
+    for first, rest in ((0, ANSWER), (1, ANSWER[ANSWER.index("The") :])):
+        row = answer["statements"][first]
+        assert read(rest).startswith(row["text"])
+        assert answer["answer"][row["first"] : row["end"]] == row["text"]
+    listed = attribute(model, answer=["It was Käthe Weiß.", "FOUR wheels."], **given)
+    assert json.loads(listed.to_json())["answer"] == read("It was Käthe Weiß. FOUR wheels.")
+    named = explain(model, text=f"{NOTES['b']} {ANSWER}", at="Käthe Weiß", k=1, foreign=decoys)
+    assert [text.strip() for text in named.targets.text] == [read("Käthe Weiß")]
+    whole = explain(model, prompt=NOTES["b"], target=" Café", k=1, foreign=decoys)
+    assert whole.document.tokens.tolist() == model.encode([f"{NOTES['b']} Café"])[0]
 
 
 def test_spans_of_an_answer_are_its_statements() -> None:
