@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from olmo_sparsity.analysis.models.identity import joined_sha256
 from olmo_sparsity.analysis.models.transformers_folder import (
@@ -541,7 +541,7 @@ _WHOLE_WORDS = (
 """How text is split before merges (`tokenizer.ggml.pre`), as in llama.cpp: by GPT-2's expression,
 after splitting off each digit, or with words of the vocabulary taken whole."""
 
-_NORMAL, _SPECIAL, _ADDED = 1, 3, 4
+_NORMAL = 1  # the type of a token that is not special
 
 
 def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -560,10 +560,9 @@ def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
     try:
         tokens = about["tokens"]
         _check_vocabulary(header, about)
+        backend, puts_bos = _backend(header, about), about["model"] == "llama"
         if about["model"] == "gpt2":
-            backend, puts_bos = _byte_level(about, header.path), about.get("pre") in _WHOLE_WORDS
-        else:
-            backend, puts_bos = _by_transformers(header, about), about["model"] == "llama"
+            puts_bos = about.get("pre") in _WHOLE_WORDS
         named = {
             f"{short}_token": tokens[about[f"{long}_token_id"]]
             for short, long in {
@@ -623,47 +622,25 @@ def _check_vocabulary(header: Header, about: dict[str, Any]) -> None:
         say(f"{header.path.name}: {found}; the file may be damaged")
 
 
-def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
-    tokens, pre = about["tokens"], about.get("pre", "default")
-    backend = Tokenizer(
-        models.BPE(
-            vocab={token: number for number, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ", 1)) for merge in about["merges"]],
-            ignore_merges=pre in _WHOLE_WORDS,
-        )
-    )
-    split: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in _DIGITS:
-        split = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), split])
-    elif pre not in _GPT2:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-        if pre not in GGUF_PRE_TOKENIZER_SPLITS:
-            known = ", ".join(sorted({*_GPT2, *_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS}))
-            raise DataError(f"'{path}': tokenizer.ggml.pre={pre} is none of the supported {known}")
-        words = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), "isolated")
-        plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        split = pre_tokenizers.Sequence([words, plain])
-    backend.pre_tokenizer = split
-    backend.decoder = decoders.ByteLevel()
-    kinds = about.get("token_type", ())
-    for kind in (_SPECIAL, _ADDED):
-        added = [
-            AddedToken(token, normalized=False, special=kind == _SPECIAL)
-            for token, its in zip(tokens, kinds, strict=False)
-            if its == kind
-        ]
-        (backend.add_special_tokens if kind == _SPECIAL else backend.add_tokens)(added)
-    return backend
-
-
-def _by_transformers(header: Header, about: dict[str, Any]) -> Tokenizer:
-    """SentencePiece and other kinds."""
+def _backend(header: Header, about: dict[str, Any]) -> Tokenizer:
+    """transformers' own, split into words as llama.cpp does."""
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    names = GGUF_TOKENIZER_MAPPING["tokenizer"]
+    names, pre = GGUF_TOKENIZER_MAPPING["tokenizer"], about.get("pre", "default")
     theirs = {names[f"ggml.{key}"]: value for key, value in about.items() if f"ggml.{key}" in names}
     try:
-        return convert_gguf_tokenizer(header.architecture, theirs)[0]
+        backend: Tokenizer = convert_gguf_tokenizer(header.architecture, theirs)[0]
     except ValueError as error:
         raise DataError(f"'{header.path}': {error}") from None
+    if about["model"] != "gpt2":  # SentencePiece and other kinds
+        return backend
+    if pre in _DIGITS:
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    elif pre not in {*_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}:
+        known = ", ".join(sorted({*_GPT2, *_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS}))
+        raise DataError(f"'{header.path}': tokenizer.ggml.pre={pre} is not supported, only {known}")
+    backend.model.ignore_merges = pre in _WHOLE_WORDS
+    return backend

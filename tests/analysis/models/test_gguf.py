@@ -182,7 +182,7 @@ def test_llama_3_scales_its_angles(tokenizer: Tokenizer, tmp_path: Path) -> None
             {"architecture": "mamba"},
             "architecture 'mamba' is not supported, only .*gemma3.*ll",
         ),
-        ({"pre": "dna"}, "pre=dna is none .*llama-bpe.*smollm"),
+        ({"pre": "dna"}, "pre=dna is not supported.*llama-bpe.*smollm"),
         ({"entries": {"llama.rope.scaling.type": "yarn"}}, "RoPE scaled by 'yarn'"),
         ({"entries": {"llama.logit_scale": 2.0}}, "does not read llama.logit_scale=2.0"),
         (
