@@ -115,6 +115,7 @@ class FakeServer:
         if fault == "swapped":
             body = self._other(body)
         ids = list(body.get("input_ids") or body["prompt"])
+        ids += [token for token, _ in body.get("logit_bias", [])]
         log_p_LV = self.model.log_p(ids)
         best = int(log_p_LV[-1].argmax())
         values: list[Any] = [None, *log_p_LV[np.arange(len(ids) - 1), ids[1:]].tolist()]
@@ -136,10 +137,11 @@ class FakeServer:
         if fault == "fewer":
             seen, values = seen[:-1], values[:-1]
         generated = best, float(log_p_LV[-1, best])
-        if "logprobs" not in body and "return_logprob" not in body:
+        if not {"logprobs", "return_logprob", "n_probs"} & {*body}:
             self._reply(handler, {"choices": [{"text": self._text(best)}]}, fault)
             return
         makers = {"vllm": self._vllm, "sglang": self._sglang, "sglang without id": self._sglang}
+        makers["llamacpp"] = self._llamacpp
         make = makers.get(self.owner, self._echo)
         self._reply(handler, make(body, seen, values, generated), fault)
 
@@ -158,8 +160,6 @@ class FakeServer:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
     def _echo(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
-        if self.owner == "llamacpp":  # its own server scores what it generates
-            ids, values = [], []
         log_p = {
             "tokens": [self._text(token) for token in [*ids, best[0]]],
             "token_logprobs": [*values, best[1]],
@@ -186,6 +186,11 @@ class FakeServer:
         if self.owner == "sglang":
             about["id"] = body["rid"]
         return {"meta_info": about | {"output_token_logprobs": [[best[1], best[0], None]]}}
+
+    def _llamacpp(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
+        assert (body["n_predict"], body["n_probs"], body["temperature"]) == (1, 1, 0)
+        token, value = (ids[-1], values[-1]) if body["logit_bias"] else best
+        return {"completion_probabilities": [{"id": token, "logprob": value}]}
 
     def _reply(self, handler: Any, reply: dict[str, Any], fault: str | None) -> None:
         raw = json.dumps(reply).encode()

@@ -185,14 +185,15 @@ class Server:
     def _score(self, ids: list[int], first: int) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return log p of the tokens from number `first` on, and the token generated after them."""
         name = uuid.uuid4().hex
-        body = {"model": self.model} | self.dialect.body(ids, first, name)
-        sent = self.request(self.dialect.path, body)
+        bodies = self.dialect.bodies(ids, first, name)
+        sent = [self.request(self.dialect.path, {"model": self.model} | body) for body in bodies]
         try:
             reply = self.dialect.read(sent, ids, first)
             read = list(zip(reply.tokens, ids[reply.first :], strict=True))
             found = [_number(given) for given, _ in zip(reply.log_p, read, strict=True)]
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            reason = f"{self._safe(repr(error))[:100]}; it must support `echo` or be vLLM or SGLang"
+            rule = "it must be vLLM, SGLang, llama-server, or support `echo`"
+            reason = f"{self._safe(repr(error))[:100]}; {rule}"
             raise self._wrong(f"returns no log-probabilities of the prompt ({reason})") from None
         if self.names_requests and reply.request != name:
             raise self._wrong("returned the reply to another request")
