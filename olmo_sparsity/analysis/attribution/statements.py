@@ -142,8 +142,8 @@ def count(prompt: SourcePrompt, layout: Layout, draws: int) -> list[tuple[int, i
     known, every = layout.before_question, range(len(lengths))
 
     def spent(*rounds: list[Trial]) -> tuple[int, int]:
-        shares = prompt.model.engine is None
-        engine = CountingEngine(shares, known if shares else None)
+        own = prompt.model.engine
+        engine = CountingEngine(own is None or own.shares, known if own is None else None)
         trials = Trials(engine, layout, decoys)
         for one in (first_round(len(lengths)), *rounds):
             trials.evaluate(one)

@@ -177,7 +177,9 @@ class _Trial:
         num_evaluated = sum(sum(of.values()) for of in expected.values())
         if expected and self.prices is None:
             self.prices = _Prices.of(plan, places)
-        recovery = self.prices.total(plan, expected) if self.prices and expected else 0.0
+        recovery = 0.0
+        if self.prices and expected:
+            recovery = self.prices.total(plan, expected, places)
         if self.speed_of_targets is None:
             self.speed_of_targets = self._try_target(plan, places)
         seconds = losses / self.speed + recovery / self.speed_of_targets
@@ -227,7 +229,8 @@ class _Trial:
 
 @dataclass(frozen=True)
 class _Prices:
-    """Token-forwards of a document's targets: for the states of each token, and for each target."""
+    """Token-forwards of a document's targets: for the states of each token, and for each target,
+    or each token before one (see `_size`)."""
 
     token: float
     own: float
@@ -248,7 +251,7 @@ class _Prices:
             for part, chosen in parts:
                 targets = {"document": number, "target": np.sort(chosen), "far_part": part}
                 spent = _spent(_counting(plan), number, targets)
-                num = len(chosen) * np.array([part == "document", part == "placebo"])
+                num = _size(plan, chosen) * np.array([part == "document", part == "placebo"])
                 rows.append((len(plan.documents[number].tokens), *num, spent))
         *counts, spent_N = np.array(rows, dtype=float).T
         token, own, placebo = np.linalg.lstsq(np.stack(counts, 1), spent_N, rcond=None)[0]
@@ -257,14 +260,24 @@ class _Prices:
             own, placebo = np.linalg.lstsq(np.stack(counts[1:], 1), spent_N, rcond=None)[0]
         return _Prices(float(token), float(own), float(placebo))
 
-    def total(self, plan: Plan, expected: dict[int, dict[str, float]]) -> float:
-        """The cost of all targets that are expected in each document."""
+    def total(
+        self, plan: Plan, expected: dict[int, dict[str, float]], places: dict[int, np.ndarray]
+    ) -> float:
+        """The cost of all targets that are expected in each document, anywhere in `places`."""
         spent = 0.0
         for number, of_parts in expected.items():
             own, placebo = (of_parts.get(part, 0.0) for part in PARTS)
             of_texts = self.token * len(plan.documents[number].tokens)
-            spent += min(own + placebo, 1.0) * of_texts + own * self.own + placebo * self.placebo
+            size = _size(plan, places[number]) / len(places[number])
+            of_targets = size * (own * self.own + placebo * self.placebo)
+            spent += min(own + placebo, 1.0) * of_texts + of_targets
         return spent
+
+
+def _size(plan: Plan, targets: np.ndarray) -> float:
+    """What the cost of targets grows with: their number, or the tokens of whole prompts."""
+    is_replaced = plan.settings.far_states == "replaced"
+    return float(targets.sum()) if is_replaced else float(len(targets))
 
 
 def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:

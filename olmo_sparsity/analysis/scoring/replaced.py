@@ -18,7 +18,7 @@ from olmo_sparsity.analysis.inputs.windows import NOTHING, Block
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, ModelLogprobs, logprobs_of
+from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.analysis.settings import AskSettings, Settings
 
@@ -56,7 +56,7 @@ class ReplacingScorer(Scorer):
 
     def counting(self) -> ReplacingScorer:
         """The same with an engine that computes nothing, and counts."""
-        engine = CountingEngine(isinstance(self.engine, ModelLogprobs))
+        engine = CountingEngine(getattr(self.engine, "shares", False))
         found = ReplacingScorer(engine, None, self.num_texts)
         found._others = self._others
         return found
