@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.kernels.engine import Engine, Node, Prompt, plan, scores_along
+from olmo_sparsity.analysis.models.use import evaluating
 
 BATCH_TOKENS = 4096
 _CACHES = ("cache", "cache_params", "past_key_values")  # the argument, by family
@@ -47,27 +48,25 @@ class WholePrompts(Engine, nn.Module):
 
     def _takes_states_up(self) -> bool:
         """Compare prompts that share a beginning with whole ones."""
-        if self._cache_name is None:
-            return False
         ids = np.arange(40) * 7 % self.vocab_size
         ends = ids[20:26], ids[26:32], ids[22:26]  # two of one length, which are one batch
         prompts = [Prompt(np.append(ids[:20], end), ids[-3:]) for end in ends]
-        was_training = self.model.training
+        found = []
         try:
-            self.model.eval()
-            whole = np.concatenate(self.score(prompts))
-            self.shares = True
-            shared = np.concatenate(self.score(prompts))
-        except Exception:  # of the model's own code
+            with evaluating(self.model):
+                for self.shares in (False, True):
+                    found.append(np.concatenate(self.score(prompts)))
+        except Exception:  # of the model's own code, which may take no cache
             return False
         finally:
-            self.model.train(was_training)
-            self.shares, self.token_forwards = False, 0
+            self.token_forwards = 0
         rounding = min(0.1, 1024 * torch.finfo(self.model.dtype).eps)
-        return bool(np.abs(whole - shared).max() <= rounding)
+        return bool(np.abs(found[0] - found[1]).max() <= rounding)
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        from transformers import DynamicCache
+
         different = list({prompt.key: prompt for prompt in prompts}.values())
         rows = [prompt.inputs for prompt in different]
         root = Node([], 0, False, list(range(len(rows))), [])
@@ -75,7 +74,7 @@ class WholePrompts(Engine, nn.Module):
             root, rows = plan(different)
 
         def extended(states: Any, node: Node, before: int) -> Any:
-            cache = self._new_cache() if states is None else deepcopy(states)
+            cache = DynamicCache(config=self.model.config) if states is None else deepcopy(states)
             tokens = rows[node.indices[0]][before : node.depth]
             self._logits(tokens[None], 1, cache)
             return cache
@@ -85,7 +84,9 @@ class WholePrompts(Engine, nn.Module):
             num, found = max(1, BATCH_TOKENS // len(rows[indices[0]])), list[np.ndarray]()
             for first in range(0, len(indices), num):
                 part_BL, ids_BW = tokens_BL[first : first + num], targets_BW[first : first + num]
-                cache = None if states is None else _repeated(states, len(part_BL))
+                cache = deepcopy(states)
+                if cache is not None:
+                    cache.reorder_cache(torch.zeros(len(part_BL), dtype=torch.long))
                 log_p_BWV = self._logits(part_BL, ids_BW.shape[1], cache).float().log_softmax(-1)
                 ids_BW1 = torch.from_numpy(ids_BW)[..., None].to(log_p_BWV.device)
                 found += list(log_p_BWV.gather(-1, ids_BW1)[..., 0].double().cpu().numpy())
@@ -94,11 +95,6 @@ class WholePrompts(Engine, nn.Module):
         found = dict(scores_along(root, rows, different, extended, scored))
         of_key = {prompt.key: found[index] for index, prompt in enumerate(different)}
         return [of_key[prompt.key] for prompt in prompts]
-
-    def _new_cache(self) -> Any:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self.model.config)
 
     def _logits(self, tokens_BL: np.ndarray, num_last: int, cache: Any) -> Tensor:
         """logits_BWV behind the last tokens; `cache` takes up what it holds, and is extended."""
@@ -121,10 +117,3 @@ class WholePrompts(Engine, nn.Module):
         )
         ends = set(np.atleast_1d(self.model.generation_config.eos_token_id or -1).tolist())
         return [token for token in made_1L[0, len(ids) :].tolist() if token not in ends]
-
-
-def _repeated(states: Any, num: int) -> Any:
-    """A copy of the states of one text, for several rows."""
-    cache = deepcopy(states)
-    cache.reorder_cache(torch.zeros(num, dtype=torch.long))
-    return cache

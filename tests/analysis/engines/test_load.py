@@ -16,7 +16,10 @@ from olmo_sparsity.analysis.attribution.gate import check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
 from olmo_sparsity.analysis.attribution.segments import AttributeRequest
 from olmo_sparsity.analysis.engines import server as module
+from olmo_sparsity.analysis.engines.whole import WholePrompts
+from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.scoring.logprobs import count_forwards
 from olmo_sparsity.analysis.settings import SourceSettings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
@@ -128,6 +131,31 @@ def test_questions_resume_after_a_server_has_died(
     assert not check(path, tmp_path / "parts", tmp_path / "whole").notes
     with pytest.raises(ConfigError, match="other model"):
         check(path, tmp_path / "other", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [("BLOOM", True), ("Qwen 3 Next", True), ("LFM 2", True), ("Mamba", False)],
+)
+def test_prompts_that_share_states_score_as_whole_ones(name: str, shares: bool) -> None:
+    """Mamba of transformers forgets its state when more tokens than one follow."""
+    model = build(next(f for f in REFUSED if f.name == name), vocab_size=45).eval()
+    engine, rng = WholePrompts(model), np.random.default_rng(0)
+    text, prompts = rng.integers(3, 45, 60), list[Prompt]()
+    for place in rng.integers(5, 50, 12):
+        ids = np.append(text, 44)
+        ids[place : place + 3], num = rng.integers(3, 45, 3), int(rng.integers(1, 4))
+        prompts.append(Prompt(ids[: 58 - num], ids[58 - num : 58]))
+    found = engine.score([*prompts, prompts[0]])
+    assert engine.shares == shares
+    whole = sum(len(prompt.inputs) for prompt in prompts)
+    assert engine.token_forwards == (count_forwards(prompts) if shares else whole)
+    for prompt, log_p in zip([*prompts, prompts[0]], found, strict=True):
+        with torch.no_grad():
+            logits_LV = model(input_ids=torch.tensor(prompt.inputs[None])).logits[0]
+        num = len(prompt.continuation)
+        truth_WV = logits_LV[-num:].log_softmax(-1)
+        np.testing.assert_allclose(log_p, truth_WV[range(num), prompt.continuation], atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["Mamba", "BLOOM", "Falcon (ALiBi)"])

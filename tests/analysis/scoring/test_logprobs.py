@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olmo_sparsity.analysis.kernels.engine import Prompt
+from olmo_sparsity.analysis.kernels.engine import LEAST_SHARED, Prompt
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.logprobs import (
-    LEAST_SHARED,
     ModelLogprobs,
     count_forwards,
 )
