@@ -57,15 +57,12 @@ def write_gguf(
     architecture: str = "llama",
     pre: str = "gpt-2",
     special: tuple[str, ...] = ("<|end|>",),
-    shards: int = 0,
     entries: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     raw: dict[str, tuple[np.ndarray, GGMLQuantizationType]] | None = None,
 ) -> None:
     config = model.config
-    num_tensors = len(list(model.parameters()))
-    per_shard = -(-num_tensors // shards) if shards else 0
-    writer = GGUFWriter(path, architecture, split_max_tensors=per_shard)
+    writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)

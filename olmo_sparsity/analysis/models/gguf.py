@@ -17,7 +17,7 @@ import re
 import struct
 from collections import Counter
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
-from olmo_sparsity.analysis.models.identity import joined_sha256
 from olmo_sparsity.analysis.models.transformers_folder import (
     NO_CODE,
     count_parameters,
@@ -65,30 +64,18 @@ def make_folder(folder: Path) -> None:
 # --- find and convert ---------------------------------------------------------------------------
 
 
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-
-
-def find_gguf(path: Path) -> list[Path]:
-    """The file, or its shards in order; empty if `path` neither is a GGUF file nor holds one."""
+def find_gguf(path: Path) -> Path | None:
+    """The file; None if `path` neither is a GGUF file nor holds one."""
     if path.is_file() and path.suffix == ".gguf":
-        named = _SHARD.fullmatch(path.name)
-        if named is None:
-            return [path]
-        last = int(named[3])
-        shards = [
-            path.with_name(f"{named[1]}-{i:05}-of-{last:05}.gguf") for i in range(1, last + 1)
-        ]
-        if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise DataError(f"'{path}' is one of {last} shards, and {missing[0]} is missing")
-        return shards
-    if not path.is_dir():
-        return []
-    files = sorted(path.glob("*.gguf"))
-    firsts = [f for f in files if not (named := _SHARD.fullmatch(f.name)) or int(named[2]) == 1]
-    if len(firsts) > 1:
-        names = ", ".join(file.name for file in firsts)
-        raise DataError(f"'{path}' holds {len(firsts)} GGUF models ({names}); name one of them")
-    return find_gguf((firsts or files)[0]) if files else []
+        if re.search(r"-\d{5}-of-\d{5}\.gguf$", path.name):
+            remedy = "join them with llama.cpp's `llama-gguf-split --merge`"
+            raise DataError(f"'{path}' is one of several shards; {remedy}")
+        return path
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise DataError(f"'{path}' holds {len(files)} GGUF files ({names}); name one of them")
+    return find_gguf(files[0]) if files else None
 
 
 @dataclass(frozen=True)
@@ -96,8 +83,6 @@ class Origin:
     """The GGUF file that a folder of the cache was converted from."""
 
     sha256: str
-    """SHA-256 of the file; with several shards, of their SHA-256s in order."""
-
     quantization: str
     """Type of most of the weights, as Q4_1."""
 
@@ -110,16 +95,16 @@ def find_origin(folder: Path) -> Origin | None:
 
 
 @naming_extras()
-def convert_gguf(files: list[Path]) -> Path:
+def convert_gguf(file: Path) -> Path:
     """The Hugging Face folder of a GGUF file, in fp32; converted on the first call."""
-    header = _read_headers(files)
+    header = _read_header(file)
     if _entries_read(header.architecture) is None:
         found = f"architecture '{header.architecture}' is not supported"
         raise DataError(f"'{header.path}': {found}, only {', '.join(supported_architectures())}")
-    quantization = _check_types(header)
+    quantization = _quantization(header)
     _check_tensors(header)
     _check_entries(header)
-    whole = joined_sha256([sha256_of(file) for file in files])
+    whole = sha256_of(file)
     place = cache_folder() / "gguf" / whole
     folder = place / f"model-{CONVERTER}"
     if not folder.is_dir():
@@ -166,9 +151,8 @@ def _read_weights(folder: Path) -> PreTrainedModel:
     reader.tqdm = functools.partial(reader.tqdm, disable=True)  # the bar that has no switch
     # transformers builds this table again for each module of the model.
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
-    options: dict[str, Any] = dict(NO_CODE)
-    if hasattr(transformers, "GgufConfig"):  # else with `kernels` some weights may stay packed
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    # Else with `kernels` some weights may stay packed.
+    options = {**NO_CODE, "quantization_config": transformers.GgufConfig(dequantize=True)}
     model: PreTrainedModel
     info: dict[str, Any]
     model, info = transformers.AutoModelForCausalLM.from_pretrained(  # type: ignore[misc] # a pair
@@ -197,7 +181,6 @@ _TOKENIZER_ARRAYS = tuple(
 
 @dataclass(frozen=True)
 class Tensor:
-    path: Path
     name: str
     shape: tuple[int, ...]
     """Fastest dimension first, as in the file."""
@@ -221,7 +204,6 @@ class Header:
     """Each entry as the file holds it, without the tokenizer's arrays."""
 
     tensors: list[Tensor]
-    """Of all shards; the entries are those of the first."""
 
     @property
     def architecture(self) -> str:
@@ -267,11 +249,6 @@ class _Bytes:
         return list(self.numbers(_FORMATS[kind], num))
 
 
-def _read_headers(files: list[Path]) -> Header:
-    first, *others = [_read_header(file) for file in files]
-    return replace(first, tensors=first.tensors + [t for other in others for t in other.tensors])
-
-
 def _read_header(path: Path) -> Header:
     from gguf import GGML_QUANT_SIZES
 
@@ -297,17 +274,15 @@ def _read_header(path: Path) -> Header:
             tensors, end = [], 0
             for name, shape, kind, offset in table:
                 if kind not in sizes:
-                    raise _unknown_type(path, name, kind)
+                    raise ValueError(f"'{name}' has the unknown type {kind}")
                 of_block, block_bytes = sizes[kind]
                 num_bytes = math.prod(shape) // of_block * block_bytes
                 if offset != end or (shape and shape[0] % of_block):
                     raise ValueError(f"'{name}' does not begin where the tensor before it ends")
                 if first + offset + num_bytes > len(data):
                     raise struct.error(f"'{name}' ends at byte {first + offset + num_bytes:,}")
-                tensors.append(Tensor(path, name, shape, kind, first + offset, num_bytes))
+                tensors.append(Tensor(name, shape, kind, first + offset, num_bytes))
                 end = -(-(end + num_bytes) // align) * align
-    except UserError:
-        raise
     except struct.error as error:
         raise DataError(f"'{path}' ends too early ({error}); download it again") from None
     except (ValueError, KeyError, OSError, OverflowError, ZeroDivisionError, TypeError) as error:
@@ -315,19 +290,16 @@ def _read_header(path: Path) -> Header:
     return Header(path, metadata, raw, tensors)
 
 
-def _check_types(header: Header) -> str:
-    """Reject types without a dequantization; return the most frequent one, by weights."""
+def _quantization(header: Header) -> str:
+    """The most frequent type, by weights."""
     from gguf import GGMLQuantizationType
 
-    supported, num_of = _supported_types(), Counter[str]()
+    num_of = Counter[int]()
     for tensor in header.tensors:
-        name = GGMLQuantizationType(tensor.type).name
-        if name not in supported:
-            raise _unknown_type(tensor.path, tensor.name, f"{name} ({tensor.type})")
-        num_of[name] += tensor.num
+        num_of[tensor.type] += tensor.num
     if not num_of:
         raise DataError(f"'{header.path}' holds no weights; download it again")
-    return num_of.most_common(1)[0][0]
+    return GGMLQuantizationType(num_of.most_common(1)[0][0]).name
 
 
 def _damaged(header: Header, problem: str) -> DataError:
@@ -380,25 +352,6 @@ def _check_entries(header: Header) -> None:
                 say(f"{header.path.name}: {key}={value:g} is unusual; the file may be damaged")
 
 
-def _unknown_type(path: Path, tensor: str, kind: object) -> DataError:
-    supported = ", ".join(_supported_types())
-    return DataError(f"'{path}': '{tensor}' has type {kind}, none of the supported {supported}")
-
-
-def _supported_types() -> list[str]:
-    from gguf import GGML_QUANT_SIZES
-    from gguf.quants import dequantize
-
-    names = []
-    for kind, (_, block_bytes) in GGML_QUANT_SIZES.items():
-        try:
-            dequantize(np.zeros((1, block_bytes), np.uint8), kind)
-        except NotImplementedError:
-            continue
-        names.append(kind.name)
-    return names
-
-
 # --- what transformers reads --------------------------------------------------------------------
 
 
@@ -424,16 +377,10 @@ def supported_architectures() -> list[str]:
 
 
 def _copy_without_tokenizer(header: Header, to: Path) -> None:
-    """One file of all shards, with the vocabulary's size instead of its tokens."""
-    entries = [raw for key, raw in header.raw.items() if not key.startswith("split.")]
-    num_tokens, size = len(header.metadata["tokenizer.ggml.tokens"]), "vocab_size"
-    if size not in (_entries_read(header.architecture) or {}):
-        key = b"tokenizer.ggml.tokens"
-        value = struct.pack("<IIQ", _ARRAY, 0, num_tokens) + bytes(num_tokens)
-        entries.append(struct.pack("<Q", len(key)) + key + value)
-    elif header.get(size) is None:
-        key = f"{header.architecture}.{size}".encode()
-        entries.append(struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, num_tokens))
+    """With as many tokens, from which transformers takes the vocabulary's size."""
+    key, num_tokens = b"tokenizer.ggml.tokens", len(header.metadata["tokenizer.ggml.tokens"])
+    tokens = struct.pack("<IIQ", _ARRAY, 0, num_tokens) + bytes(num_tokens)
+    entries = [*header.raw.values(), struct.pack("<Q", len(key)) + key + tokens]
     align = int(header.metadata.get("general.alignment", 32))
     with to.open("wb") as file:
         file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(header.tensors), len(entries)))
@@ -444,9 +391,10 @@ def _copy_without_tokenizer(header: Header, to: Path) -> None:
             file.write(struct.pack("<Q", len(name)) + name)
             file.write(struct.pack(f"<I{dims}QIQ", dims, *tensor.shape, tensor.type, offset))
             offset += -(-tensor.num_bytes // align) * align
+        whole = np.memmap(header.path, mode="r")
         for tensor in header.tensors:
             file.write(bytes(-file.tell() % align))
-            file.write(np.memmap(tensor.path, mode="r")[tensor.start :][: tensor.num_bytes].data)
+            file.write(whole[tensor.start :][: tensor.num_bytes].data)
 
 
 _WITHOUT_EFFECT = ("vocab_size", "attention.causal", "attention.value_length", "tensor_data_layout")
@@ -495,7 +443,7 @@ def _complete_rope(config: Any, header: Header) -> None:
     elif kind != "none":
         raise DataError(f"'{header.path}': RoPE scaled by {kind!r} is not read; {_REMEDY}")
     for found in (tensor for tensor in header.tensors if tensor.name == ROPE_FACTORS):
-        factors = np.fromfile(found.path, np.float32, found.num, offset=found.start)
+        factors = np.fromfile(header.path, np.float32, found.num, offset=found.start)
         rope |= _llama3_scaling(config, torch.from_numpy(factors), header)
 
 

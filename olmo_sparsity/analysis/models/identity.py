@@ -188,13 +188,7 @@ def fingerprint(paths: Collection[Path]) -> str:
     Of a file above 1 GiB, its size and 1024 evenly spread blocks of 64 KiB are hashed, header
     included: enough to distinguish models, in seconds instead of minutes.
     """
-    return joined_sha256(
-        [_fingerprint_file(path) for path in sorted(paths, key=lambda path: path.name)]
-    )
-
-
-def joined_sha256(digests: list[str]) -> str:
-    """Return the digest of one file, or the SHA-256 of the digests of several."""
+    digests = [_fingerprint_file(path) for path in sorted(paths, key=lambda path: path.name)]
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

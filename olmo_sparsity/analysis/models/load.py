@@ -461,8 +461,8 @@ def find_folder(path_or_hub_name: str) -> Path:
         raise DataError(f"model: '{path_or_hub_name}' does not exist; pass {FORMS}")
     if is_hugging_face(path):
         return path
-    if files := find_gguf(path):
-        return convert_gguf(files)
+    if file := find_gguf(path):
+        return convert_gguf(file)
     for loader in run_loaders():
         if (folder := loader.find(path)) is not None:
             return folder

