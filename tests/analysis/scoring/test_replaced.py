@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -195,7 +196,8 @@ def test_planted_copies_are_found_with_few_prompts() -> None:
     assert right >= 18
 
 
-def test_a_target_at_1024_tokens_takes_at_most_150_whole_prompts() -> None:
+@pytest.mark.parametrize("long", [256, 1024, 4096])
+def test_a_target_takes_as_many_whole_prompts_as_the_page_says(long: int) -> None:
     """Its losses, units, recovery and control, with one unrelated text."""
     rng, prompts = np.random.default_rng(0), list[Prompt]()
 
@@ -204,15 +206,18 @@ def test_a_target_at_1024_tokens_takes_at_most_150_whole_prompts() -> None:
             prompts.extend(given)
             return [-rng.random(len(prompt.continuation)) for prompt in given]
 
-    documents = Documents.of([rng.integers(0, 5000, 1030) for _ in range(6)])
-    windows = Settings(long=1024, short=128, far_states="replaced").windows
+    documents = Documents.of([rng.integers(0, 5000, long + 6) for _ in range(6)])
+    windows = Settings(long=long, far_states="replaced").windows
     controls, document = Controls(documents, windows, num_draws=1), documents[1]
     scorer = ReplacingScorer(Counts(), Copies(), 1).of_document(document, controls)
-    block = windows.block(document.tokens, 1024, 1025)
+    block = windows.block(document.tokens, long, long + 1)
     context_losses(scorer, document, windows, controls, [block])
-    recover(scorer, document, windows, [1024], selectors="halving", controls=controls)
-    assert 100 < len(prompts) <= 150
-    assert {len(prompt.inputs) for prompt in prompts} == {1024}
+    recover(scorer, document, windows, [long], selectors="halving", controls=controls)
+    assert {len(prompt.inputs) for prompt in prompts} == {long}
+    page = (Path(__file__).parents[3] / "docs/measure.md").read_text(encoding="utf-8")
+    stated = re.search(rf"(\d+) (whole prompts )?at {long:,}\b", page)
+    assert stated is not None
+    assert len(prompts) == pytest.approx(int(stated[1]), abs=3)
 
 
 def test_the_cost_is_counted_before(model: LoadedModel, documents: Documents) -> None:
