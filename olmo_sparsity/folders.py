@@ -73,7 +73,7 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
 def holder(folder: Path) -> tuple[Owner | None, bool]:
     """The owner of the folder's lock, and whether it is alive."""
     owner = _read(folder / LOCK)
-    return owner, owner is not None and age_s(folder / LOCK) <= STALE_S
+    return owner, owner is not None and abs(age_s(folder / LOCK)) <= STALE_S
 
 
 def _take(path: Path, own: Owner, waits: bool) -> None:
@@ -85,14 +85,25 @@ def _take(path: Path, own: Owner, waits: bool) -> None:
         if touched != seen:
             if seen is not None and not waits:
                 raise UserError(_in_use(path))
-            # A time in the future, by a wrong clock, makes no age.
-            seen, dead_at = touched, now + STALE_S - max(age_s(path), 0.0)
+            # A clock that was set makes no age: of a time in the future, of a process that runs.
+            age = 0.0 if _runs_here(_read(path)) else max(age_s(path), 0.0)
+            seen, dead_at = touched, now + STALE_S - age
         elif now > dead_at:
             _remove_dead(path, seen)
         if now > said_at:
             say(f"waiting: {_in_use(path)}")
             said_at = math.inf
         time.sleep(0.1)
+
+
+def _runs_here(owner: Owner | None) -> bool:
+    if owner is None or owner.host != socket.gethostname() or owner.pid == os.getpid():
+        return False
+    try:
+        os.kill(owner.pid, 0)
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def _create(path: Path, text: str) -> bool:

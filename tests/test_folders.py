@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +90,19 @@ def test_a_living_owner_is_named_and_a_killed_one_is_followed(tmp_path: Path, ot
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("ahead_s", [9999, -9999])
+def test_a_clock_that_is_set_takes_no_lock_from_a_living_owner(
+    tmp_path: Path, other: Any, ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the owner touches it again."""
+    monkeypatch.setattr(folders, "STALE_S", 60.0)
+    os.kill(other.pid, signal.SIGSTOP)
+    os.utime(tmp_path / LOCK, (time.time() - ahead_s,) * 2)
+    threading.Timer(0.5, os.kill, (other.pid, signal.SIGCONT)).start()
+    with pytest.raises(UserError, match=f"by process {other.pid}"), locked(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize(
     ("text", "age_s"),
     [
@@ -102,7 +117,7 @@ def test_a_left_lock_blocks_until_it_is_old(
     leave(tmp_path, age_s, text)
     owner, alive = holder(tmp_path)
     assert (owner is None) == (text is not None)
-    assert alive == (text is None and age_s < STALE_S)
+    assert alive == (text is None and abs(age_s) < STALE_S)
     began = time.monotonic()
     with locked(tmp_path):
         took = time.monotonic() - began

@@ -314,6 +314,8 @@ def _load_engine(
 ) -> LoadedModel:
     """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
     server's URL, or several with commas between them."""
+    if name.startswith(LLAMA) and "://" in name:  # it may hold a password
+        raise ConfigError(f"{LLAMA} must be followed by a GGUF file, not by a URL")
     urls = [] if name.startswith(LLAMA) else [url.strip() for url in name.split(",")]
     for url in urls:
         parse_url(url)  # from here on messages may repeat it: it has no password
@@ -345,7 +347,7 @@ def _load_engine(
 def _load_llama(path: str, name: str, device: str) -> LoadedModel:
     file = find_smollm2_gguf() if path == "smollm2" else Path(path)
     if not file.is_file():
-        raise DataError(f"'{file}' does not exist; give a GGUF file")
+        raise DataError(f"'{file}' is not a file; give a GGUF file")
     tokenizer = read_gguf_tokenizer(file)
     model = LlamaCpp(file, device)
     return LoadedModel(

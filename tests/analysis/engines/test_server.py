@@ -224,7 +224,7 @@ def test_the_key_is_sent_and_never_written(
     [
         *("http://127.0.0.1:port", "http://h:99999", "http://[::1", "http://", "ftp://h"),
         *("http://me:SECRET@127.0.0.1:1", "HTTPS://SECRET@h:port", "http://h:1?key=SECRET"),
-        "http://h:1,http://me:SEC@RET@h:1",
+        *("http://h:1,http://me:SEC@RET@h:1", "llama:http://me:SECRET@h:1"),
     ],
 )
 def test_wrong_urls_are_refused_without_their_passwords(url: str) -> None:
