@@ -81,6 +81,29 @@ def test_a_finished_run_is_left_alone(
     assert (trained / "config.yaml").read_bytes() == written
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("seed:", "colour: 3\nseed:", "colour"),
+        ("d_model: ", "d_model: 2", r"model\.d_model="),
+        ("n_heads: ", "n_heads: 3", "n_heads"),
+        *(("seed: ", f"seed: {value}", "seed") for value in ("x", "7", "-")),
+        *(("", text, r"config\.yaml") for text in ("", "- 1\n", "\x00", "\udce9", "a: [")),
+    ],
+)
+def test_a_config_that_was_edited_by_hand_is_an_error_that_names_it(
+    old: str, new: str, named: str, make_config: MakeConfig, trained: Path
+) -> None:
+    """Of the run folder, by another start and by who loads the run."""
+    path = trained / "config.yaml"
+    text = path.read_text().replace(old, new, 1) if old else new
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    for call in (lambda: train(make_config()), lambda: load_model(trained, device="cpu")):
+        with pytest.raises(UserError, match=named) as caught:
+            call()
+        assert str(caught.value).count("\n") <= 1
+
+
 # --- several corpora, several lengths -------------------------------------------------------------
 
 

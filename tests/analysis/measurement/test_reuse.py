@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
-from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.reuse import (
@@ -24,8 +24,9 @@ from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.analysis.settings import Reading, Settings
 from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.brute import READINGS, Brute, behind
 from tests.support.measurements import VOCAB, planned, untrained
 
 WINDOWS = Windows(16, 6, 8)
@@ -66,25 +67,43 @@ def evaluated(seed: int, documents: Documents, choices: Results, **options: Any)
     return result
 
 
-def test_recovery_is_that_of_the_others_units_by_definition(
-    documents: Documents, found: dict[int, Results]
+@READINGS
+def test_recovery_is_that_of_the_others_units_by_brute_force(
+    documents: Documents, far_states: Reading
 ) -> None:
-    given, judged = found[0], evaluated(1, documents, found[0], ks=2)
-    rows = judged.recovery.query("control == 'own' and units == 'tokens' and k == 2")
-    scorer = Scorer(model_of(1).model)
-    ranked = given.influence.query("far_part == 'document' and control == 'own'")
-    for row in rows.sample(8, random_state=0).itertuples():
-        tokens = documents[row.document].tokens
-        start = int(WINDOWS.start_of(row.target))
-        block = WINDOWS.block(tokens, start, min(start + WINDOWS.stride, len(tokens)))
-        units = ranked.query(
-            f"document == {row.document} and target == {row.target} and units == 'tokens'"
-            " and selector == 'add_one' and rank <= 2"
-        )
-        places = np.sort(units.far_first.to_numpy()) - block.first
-        span = (row.target - start, row.target - start + 1)
-        (loss,) = scorer.losses([scorer.context(block).set_row(places, span)])
-        assert row.loss_set == pytest.approx(float(loss.sum()), abs=1e-4)
+    """Every row: plain forwards over the tokens that the other model's table names, in the document
+    and behind an unrelated text."""
+    changed = {"far_states": far_states, "units": ("tokens", "span:3"), "draws": 1}
+    given = measure(model_of(0), documents, WINDOWS, **OPTIONS | changed)
+    judged, model = evaluated(1, documents, given, ks=(1, 2)), model_of(1).model
+    controls = Controls(documents, WINDOWS, num_draws=1)
+    columns = ["document", "target", "far_part", "units", "selector", "control"]
+    ranked = {key: rows.sort_values("rank") for key, rows in given.influence.groupby(columns)}
+    known: dict[Any, Brute] = {}
+    for row in judged.recovery.itertuples():
+        key = tuple(getattr(row, name) for name in columns)
+        if (one := (row.document, row.target, row.control)) not in known:
+            document, start = documents[row.document], int(WINDOWS.start_of(row.target))
+            end = min(start + WINDOWS.stride, len(document.tokens))
+            block, text = WINDOWS.block(document.tokens, start, end), document.tokens
+            if row.control == "foreign":
+                text = behind(text, block, controls.unrelated(document, block, 0))
+            known[one] = Brute(model, text, WINDOWS, row.target, far_states)
+        brute, chosen = known[one], ranked[key][: row.k]
+        bounds = zip(chosen.far_first - brute.origin, chosen.far_end - brute.origin, strict=True)
+        places = {place for first, stop in bounds for place in range(first, stop)}
+        assert row.num_tokens == len(places)
+        assert row.loss_set == pytest.approx(brute.loss(places), abs=2e-5)
+        if row.control == "own":
+            rest = {*range(len(brute.far))} - places
+            assert row.loss_without == pytest.approx(brute.loss(rest), abs=2e-5)
+    counts = judged.recovery.groupby(["units", "selector", "control"]).size()
+    assert set(counts.index) == {
+        (units, "add_one", control)
+        for units in ("tokens", "span:3")
+        for control in ("own", "foreign")
+    }
+    assert len(set(counts)) == 1
 
 
 def test_both_directions_are_averaged(documents: Documents, found: dict[int, Results]) -> None:
