@@ -36,14 +36,14 @@ test: install
 accept: install
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -m accept -n 2 --dist=loadfile
 
-# What the wheel does without extras, in an environment of its own with numpy 2, where no file of
+# What the wheel does without extras, beside OLMo-core, in an environment of its own with numpy 2, where no file of
 # this folder is in reach.
 BASE := .venv-base/bin
 
 .venv-base/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-base
 	$(BASE)/pip install --quiet --disable-pip-version-check "numpy>=2" pytest pytest-timeout \
-		torch==2.13.0 -c <(grep -v ^numpy= constraints.txt) .
+		torch==2.13.0 ai2-olmo-core==3.0.0 -c <(grep -v '^numpy=\|^ai2-olmo-core=' constraints.txt) .
 	touch $@
 
 test-base: .venv-base/installed
@@ -51,7 +51,7 @@ test-base: .venv-base/installed
 	folder=$$(mktemp -d) && \
 	$(BASE)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $$folder . && \
 	$(BASE)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $$folder/*.whl && \
-	cp tests/base/*.py $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
+	cp tests/base/*.py docs/track.md $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
 	$(CURDIR)/$(BASE)/python -P -m pytest -q -W error --timeout 600 test_base.py && rm -rf $$folder
 
 # llama.cpp in this process and behind a server of llama-cpp-python, with SmolLM2. pip compiles it once, without its

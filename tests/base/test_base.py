@@ -9,9 +9,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -174,3 +176,60 @@ def test_what_needs_an_extra_names_it(folder: Path, words: tuple[str, ...], extr
     assert len(said) == 1
     assert said[0].endswith(f"pip install 'olmo-sparsity[{extra}]'")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")  # those of OLMo-core
+def test_the_callback_of_the_page_logs_numbers_of_olmo_core(tmp_path: Path) -> None:
+    train = pytest.importorskip("olmo_core.train")
+    from olmo_core.config import DType
+    from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, TokenizerConfig
+    from olmo_core.nn.transformer import TransformerBlockType, TransformerConfig
+    from olmo_core.optim import AdamWConfig
+    from olmo_core.train.train_module import TransformerTrainModuleConfig
+
+    page = Path("track.md").read_text()
+    (block,) = (x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "olmo_core" in x)
+    names: dict[str, Any] = {"track": olmo_sparsity.track}
+    exec(block, names)
+    words = [f"w{number}" for number in range(60)]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    rng = np.random.default_rng(0)
+    texts = [" ".join(np.tile(rng.choice(words, 32), 4)) for _ in range(8)]
+    tokens = np.concatenate([np.tile(rng.integers(0, 60, 32), 4) for _ in range(40)])
+    tokens.astype(np.uint16).tofile(tmp_path / "tokens.npy")
+    logged = dict[int, dict[str, float]]()
+
+    class Keep(names["Callback"]):  # type: ignore[misc]
+        def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+            logged[step] = metrics
+
+    train.prepare_training_environment(seed=1, backend="gloo")
+    try:
+        model = TransformerConfig.llama_like(
+            d_model=64, vocab_size=60, n_layers=2, n_heads=4, qk_norm=True, layer_norm_eps=1e-6,
+            block_name=TransformerBlockType.reordered_norm, dtype=DType.float32,
+        ).build(init_device="cpu")  # fmt: skip
+        module = TransformerTrainModuleConfig(512, 128, AdamWConfig(lr=1e-2)).build(model)
+        data = NumpyFSLDatasetConfig(
+            paths=[str(tmp_path / "tokens.npy")], sequence_length=128, work_dir=str(tmp_path / "w"),
+            tokenizer=TokenizerConfig(vocab_size=60, eos_token_id=0, pad_token_id=0),
+        ).build()  # fmt: skip
+        loader = NumpyDataLoaderConfig(512, 0, str(tmp_path / "w")).build(
+            data, dp_process_group=module.dp_process_group
+        )
+        tracks = names["Track"](2, tokenizer, texts, long=96, local=32, documents=8)
+        train.TrainerConfig(
+            save_folder=str(tmp_path / "s"), max_duration=train.Duration.steps(4),
+            no_checkpoints=True, no_evals=True, callbacks={"track": tracks, "keep": Keep()},
+        ).build(module, loader).fit()  # fmt: skip
+        assert [step for step, row in logged.items() if "track/net_gain" in row] == [2, 4]
+        # … and they are those of the model: its loss in OLMo-core's own forward pass.
+        ids = torch.tensor([tokenizer.encode(text).ids[:96] for text in texts])
+        with torch.no_grad():
+            log_p = module.model(ids)[:, :-1].float().log_softmax(-1)
+        expected = -log_p.gather(2, ids[:, 1:, None])[:, 31:].mean()
+        found = logged[4]["track/loss_32_96"]
+        assert found == pytest.approx(expected.item(), abs=1e-4)
+    finally:
+        train.teardown_training_environment()

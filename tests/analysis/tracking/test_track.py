@@ -274,6 +274,7 @@ def test_our_trainer_tracks_each_evaluation(run_dict: dict) -> None:
 
 def test_the_callback_of_the_page_logs_numbers(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/track.md").read_text(), re.DOTALL)
+    blocks = [block for block in blocks if "olmo_core" not in block]  # tests/base has that one
     assert len([line for line in blocks[-1].splitlines() if line.strip()]) <= 12
     texts = [text * 3 for text in make_texts()]
     tokenizer, inner = make_tokenizer(), make_model()
