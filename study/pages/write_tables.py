@@ -417,13 +417,6 @@ def areas(of: str, names: dict[str, str]) -> Rows:
         yield row
 
 
-def choices(of: str, steps: int, names: dict[str, str]) -> Rows:
-    """What each choice holds, and models trained on it: means over seeds."""
-    means = other_table(of).query("steps == @steps").groupby("choice").mean()
-    for name, called in names.items():
-        yield {**means.loc[name], "called": called}
-
-
 def choice_differences(of: str, steps: int, between: dict[str, list[str]]) -> Rows:
     """A choice minus the mean of others, paired by seed; Student's t over seeds."""
     rows = other_table(of).query("steps == @steps").set_index(["choice", "seed"])

@@ -6,7 +6,7 @@ anything is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -89,16 +89,12 @@ def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
 def _rules(config: TheoryConfig) -> Rules:
     if not Path(config.output).name:
         yield f"output='{config.output}' must be a path with a name"
-    known: list[CaseConfig] = []
     for index, case in enumerate(config.cases):
         longest = case.train_length or config.train_length
         shortest = (longest + 1) // 2
         places = case.attention_places or case.num_places
         if max(case.num_places, places) > shortest:
             yield f"cases[{index}].num_places={case.num_places} must lie between 1 and {shortest}"
-        known.append(replace(case, train_length=longest, attention_places=places))
-        if known[-1] in known[:-1]:
-            yield f"cases[{index}] is a duplicate; remove one"
 
 
 # --- the named settings ---------------------------------------------------------------------------
