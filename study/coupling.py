@@ -53,6 +53,7 @@ class PositionCoupling(nn.Module):
         embed_ids: bool = True,
         predict_ids: bool = True,
         feed_ids: bool = True,
+        text_weight: float = 0.0,
     ) -> None:
         """IDs are 0 … num_ids - 1. Without `predict_ids` this is position coupling with given IDs;
         also without `embed_ids`, it is the unchanged model. Without `feed_ids`, predicted IDs are
@@ -66,6 +67,7 @@ class PositionCoupling(nn.Module):
         self.model = model
         self.num_ids = num_ids
         self.feeds_ids = predict_ids and feed_ids
+        self.text_weight = text_weight
         tokens = model.embedding
         width, where = tokens.embedding_dim, tokens.weight.device
         self.id_embedding = nn.Embedding(num_ids, width, device=where) if embed_ids else None
@@ -89,12 +91,20 @@ class PositionCoupling(nn.Module):
         target_ids_BL: Tensor | None = None,
     ) -> Tensor:
         """Mean loss of tokens over the response, the places where `response_BL` is true, plus that
-        of their IDs if they are predicted: those that are fed, or `target_ids_BL`."""
+        of their IDs if they are predicted: those that are fed, or `target_ids_BL`; plus that of
+        tokens before the response, if it has a weight."""
         self._check(tokens_BL, ids_BL)
         wanted = response_BL[:, 1:]
-        hidden_ND = self._hidden(tokens_BL[:, :-1], ids_BL[:, :-1])[wanted]
-        logits_NV = self.model.unembed(hidden_ND).float()
-        token_loss = F.cross_entropy(logits_NV, tokens_BL[:, 1:][wanted])
+        hidden_BLD = self._hidden(tokens_BL[:, :-1], ids_BL[:, :-1])
+
+        def loss_at(places_BL: Tensor) -> Tensor:
+            logits_NV = self.model.unembed(hidden_BLD[places_BL]).float()
+            return F.cross_entropy(logits_NV, tokens_BL[:, 1:][places_BL])
+
+        hidden_ND, token_loss = hidden_BLD[wanted], loss_at(wanted)
+        if self.text_weight:
+            before_BL = wanted.cumsum(1) == 0
+            token_loss = token_loss + self.text_weight * loss_at(before_BL)
         if self.id_head is None:
             return token_loss
         targets_BL = ids_BL if target_ids_BL is None else target_ids_BL

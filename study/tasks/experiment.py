@@ -24,10 +24,8 @@ from study.tasks.results import Row, write_results
 from study.tasks.settings import (
     MAY_CHANGE,
     ExperimentSettings,
-    build_task,
     each,
     load_settings,
-    tests,
 )
 from study.tasks.trial import Bench, Report, Trial, measure, train
 
@@ -48,10 +46,6 @@ def run_settings(
     identity = work.identify(fixed, with_defaults)
     trials = list_trials(settings)[shard[0] :: shard[1]]
     todo = [trial for trial in trials if not _file_of(folder, trial).is_file()]
-    num_left_out = len(settings.test_lengths) * len(each(settings.test_ks))
-    num_left_out -= len(tests(settings, build_task(settings, test=True)))
-    if num_left_out:
-        print(f"{num_left_out} pairs of test length and k do not exist: k does not fit the length")
     num_steps, num_threads = settings.training.num_steps, torch.get_num_threads()
     torch.set_num_threads(1)  # models this small gain nothing from more, and sums round differently
     try:

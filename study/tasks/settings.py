@@ -17,6 +17,7 @@ from olmo_sparsity.settings import Rules, build, enforce, load, option
 from study.tasks.addition import Addition
 from study.tasks.needle import Needle
 from study.tasks.parity import ScratchpadParity, SparseParity
+from study.tasks.planted import Planted
 from study.tasks.samples import EndToken, Ks, Samples, Task
 from study.tasks.schemes import (
     CHUNKED,
@@ -34,6 +35,7 @@ TASKS: dict[str, type] = {
     "variable_assignment": VariableAssignment,
     "addition": Addition,
     "needle": Needle,
+    "planted": Planted,
 }
 
 
@@ -50,6 +52,9 @@ class StepSettings:
     """End once each k up to train_k has this exact match at the longest training length; a constant
     rate then falls to 0 in `cooldown_steps` more. 0: after num_steps."""
 
+    text_weight: float = option(0.0, least=0)
+    """Weight of the mean loss of the prompt's tokens, next to that of the response."""
+
     check_steps: int = option(500, least=1)
     """Steps between two such checks; after each, the state that a stopped trial resumes from is
     written."""
@@ -63,8 +68,9 @@ class ExperimentSettings:
     task: Any = option(None, required=True)
     """`name` and the settings of the task."""
 
-    test_task: dict[str, Any] = option({})
-    """Settings of the task that differ at test: more names than in training, say."""
+    test_tasks: dict[str, Any] = option({})
+    """Settings of the task that differ at test, by a name that rows have as `task`; several are
+    tested one after the other. {}: the task as it is trained."""
 
     end_token: bool = False
     """Whether responses end with a token of its own; without it their length is given at test."""
@@ -106,33 +112,37 @@ def each(ks: list[int]) -> Sequence[int | None]:
     return ks or [None]
 
 
-def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
+def build_task(settings: ExperimentSettings, **changes: Any) -> Task:
     if not isinstance(settings.task, dict):
         raise ConfigError(f"task={settings.task} must be a section: {{name: sparse_parity}}, say")
-    given = dict(settings.task)
+    given = settings.task | changes
     name = str(given.pop("name", None))
     kind = cast(type, read_object(name, "task.name")) if ":" in name else TASKS.get(name)
     if kind is None or not is_dataclass(kind):
         raise ConfigError(
             f"task.name={name} is not one of {', '.join(TASKS)}, nor a dataclass your_file.py:Task"
         )
-    if test:
-        given |= settings.test_task
-    task = cast(Task, build(kind, given, "test_task" if test else "task"))
+    task = cast(Task, build(kind, given, "task"))
     return EndToken(task) if settings.end_token else task
+
+
+def build_test_tasks(settings: ExperimentSettings) -> dict[str, Task]:
+    given = settings.test_tasks or {settings.task["name"]: {}}
+    return {name: build_task(settings, **changes) for name, changes in given.items()}
 
 
 def check(settings: ExperimentSettings, origin: str) -> None:
     """Check everything before training; each length and k is drawn once."""
     enforce(origin, _rules(settings))
     check_model(settings.model, origin)
-    task = build_task(settings)  # first, as `test_task` adds to it
-    test_task = build_task(settings, test=True)
-    if task.vocabulary != test_task.vocabulary:
-        raise ConfigError(f"{origin}: test_task={settings.test_task} changes the vocabulary")
+    task = build_task(settings)  # first, as tests add to it
+    test_tasks = build_test_tasks(settings)
+    for name, test_task in test_tasks.items():
+        if task.vocabulary != test_task.vocabulary:
+            raise ConfigError(f"{origin}: test_tasks.{name} changes the vocabulary")
     for scheme in settings.schemes:
-        sizes(settings, task, test_task, scheme)
-    _draw_once(settings, task, test_task)
+        sizes(settings, task, test_tasks, scheme)
+    _draw_once(settings, task, test_tasks)
 
 
 def _rules(settings: ExperimentSettings) -> Rules:
@@ -156,12 +166,14 @@ def _rules(settings: ExperimentSettings) -> Rules:
         yield "train_ks is set, but test_ks is empty; set both"
 
 
-def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
+def sizes(
+    settings: ExperimentSettings, task: Task, test_tasks: dict[str, Task], scheme: str
+) -> Sizes:
     """Rejected if the task has no coupled IDs for the scheme."""
     num_ids = num_coupled = 0
     for name, length, of in (
         ("train_lengths", training_lengths(settings, task)[-1], task),
-        *(("test_lengths", length, test_task) for length in settings.test_lengths),
+        *(("test_lengths", n, of) for of in test_tasks.values() for n in settings.test_lengths),
     ):
         sample = _draw(of, name, length, of.largest_k(length))  # the longest there is
         needed = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
@@ -188,22 +200,28 @@ def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
     return lengths
 
 
-def tests(settings: ExperimentSettings, test_task: Task) -> list[tuple[int, int | None]]:
-    """All pairs (length, k) that exist: at a short length a large k may not fit."""
+def tests(
+    settings: ExperimentSettings, test_tasks: dict[str, Task]
+) -> list[tuple[str, int, int | None]]:
+    """All (name, length, k) that exist: at a short length a large k may not fit."""
     return [
-        (length, k)
+        (name, length, k)
+        for name, test_task in test_tasks.items()
         for length in settings.test_lengths
         for k in each(settings.test_ks)
         if k is None or k <= (test_task.largest_k(length) or k)
     ]
 
 
-def _draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> None:
+def _draw_once(settings: ExperimentSettings, task: Task, test_tasks: dict[str, Task]) -> None:
     """Draw each length and k once, as a task rejects what it cannot draw."""
     lengths = training_lengths(settings, task)
     for name, ks, longest, of in (
         ("train_ks", settings.train_ks, lengths[-1], task),
-        ("test_ks", settings.test_ks, max(settings.test_lengths), test_task),
+        *(
+            ("test_ks", settings.test_ks, max(settings.test_lengths), of)
+            for of in test_tasks.values()
+        ),
     ):
         largest = of.largest_k(longest)
         if ks and largest is None:
@@ -216,8 +234,8 @@ def _draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> Non
         samples = _draw(task, "train_lengths", length, k_B)
     if settings.positions.aligned_cuts and samples.unit == 1:
         raise ConfigError("positions.aligned_cuts=True: this task's units are single tokens")
-    for length, test_k in tests(settings, test_task):
-        _draw(test_task, "test_lengths", length, test_k)
+    for name, length, test_k in tests(settings, test_tasks):
+        _draw(test_tasks[name], "test_lengths", length, test_k)
 
 
 _NUM_DRAWN = 4

@@ -24,6 +24,7 @@ from study.tasks.schemes import EMBEDDED, PREDICTED, Placed, place
 from study.tasks.settings import (
     ExperimentSettings,
     build_task,
+    build_test_tasks,
     sizes,
     tests,
     training_lengths,
@@ -51,8 +52,8 @@ class Bench:
 
     def __init__(self, settings: ExperimentSettings, trial: Trial, device: torch.device) -> None:
         self.settings, self.trial, self.device = settings, trial, device
-        self.task, self.test_task = build_task(settings), build_task(settings, test=True)
-        self.sizes = sizes(settings, self.task, self.test_task, trial.scheme)
+        self.task, self.test_tasks = build_task(settings), build_test_tasks(settings)
+        self.sizes = sizes(settings, self.task, self.test_tasks, trial.scheme)
 
 
 Report = Callable[[int, float], None]
@@ -78,6 +79,7 @@ def build(bench: Bench) -> PositionCoupling:
         embed_ids=scheme in EMBEDDED,
         predict_ids=scheme in PREDICTED,
         feed_ids=scheme != "auxiliary",
+        text_weight=settings.training.text_weight,
     ).to(bench.device)
 
 
@@ -144,7 +146,7 @@ def _masters(bench: Bench, model: PositionCoupling) -> bool:
     length = training_lengths(bench.settings, bench.task)[-1]
     model.eval()
     rows = (
-        _measure_at(bench, model, length, k, stream=_CHECK)
+        _measure_at(bench, model, bench.task, length, k, stream=_CHECK)
         for k in range(1, bench.trial.train_k + 1)
     )
     masters = all(row.exact_match >= bench.settings.training.mastery for row in rows)
@@ -199,8 +201,10 @@ def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def measure(bench: Bench, model: PositionCoupling) -> list[Row]:
-    cases = tests(bench.settings, bench.test_task)
-    return [_measure_at(bench, model, length, k) for length, k in cases]
+    return [
+        replace(_measure_at(bench, model, bench.test_tasks[name], length, k), task=name)
+        for name, length, k in tests(bench.settings, bench.test_tasks)
+    ]
 
 
 def draw_test_samples(
@@ -214,13 +218,18 @@ def draw_test_samples(
 
 
 def _measure_at(
-    bench: Bench, model: PositionCoupling, length: int, k: int | None, stream: int = _TEST
+    bench: Bench,
+    model: PositionCoupling,
+    task: Task,
+    length: int,
+    k: int | None,
+    stream: int = _TEST,
 ) -> Row:
     settings, trial = bench.settings, bench.trial
     placing = np.random.default_rng([_TEST_IDS, length, k or 0])
     num_samples = settings.num_test_samples
     num_exact = num_tokens = num_correct = num_correct_ids = num_forced = 0
-    for samples in draw_test_samples(bench.test_task, num_samples, length, k, stream):
+    for samples in draw_test_samples(task, num_samples, length, k, stream):
         placed = _place(bench, samples, placing, training=False)
         tokens_BL, ids_BL, _, target_ids_BL = _tensors(bench, placed)
         before, after = slice(placed.num_prompt), slice(placed.num_prompt, None)
