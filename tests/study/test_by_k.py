@@ -1,0 +1,102 @@
+"""Verdicts on planted tables: a known interaction, none, and too few models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from study.by_k import counted, models_of_parity, slope, verdicts_of_parity, verdicts_of_planted
+from study.tasks.parity import SparseParity
+
+KS = (1, 2, 3, 4, 6, 8, 16)
+
+
+def parity(fall: float, beyond: str = "counts", noise: float = 0.004) -> pd.DataFrame:
+    """Five models of each K that lose `fall` a doubling of k at 500 tokens, half of it at 200."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for train_k in (2, 4):
+        for seed in range(5):
+            for k in KS:
+                at = 1.0 if k <= train_k or beyond == "knows" else counted(k, train_k)
+                row = {"train_k": train_k, "seed": seed, "k": k, 50: at}
+                row |= {n: at - of * np.log2(k) * fall for n, of in ((200, 0.5), (500, 1.0))}
+                rows.append(row | {200: row[200] - 0.5 * (beyond == "knows" and k > train_k)})
+    table = pd.DataFrame(rows)
+    table[[200, 500]] += rng.normal(0, noise, (len(table), 2))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (parity(0.08), ("yes", "no", "yes", "no", "yes", "yes")),
+        (parity(0.0), ("no", "no", "yes", "yes", "yes", "yes")),
+        (parity(0.05, noise=0.15), ("open", "open", "open", "no", "yes", "yes")),
+        (parity(0.0, "knows"), ("no", "no", "yes", "yes", "no", "no")),
+    ],
+    ids=["interaction", "null", "noise", "length fails beyond K"],
+)
+def test_parity_is_judged_as_planted(table: pd.DataFrame, expected: tuple[str, ...]) -> None:
+    assert tuple(verdicts_of_parity(models_of_parity(table)).values()) == expected
+
+
+def test_models_that_do_not_know_all_are_left_out() -> None:
+    table = parity(0.08)
+    table.loc[(table.train_k == 4) & (table.k == 3) & (table.seed > 1), 50] = 0.98
+    models = models_of_parity(table)
+    assert models.known.tolist() == [True] * 7 + [False] * 3
+    found = verdicts_of_parity(models)
+    assert [name for name in found if found[name] != "void"] == ["E32"]
+
+
+def test_a_counter_is_right_as_often_as_when_it_counts() -> None:
+    for k, limit in ((3, 2), (6, 3), (5, 7)):
+        samples = SparseParity().sample(np.random.default_rng(0), 20_000, 40, k)
+        ones = (samples.prompt_BP[:, ::2] == 3) & (samples.prompt_BP[:, 1::2] == 1)
+        said = np.minimum(ones.sum(1), limit) % 2
+        right = (said == samples.response_BR[:, 0]).mean()
+        assert counted(k, limit) == pytest.approx(right, abs=0.015)
+    assert slope(pd.Series([0.1, 0.0, -0.1]), pd.Series([1, 2, 4])) == pytest.approx(-0.1)
+
+
+def planted(falls: dict[int, float], rope: float = 0.1, known: float = 0.99) -> pd.DataFrame:
+    rows = []
+    for k, fall in falls.items():
+        for scheme, seed, task in (
+            (scheme, seed, task)
+            for scheme in ("pose", "rope")
+            for seed in (81, 82)
+            for task in ("local", "scattered")
+        ):
+            far = known - fall - 0.005 * seed % 0.01 if scheme == "pose" else rope
+            row = {"task": task, "scheme": scheme, "seed": seed, "k": k, 256: known, 1024: far}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (planted({1: 0.02, 8: 0.3}), ("yes", "yes", "yes")),
+        (planted({1: 0.02, 2: 0.1, 4: 0.3, 8: 0.4}), ("open", "open", "yes")),
+        (planted({1: 0.02, 8: 0.05}), ("no", "no", "yes")),
+        (planted({1: 0.02, 8: 0.12}), ("open", "open", "yes")),
+        (planted({1: 0.2, 8: 0.5}, rope=0.6), ("open", "open", "no")),
+        (planted({1: 0.0, 8: 0.3}, known=0.94), ("void", "void", "void")),
+    ],
+    ids=["interaction", "two pieces fail", "null", "weak", "one piece fails", "not known"],
+)
+def test_planted_pieces_are_judged_as_planted(
+    table: pd.DataFrame, expected: tuple[str, ...]
+) -> None:
+    assert tuple(verdicts_of_planted(table).values()) == expected
+
+
+def test_placements_are_judged_apart_and_a_model_short_is_void() -> None:
+    table = planted({1: 0.02, 8: 0.3})
+    table.loc[(table.task == "local") & (table.k == 8), 1024] = 0.97
+    assert tuple(verdicts_of_planted(table).values()) == ("yes", "no", "no")
+    table.loc[(table.task == "scattered") & (table.k == 8) & (table.seed == 81), 256] = 0.9
+    assert tuple(verdicts_of_planted(table).values()) == ("void", "no", "void")
