@@ -139,7 +139,9 @@ def test_mastery_asks_each_k_at_the_longest_training_length(
 ) -> None:
     bench, asked = parity(tmp_path, mastery=0.9), []
 
-    def at(bench: Bench, model: object, length: int, k: int, stream: int) -> SimpleNamespace:
+    def at(
+        bench: Bench, model: object, task: object, length: int, k: int, stream: int
+    ) -> SimpleNamespace:
         asked.append((length, k))
         return SimpleNamespace(exact_match=right[k - 1])
 
