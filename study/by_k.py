@@ -127,11 +127,10 @@ def main(words: list[str] | None = None) -> int:
 
     def run(options: argparse.Namespace, _: list[str]) -> None:
         table = pd.concat([read(folder) for folder in options.folders])
-        shown, verdicts = table, None
-        if "train_k" in table:
-            shown = models_of_parity(table)
-            verdicts = verdicts_of_parity(shown)
-        print(shown.round(3).to_string(index=False), verdicts or verdicts_of_planted(table))
+        parity = "train_k" in table
+        shown = models_of_parity(table) if parity else table
+        verdicts = verdicts_of_parity(shown) if parity else verdicts_of_planted(shown)
+        print(shown.round(3).to_string(index=False), verdicts)
 
     return run_command(parser, run, words)
 
