@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -175,34 +173,6 @@ def data_section(folder: Path) -> dict:
     return {
         "folder": str(folder),
         "corpus": {"source": "embedded", "max_documents": 300},
-        "tokenizer": {"train_vocab": VOCAB},
-        "heldout_share": 0.2,
-    }
-
-
-@pytest.fixture(scope="session")
-def mixed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two corpora, the second in groups."""
-    folder = tmp_path_factory.mktemp("mixed")
-    generator = random.Random(0)
-    words = ["alpha", "beta", "gamma", "delta", "epsilon"]
-    rows = [
-        {"text": " ".join(generator.choices(words, k=60)), "author": f"author {number % 20}"}
-        for number in range(200)
-    ]
-    (folder / "letters.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    _prepare(mixed_section(folder))
-    return folder
-
-
-def mixed_section(folder: Path) -> dict:
-    letters = {"source": "files", "path": str(folder / "letters.jsonl"), "group_field": "author"}
-    return {
-        "folder": str(folder / "data"),
-        "corpus": [
-            {"name": "wikipedia", "source": "embedded", "max_documents": 150, "weight": 3},
-            {"name": "letters", **letters, "heldout_share": 0.4},
-        ],
         "tokenizer": {"train_vocab": VOCAB},
         "heldout_share": 0.2,
     }

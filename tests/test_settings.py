@@ -163,26 +163,20 @@ def test_a_list_takes_the_place_of_one(tmp_path: Path) -> None:
     path.write_text(
         "base: base.yaml\n"
         "data:\n  tokenizer: {name: allenai_dolma2.json}\n"
-        "  corpus: [{name: a}, {name: b, source: text, path: x, weight: 2}]"
+        "training:\n  length: [{tokens: 8, until: 10}, {tokens: 32}]"
     )
-    stages = "--training.length=[{tokens: 8, until: 10}, {tokens: 32}]"
-    config = load_config(path, [stages])
-    assert [(part.name, part.source, part.weight) for part in config.data.corpora] == [
-        ("a", "embedded", 1.0),
-        ("b", "text", 2.0),
-    ]
+    config = load_config(path)
     assert (config.seed, config.training.length, config.training.shortest) == (4, 32, 8)
     assert [config.training.length_at(step) for step in (1, 10, 11)] == [8, 8, 32]
     save_config(config, tmp_path / "saved.yaml")
     assert load_saved_config(tmp_path / "saved.yaml") == config
     keys = flatten(config)
-    assert keys["data.corpus[1].path"] == "x"
     assert keys["training.length[0].until"] == 10
-    assert not {"data.corpus.source", "training.length", "data.corpora"} & keys.keys()
-    with pytest.raises(ConfigError, match="corpus is a list there; give all of it"):
-        load_config(path, ["--data.corpus.source=python"])
-    (tmp_path / "over.yaml").write_text("base: mixed.yaml\ndata: {corpus: {source: python}}")
-    with pytest.raises(ConfigError, match=r"over\.yaml' over .*mixed\.yaml': corpus is a list"):
+    assert not {"training.length", "training.lengths"} & keys.keys()
+    with pytest.raises(ConfigError, match="length is a list there; give all of it"):
+        load_config(path, ["--training.length.tokens=3"])
+    (tmp_path / "over.yaml").write_text("base: mixed.yaml\ntraining: {length: {tokens: 3}}")
+    with pytest.raises(ConfigError, match=r"over\.yaml' over .*mixed\.yaml': length is a list"):
         load_config(tmp_path / "over.yaml")
     assert load_config(path, ["--training.length=64"]).training.lengths == []
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
-from olmo_sparsity.config.text import LEAST_SHARE, RepeatedConfig
+from olmo_sparsity.config.text import RepeatedConfig
 from olmo_sparsity.folders import leaves
 from olmo_sparsity.io import write_atomically
 from olmo_sparsity.settings import Rules, build, enforce, read_given, read_yaml, to_yaml, used
@@ -39,7 +38,7 @@ def load_saved_config(path: str | Path) -> RunConfig:
 
 def config_from_dict(given: dict, origin: str = "config") -> RunConfig:
     config = build(RunConfig, given, origin)
-    for rules in (_lengths, _schedule, _positions, _scaling, _data, _corpora):
+    for rules in (_lengths, _schedule, _positions, _scaling, _data):
         enforce(origin, rules(config))
     check_model(config.model, origin)
     return config
@@ -133,16 +132,6 @@ def _data(config: RunConfig) -> Rules:
         yield f"{data.planted.share=} and {data.repeated.share=} add up to more than 1"
     if (data.tokenizer.name is None) == (data.tokenizer.train_vocab is None):
         yield "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab"
-
-
-def _corpora(config: RunConfig) -> Rules:
-    data = config.data
-    names, total = [part.name for part in data.corpora], sum(part.weight for part in data.corpora)
-    for number, one in enumerate(data.corpora):
-        if re.fullmatch(r"\w[\w-]*", one.name) is None or names.count(one.name) != 1:
-            yield f"data.corpus[{number}].name={one.name} must be letters and digits, and unique"
-        if one.weight / total < LEAST_SHARE:
-            yield f"data.corpus[{number}].weight={one.weight} is less than {LEAST_SHARE} of all"
 
 
 def check_model(model: ModelConfig, origin: str) -> None:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from olmo_sparsity.analysis.inputs.records import CorpusConfig
 from olmo_sparsity.settings import option
-
-LEAST_SHARE = 1e-3
-"""Least weight of a corpus in a mixture; shares are kept to 1%."""
-
-
-@dataclass
-class PartConfig(CorpusConfig):
-    """One corpus of several."""
-
-    name: str = ""
-    """Name of its folder within data.folder, and in the metrics."""
-
-    weight: float = option(1.0, least=1e-9, most=1e9)
-    """Its share of the training tokens, relative to the others."""
-
-    heldout_share: float | None = option(None, least=0, most=0.999)
-    """None: data.heldout_share."""
 
 
 @dataclass
@@ -77,9 +60,6 @@ class DataConfig:
     """Where `prepare` writes token shards and `train` reads them."""
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    """One corpus, or a list of corpora that are mixed by weight (`PartConfig`)."""
-
-    corpora: list[PartConfig] = option([], several="corpus")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     heldout_share: float = option(0.05, least=0, most=0.999)
@@ -91,23 +71,6 @@ class DataConfig:
 
     planted: PlantedConfig = field(default_factory=PlantedConfig)
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
-
-    def parts(self) -> list[DataConfig]:
-        """Return the settings to prepare each corpus with; each of several has a folder of its
-        own."""
-        names = [item.name for item in fields(CorpusConfig)]
-        return [
-            replace(
-                self,
-                folder=f"{self.folder}/{part.name}",
-                corpus=CorpusConfig(**{name: getattr(part, name) for name in names}),
-                corpora=[],
-                heldout_share=(
-                    self.heldout_share if part.heldout_share is None else part.heldout_share
-                ),
-            )
-            for part in self.corpora
-        ] or [self]
 
 
 _SPREAD = ("scheme", "pose", "randomized")

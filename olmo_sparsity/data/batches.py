@@ -15,7 +15,6 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.config.text import PlantedConfig, PositionsConfig, RepeatedConfig
-from olmo_sparsity.data.mixture import Interleaving
 from olmo_sparsity.data.planting import Planting
 from olmo_sparsity.data.positions import draw_positions, restart
 from olmo_sparsity.data.repeated import Repeating
@@ -90,8 +89,6 @@ class Drawn:
 
     epoch: int
     index: int
-    """Counted on over all corpora, and so different for each: draws are seeded by it."""
-
     text: np.ndarray
 
 
@@ -127,42 +124,34 @@ class TrainingBatches:
         self.repeated_share = 0.0 if repeated is None else repeated.share
         if repeated is not None and repeated.share > 0:
             self.repeating = Repeating.of(repeated, shards.tokenizer)
-        self.corpora = [Sequences(part.shards, length) for part in shards.parts]
-        self.mixed = len(self.corpora) > 1
-        self.interleaving = Interleaving([part.share for part in shards.parts])
-        for sequences in self.corpora:
-            if len(sequences) < (1 if self.mixed else batch_size):
-                found = f"{len(sequences)} sequences of {length} tokens, below {batch_size=}"
-                remedy = "prepare more text or lower training.batch_size or training.length"
-                raise DataError(f"{sequences.paths[0].parent}: training text of {found}; {remedy}")
-        self._orders: dict[int, tuple[int, np.ndarray]] = {}
+        self.sequences = Sequences(shards, length)
+        if len(self.sequences) < batch_size:
+            found = f"{len(self.sequences)} sequences of {length} tokens, below {batch_size=}"
+            remedy = "prepare more text or lower training.batch_size or training.length"
+            raise DataError(f"{shards.paths[0].parent}: training text of {found}; {remedy}")
+        self._order: tuple[int, np.ndarray] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of a single corpus."""
-        return len(self.corpora[0]) // self.batch_size
+        return len(self.sequences) // self.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """This process's share of the batches of steps `step`, `step + 1`, … (0 is the first)."""
         return map(self.__getitem__, count(step))
 
     def __getitem__(self, step: int) -> Batch:
-        corpora, numbers = self.interleaving.of(step * self.batch_size, self.batch_size)
-        own = slice(self.rank, None, self.world_size)
-        drawn = map(self._draw, corpora[own].tolist(), numbers[own].tolist())
+        numbers = range(step * self.batch_size, (step + 1) * self.batch_size)
+        drawn = map(self._draw, numbers[self.rank :: self.world_size])
         return self._collate(list(drawn), self.length_at(step + 1))
 
-    def _draw(self, corpus: int, number: int) -> Drawn:
-        """The n-th sequence of a corpus. Each epoch has an order of its own; of a single corpus, it
-        ends with its last full batch, as OLMo's does."""
-        size = len(self.corpora[corpus])
-        usable = size if self.mixed else self.steps_per_epoch * self.batch_size
-        epoch, place = divmod(number, usable)
-        if corpus not in self._orders or self._orders[corpus][0] != epoch:
-            self._orders[corpus] = epoch, epoch_order(size, self.seed, epoch)
-        index = int(self._orders[corpus][1][place])
-        before = sum(len(sequences) for sequences in self.corpora[:corpus])
-        return Drawn(epoch, before + index, self.corpora[corpus][index])
+    def _draw(self, number: int) -> Drawn:
+        """The n-th sequence. Each epoch has an order of its own, and ends with its last full batch,
+        as OLMo's does."""
+        epoch, place = divmod(number, self.steps_per_epoch * self.batch_size)
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, epoch_order(len(self.sequences), self.seed, epoch)
+        index = int(self._order[1][place])
+        return Drawn(epoch, index, self.sequences[index])
 
     def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:
         pieces = self.length // length

@@ -142,22 +142,8 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
 # --- opening ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Part:
-    """One corpus of several."""
-
-    name: str
-    """Empty: it is the only one."""
-
-    share: float
-    """Its share of the training tokens."""
-
-    shards: TokenShards
-
-
 class TokenShards:
-    """Token files of one split, as documents, which are read on access. For a mixture, the files of
-    all its corpora, one after the other; `parts` has them apart."""
+    """Token files of one split, as documents, which are read on access."""
 
     def __init__(
         self,
@@ -167,7 +153,6 @@ class TokenShards:
         fingerprint: str,
         ends_paths: list[Path],
         groups_paths: list[Path],
-        parts: list[Part] | None = None,
     ) -> None:
         self.paths, self.ends_paths, self.groups_paths = paths, ends_paths, groups_paths
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -175,11 +160,6 @@ class TokenShards:
         self.vocab_size = count_vocabulary(tokenizer)
         self.eos_id = find_eos_id(tokenizer)
         self.num_tokens = sum(path.stat().st_size for path in paths) // self.dtype.itemsize
-        self._parts = parts
-
-    @property
-    def parts(self) -> list[Part]:
-        return self._parts or [Part("", 1.0, self)]
 
     @cached_property
     def arrays(self) -> list[np.ndarray]:
@@ -234,8 +214,6 @@ def open_shards(
     """Open the prepared folder. `share`: the i-th of n processes verifies its share of the files;
     None: only their sizes."""
     assert split in SPLITS
-    if data.corpora:
-        return _open_mixed(data, split, share)
     folder = Path(data.folder)
     if not (folder / "manifest.json").is_file():
         raise DataError(f"{folder} is not prepared; run `olmo-sparsity prepare` first")
@@ -257,30 +235,6 @@ def open_shards(
     )
     assert len(shards.ends) == len(files), "read now, to fail early"
     return shards
-
-
-def _open_mixed(data: DataConfig, split: str, share: tuple[int, int] | None) -> TokenShards:
-    total = sum(part.weight for part in data.corpora)
-    parts = [
-        Part(one.name, one.weight / total, open_shards(part, split, share))
-        for one, part in zip(data.corpora, data.parts(), strict=True)
-    ]
-    first, *others = [part.shards for part in parts]
-    for other in others:
-        if tokenizer_fingerprint(other.tokenizer) != tokenizer_fingerprint(first.tokenizer):
-            both = f"{other.paths[0].parent} and {first.paths[0].parent}"
-            raise DataError(f"{both} have different tokenizers; {_remedy(Path(data.folder))}")
-    all_shards = [first, *others]
-    content = [(part.name, part.share, part.shards.fingerprint) for part in parts]
-    return TokenShards(
-        [path for shards in all_shards for path in shards.paths],
-        first.dtype.name,
-        first.tokenizer,
-        hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-        [path for shards in all_shards for path in shards.ends_paths],
-        [path for shards in all_shards for path in shards.groups_paths],
-        parts,
-    )
 
 
 def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import shutil
 from collections.abc import Generator, Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from olmo_sparsity.data.tokenizer import (
     train_tokenizer,
 )
 from olmo_sparsity.errors import ConfigError, DataError, naming_panics
-from olmo_sparsity.folders import WorkFolder, differences, holder, refuse_changes
+from olmo_sparsity.folders import WorkFolder, differences, locked, refuse_changes
 from olmo_sparsity.io import naming, sync, write_atomically
 from olmo_sparsity.runtime import Progress, read_launch
 from olmo_sparsity.settings import applies
@@ -65,47 +66,77 @@ the number of distinct words, and the sample has all common ones, which become t
 # --- prepare ------------------------------------------------------------------------------------
 
 
-def prepare(data: DataConfig) -> Manifest:
-    """Fill `data.folder`, or resume filling it, or find it finished; of a mixture, all its folders.
-    Returns the manifest, of a mixture the last one."""
+def prepare(data: DataConfig, shard: tuple[int, int] = (0, 1)) -> Manifest | None:
+    """Fill `data.folder`, or resume filling it, or find it finished; returns the manifest. `shard`:
+    the i-th of n processes, which share the files of C4; returns None if others have files left."""
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
-    return _prepare_mixture(data) if data.corpora else _prepare(data)
+    if shard[1] > 1:
+        return _prepare_shared(data, *shard)
+    return _prepare(data)
 
 
-def _prepare_mixture(data: DataConfig) -> Manifest:
-    """One tokenizer, trained on equal parts of all corpora, so that weights may change later; then
-    each corpus by itself."""
-    work, parts = WorkFolder(Path(data.folder), "data.folder", "mixture.json"), data.parts()
-    path = work.path / "tokenizer.json"
-    settings = {
-        "corpora": {Path(part.folder).name: _decisive_settings(part)["corpus"] for part in parts},
-        "heldout_shares": {Path(part.folder).name: part.heldout_share for part in parts},
-        "tokenizer": asdict(data.tokenizer),
-    }
-    has_shards = any(work.path.glob("*/*.tokens.*"))
-    # A finished folder may be read-only.
-    is_begun = work.identity.exists() and path.exists() and has_shards
-    with contextlib.nullcontext() if is_begun else work.opened():
-        if not is_begun and not any(holder(Path(part.folder))[1] for part in parts):
-            work.identity.unlink(missing_ok=True)  # It has no shards to lose.
-        work.identify(settings)
-        if not is_begun:
-            with Progress("prepare", total=None, unit="tokens") as progress:
-                texts = chain.from_iterable(_sample(part, len(parts)) for part in parts)
-                tokenizer = _make_tokenizer(data, texts, progress)
-            write_atomically(path, tokenizer.to_str(pretty=True))
-    shared = load_tokenizer(str(path))
-    return [_prepare(part, shared) for part in parts][-1]
+def _prepare_shared(data: DataConfig, index: int, of: int) -> Manifest | None:
+    """Prepare every n-th file in a folder of its own, below `parts/`. The process that finds all of
+    them finished joins them, to the same bytes as one process."""
+    corpus, folder = data.corpus, Path(data.folder)
+    if corpus.source != "c4_files" or corpus.max_documents is not None:
+        wanted = "data.corpus.source=c4_files and data.corpus.max_documents=null"
+        raise ConfigError(f"--shard={index}/{of}: processes share the files of {wanted}")
+    if (folder / "manifest.json").exists():
+        return _prepare(data)
+    parts = [
+        replace(data, folder=f"{folder}/parts/{i:05d}", corpus=replace(corpus, path=str(file)))
+        for i, file in enumerate(list_inputs(corpus))
+    ]
+    if not all(map(_is_finished, parts)):
+        with Progress("prepare", total=None, unit="tokens") as progress:
+            tokenizer = _make_tokenizer(data, _sample(data), progress)
+        for part in parts[index::of]:
+            _prepare(part, tokenizer)
+    if not all(map(_is_finished, parts)):
+        return None
+    with locked(folder, waits=True):
+        if not (folder / "manifest.json").exists():
+            _join(data, folder, [Path(part.folder) for part in parts])
+    return _prepare(data)
+
+
+def _is_finished(data: DataConfig) -> bool:
+    folder = Path(data.folder)
+    return (folder / "manifest.json").exists() and Manifest.load(folder).complete
+
+
+def _join(data: DataConfig, folder: Path, parts: list[Path]) -> None:
+    """Move the shards of all parts, under consecutive numbers, and write the manifest last."""
+    joined = replace(Manifest.load(parts[0]), num_shards=0, tally=Tally(), files=[])
+    joined.settings, joined.inputs_sha256 = _decisive_settings(data), _hash_inputs(data.corpus)
+    write_atomically(folder / "tokenizer.json", (parts[0] / "tokenizer.json").read_text())
+    for part in parts:
+        manifest = Manifest.load(part)
+        for file in manifest.files:
+            number = joined.num_shards + int(file.tokens.split("-")[1].partition(".")[0])
+            kinds = [name.partition(".")[2] for name in file.names]
+            names = [f"{file.split}-{number:05d}.{kind}" for kind in kinds]
+            for old, new in zip(file.names, names, strict=True):
+                if (part / old).exists():  # not moved before a kill
+                    os.replace(part / old, folder / new)
+            tokens, ends, groups = names
+            joined.files.append(replace(file, tokens=tokens, ends=ends, groups=groups))
+        joined.num_shards += manifest.num_shards
+        joined.tally.merge(manifest.tally)
+    _check_not_empty(data, joined)
+    sync(folder)
+    joined.save(folder)
+    shutil.rmtree(folder / "parts")
 
 
 def _prepare(data: DataConfig, shared: Tokenizer | None = None) -> Manifest:
-    """`shared`: the tokenizer of a mixture."""
+    """`shared`: the tokenizer of several files of which this is one."""
     work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
     folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.
-    is_finished = work.identity.exists() and Manifest.load(folder).complete
-    opened = contextlib.nullcontext() if is_finished else work.opened()
+    opened = contextlib.nullcontext() if _is_finished(data) else work.opened()
     with opened, Progress("prepare", total=None, unit="tokens") as progress:
         manifest = _begin_or_resume(data, folder, shared)
         if manifest.complete:
@@ -113,7 +144,7 @@ def _prepare(data: DataConfig, shared: Tokenizer | None = None) -> Manifest:
             progress.note(f"{folder} is already prepared: {_describe(manifest)}")
             return manifest
         tokenizer = _obtain_tokenizer(data, folder, manifest, progress, shared)
-        _write_shards(data, folder, manifest, tokenizer, progress)
+        _write_shards(data, folder, manifest, tokenizer, progress, shared is None)
         progress.note(f"{folder}: {_describe(manifest)}")
     return manifest
 
@@ -146,7 +177,7 @@ def _begin_or_resume(data: DataConfig, folder: Path, shared: Tokenizer | None) -
     named = data.tokenizer.name and find_tokenizer_file(data.tokenizer.name)
     wanted = load_tokenizer(str(named)) if named else shared
     if wanted and manifest.tokenizer_sha256 not in (None, tokenizer_fingerprint(wanted)):
-        changed.append(f"another tokenizer than {named or 'its mixture'} is now")
+        changed.append(f"another tokenizer than {named or 'that of the other files'} is now")
     if changed and not manifest.files:
         return _begin(data, folder, settings)  # It has no shards to lose.
     refuse_changes(f"data.folder={folder}", changed)
@@ -164,10 +195,9 @@ def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest
 
 def refuse_other_settings(data: DataConfig) -> None:
     """Reject a run with a config that names another text than its shards hold."""
-    for part in data.parts():
-        manifest = Manifest.load(Path(part.folder))
-        changed = differences(manifest.settings, _decisive_settings(part))
-        refuse_changes(f"data.folder={part.folder}", changed)
+    manifest = Manifest.load(Path(data.folder))
+    changed = differences(manifest.settings, _decisive_settings(data))
+    refuse_changes(f"data.folder={data.folder}", changed)
 
 
 def _decisive_settings(data: DataConfig) -> dict[str, Any]:
@@ -222,9 +252,9 @@ def _make_tokenizer(data: DataConfig, texts: Iterator[str], progress: Progress) 
     return tokenizer
 
 
-def _sample(data: DataConfig, num_corpora: int = 1) -> Iterator[str]:
+def _sample(data: DataConfig) -> Iterator[str]:
     """Yield the text of the training split that the tokenizer is trained on."""
-    left = TOKENIZER_SAMPLE_CHARACTERS // num_corpora
+    left = TOKENIZER_SAMPLE_CHARACTERS
     for record in read_records(data.corpus):
         if isinstance(record, TextRecord) and not is_heldout(record, data.heldout_share):
             yield record.text[:left]
@@ -254,8 +284,15 @@ class _Batch:
 def _read_batches(
     data: DataConfig, skip: int, max_documents: int | None
 ) -> Generator[_Batch, None, None]:
-    batch, shard_characters = _Batch(), 0
+    batch, shard_characters, file = _Batch(), 0, None
     for record in read_records(replace(data.corpus, max_documents=max_documents), skip):
+        if data.corpus.source == "c4_files":  # a shard is of one file, so that processes share them
+            where = record.name if isinstance(record, TextRecord) else record.where
+            before, file = file, where.rpartition(":")[0] or where
+            if before not in (None, file):
+                batch.ends_shard = True
+                yield batch
+                batch, shard_characters = _Batch(), 0
         batch.tally.add(record)
         if isinstance(record, TextRecord):
             heldout = is_heldout(record, data.heldout_share)
@@ -292,7 +329,12 @@ def _encode_batches(
 
 
 def _write_shards(
-    data: DataConfig, folder: Path, manifest: Manifest, tokenizer: Tokenizer, progress: Progress
+    data: DataConfig,
+    folder: Path,
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    progress: Progress,
+    is_whole: bool,
 ) -> None:
     _remove_unnamed(folder, manifest)
     done = manifest.num_tokens(*SPLITS)
@@ -330,8 +372,8 @@ def _write_shards(
             progress.update(done + fresh, bad_records=f"{total.num_bad:,}")
             if not batch.ends_shard:
                 continue
-            if batch.ends_source:
-                _check_not_empty(data, manifest, writers)
+            if batch.ends_source and is_whole:
+                _check_not_empty(data, manifest, *writers)
             if total.num_records > manifest.tally.num_records:
                 for writer in writers:
                     manifest.files += writer.publish()
@@ -351,9 +393,10 @@ def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
             path.unlink()
 
 
-def _check_not_empty(data: DataConfig, manifest: Manifest, writers: list[ShardWriter]) -> None:
+def _check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter) -> None:
     train, heldout = (
-        manifest.num_documents(writer.split) + writer.num_documents for writer in writers
+        manifest.num_documents(split) + sum(w.num_documents for w in writers if w.split == split)
+        for split in SPLITS
     )
     read = f"of {train + heldout:,} documents and data.heldout_share={data.heldout_share}"
     if train == 0:

@@ -6,7 +6,6 @@ Dimension key: B batch, L length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -46,24 +45,17 @@ class Evaluation:
 
     def check(self) -> None:
         """Before the first step, as the first evaluation may be the last."""
-        for part in self.heldout.parts:
-            heldout_sequences(part.shards, max(self.length, self.passage_length))
+        heldout_sequences(self.heldout, max(self.length, self.passage_length))
 
     def losses(self, engine: Engine) -> list[dict]:
         """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row per range of the
         target's position (positions.per_document: in its document): within the training length, up
-        to the PoSE target, and beyond. Of a mixture, these for each "corpus"."""
+        to the PoSE target, and beyond."""
         rows = []
-        for part in self.heldout.parts:
-            name = {"corpus": part.name} if part.name else {}
-            rows += [{**name, **row} for row in self._losses_of(engine, part.shards)]
-        return rows
-
-    def _losses_of(self, engine: Engine, shards: TokenShards) -> Iterator[dict]:
         sum_L = torch.zeros(self.length, dtype=torch.float64)
         count_L = torch.zeros(self.length, dtype=torch.int64)
         for batch in heldout_batches(
-            shards,
+            self.heldout,
             length=self.length,
             num_sequences=self.settings.num_sequences,
             batch_size=self.settings.batch_size * engine.processes.world_size,
@@ -84,20 +76,17 @@ class Evaluation:
             if num_tokens == 0:  # no document is as long (positions.per_document)
                 continue
             loss = float(sum_L[first:last].sum() / num_tokens)
-            bits = loss / math.log(2) / shards.bytes_per_token
+            bits = loss / math.log(2) / self.heldout.bytes_per_token
             row = {"from": first, "to": last, "loss": loss, "bits_per_byte": bits}
-            yield row | {"num_tokens": num_tokens}
+            rows.append(row | {"num_tokens": num_tokens})
+        return rows
 
-    def induction_drops(self, engine: Engine) -> dict[str, float]:
+    def induction_drop(self, engine: Engine) -> float:
         """Nats by which the mean loss on held-out passages, half the training length long, falls on
-        their repetition, for each corpus by its name; near 0 for a model that does not copy from
-        its context."""
-        return {part.name: self._drop_of(engine, part.shards) for part in self.heldout.parts}
-
-    def _drop_of(self, engine: Engine, shards: TokenShards) -> float:
+        their repetition; near 0 for a model that does not copy from its context."""
         sums = torch.zeros(3, dtype=torch.float64)  # passage, repetition, number of passages
         for passages in heldout_batches(
-            shards,
+            self.heldout,
             length=self.passage_length,
             num_sequences=NUM_PASSAGES,
             batch_size=self.settings.batch_size * engine.processes.world_size,
@@ -122,6 +111,4 @@ def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:
 
 
 def format_losses(rows: list[dict]) -> str:
-    return " · ".join(
-        f"{row.get('corpus', '')}[{row['from']}, {row['to']}) {row['loss']:.4f}" for row in rows
-    )
+    return " · ".join(f"[{row['from']}, {row['to']}) {row['loss']:.4f}" for row in rows)

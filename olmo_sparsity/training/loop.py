@@ -135,7 +135,7 @@ def evaluate_step(
 ) -> None:
     config, engine = start.config, start.engine
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
-    losses, drops = start.evaluation.losses(engine), start.evaluation.induction_drops(engine)
+    losses, drops = start.evaluation.losses(engine), start.evaluation.induction_drop(engine)
     tracked = None
     if start.tracking:
         writer.wait()  # so that there is one copy of the weights at a time

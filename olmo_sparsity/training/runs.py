@@ -72,8 +72,7 @@ def _open_heldout(data: DataConfig) -> PreparedText:
 
 
 def training_text(data: DataConfig) -> TrainingText:
-    corpora = tuple((part.corpus, part.heldout_share) for part in data.parts())
-    return TrainingText(data.folder, partial(_open_heldout, data), corpora)
+    return TrainingText(data.folder, partial(_open_heldout, data), data.corpus, data.heldout_share)
 
 
 def _latest_or_fail(run_folder: Path) -> Path:

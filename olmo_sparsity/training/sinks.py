@@ -71,14 +71,11 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
     for name, value in row.items():
         if name == "heldout":
             for part in value:
-                places = f"{part.get('corpus', '')}/{part['from']}-{part['to']}".lstrip("/")
+                places = f"{part['from']}-{part['to']}"
                 yield f"heldout/{places}", part["loss"]
                 yield f"heldout_bits_per_byte/{places}", part["bits_per_byte"]
         elif name == "induction_drop":
             yield f"heldout/{name}", value
-        elif name == "induction_drops":
-            for corpus, drop in value.items():
-                yield f"heldout/induction_drop/{corpus}", drop
         elif name == "track":
             for number, (mean, *_) in value.items():
                 yield f"track/{number}", mean

@@ -36,7 +36,7 @@ class Tracking:
         long = config.evaluation.length or config.largest_length
         local = max(1, min(128, long // 8))
         settings = TrackSettings(long=long, local=local, documents=config.evaluation.track)
-        texts = (part.shards.document(n) for part in heldout.parts for n in range(len(part.shards)))
+        texts = (heldout.document(n) for n in range(len(heldout)))
         enough = islice((text for text in texts if len(text) >= long), settings.documents)
         items = [Document(t, n, tokenizer=heldout.tokenizer) for n, t in enumerate(enough)]
         self.text = FixedText.of(Documents("held-out documents", items), settings)

@@ -130,27 +130,6 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             },
             "does not fit twice into training.length=16",
         ),
-        ({"data": {"corpus": [{"name": "a"}, {"name": "a"}]}}, "data.corpus[0].name=a must be"),
-        (
-            {"data": {"corpus": [{"name": "a"}, {"name": "../b"}]}},
-            "data.corpus[1].name=../b must be",
-        ),
-        (
-            {"data": {"corpus": [{"name": "a"}, {"name": "b", "weight": 1e-4}]}},
-            "data.corpus[1].weight=0.0001 is less than 0.001 of all",
-        ),
-        (
-            {"data": {"corpus": [{"name": "a"}, {"name": "b", "source": "files"}]}},
-            "data.corpus[1].source=files needs data.corpus[1].path",
-        ),
-        (
-            {"data": {"corpus": [{"name": "a", "path": "x"}]}},
-            "data.corpus[0].path is set, but data.corpus[0].source=embedded does not use it",
-        ),
-        (
-            {"data": {"corpus": [{"name": "a", "sorce": "python"}]}},
-            "config: unknown key 'data.corpus[0].sorce'; did you mean 'data.corpus.source'?",
-        ),
         ({"data": {"corpora": [{"name": "a"}]}}, "unknown key 'data.corpora'"),
         ({"run_folder": 2024}, "run_folder must be a string, but 2024 is a number"),
         ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path must be a string, but 1000"),

@@ -25,7 +25,7 @@ from olmo_sparsity.data.batches import (
     epoch_order,
     heldout_batches,
 )
-from olmo_sparsity.data.shards import Part, TokenShards
+from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.training.loop import draw
 
@@ -196,20 +196,13 @@ def test_heldout_text_is_read_from_its_start(shards: TokenShards, mask_documents
     assert len(whole.tokens_BL) == len(Sequences(shards, 20))
 
 
-def test_several_corpora_need_one_sequence_each_and_one_corpus_a_batch(shards: TokenShards) -> None:
+def test_an_epoch_has_a_batch_at_least(shards: TokenShards) -> None:
     size = len(Sequences(shards, 64))
     assert batches(shards, length=64, batch_size=size).steps_per_epoch == 1
     with pytest.raises(DataError, match="below batch_size="):
         batches(shards, length=64, batch_size=size + 1)
-    mixed = copy(shards)
-    mixed._parts = [Part("a", 0.5, shards), Part("b", 0.5, shards)]
-    both = batches(mixed, length=64, batch_size=size + 1)
-    # Numbers, which seed the draws, differ between corpora.
-    drawn = [both._draw(corpus, number) for corpus in (0, 1) for number in range(size)]
-    assert sorted(one.index for one in drawn) == list(range(2 * size))
     longest = min(len(array) for array in shards.arrays)
-    whole = batches(mixed, PositionsConfig(), length=longest, batch_size=2)
-    assert len(whole[0].tokens_BL) == 2
+    assert len(batches(shards, PositionsConfig(), length=longest, batch_size=1)[0].tokens_BL) == 1
     with pytest.raises(DataError, match="no held-out file holds"):
         next(heldout_batches(shards, length=10**9, num_sequences=1, batch_size=1))
 

@@ -157,7 +157,7 @@ def test_too_many_bad_records_fail_before_anything_counts_as_done(data: DataConf
 
 @pytest.mark.parametrize(("share", "lacking"), [(0.0001, "held-out"), (0.9999, "training")])
 def test_an_empty_side_is_refused(data: DataConfig, share: float, lacking: str) -> None:
-    data.heldout_share = share
+    data.heldout_share, data.corpus.path = share, (data.corpus.path or "").replace("*", "a.json")
     with pytest.raises(DataError, match=f"no {lacking} document"):
         prepare(data)
     data.heldout_share = 0.3  # Nothing was lost: the same folder takes better settings.
@@ -198,6 +198,33 @@ def test_stopped_at_any_step_and_resumed_gives_the_same_bytes(
         (Path(again.folder) / LOCK).unlink(missing_ok=True)  # this process is not really dead
         prepare(again)
         assert contents(again) == whole, f"stopped after step {last}"
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_processes_that_share_the_files_write_the_same_bytes(
+    data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the one that joins them is killed at its end."""
+    manifest, shared = prepare(data), in_folder(data, tmp_path / "shared")
+    whole = contents(data)
+    assert {file.tokens for file in manifest.files} > {"train-00006.tokens.uint16"}
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    assert prepare(shared, (1, 2)) is None
+    for name in ("_join", "sync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(tokens, name, killed)
+            with pytest.raises(Killed):
+                prepare(shared, (0, 2))
+        (Path(shared.folder) / LOCK).unlink(missing_ok=True)
+    assert prepare(shared, (0, 2)) == manifest
+    assert contents(shared) == whole
+    assert prepare(shared, (1, 2)) == manifest
+    shared.corpus.max_documents = 80
+    with pytest.raises(ConfigError, match="max_documents=null"):
+        prepare(shared, (0, 2))
 
 
 @contextmanager

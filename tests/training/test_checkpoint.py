@@ -33,7 +33,6 @@ from tests.conftest import (
     MakeConfig,
     data_section,
     left_by_a_killed_process,
-    mixed_section,
     small_run,
 )
 from tests.support import children
@@ -126,14 +125,13 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
     assert not list((folder / "checkpoints").glob("*.tmp"))
 
 
-def test_a_mixture_of_growing_length_that_is_killed_ends_at_the_same_bits(
-    mixed_folder: Path, tmp_path: Path
+def test_a_run_of_growing_length_that_is_killed_ends_at_the_same_bits(
+    data_folder: Path, tmp_path: Path
 ) -> None:
     """Killed before the switch of lengths, after it, and inside a checkpoint."""
     folders = [tmp_path / name for name in ("whole", "killed")]
-    whole, killed = (settings_for(mixed_folder, folder) for folder in folders)
+    whole, killed = (settings_for(data_folder, folder) for folder in folders)
     for settings in (whole, killed):
-        settings["data"] = mixed_section(mixed_folder)
         settings["training"]["length"] = [{"tokens": 8, "until": 6}, {"tokens": 16}]
     assert run(whole) == 0
     for blow in (partial(die_at_step, 6), partial(die_at_step, 5), partial(die_at_fsync, 8)):

@@ -45,7 +45,7 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
     heldout = open_shards(config.data, "heldout")
     config = resolve(config, heldout, torch.device("cpu"))
     engine = Engine(build_model(config.model), config.training, config.optimizer)
-    assert abs(build_evaluation(heldout, config).induction_drops(engine)[""]) < 0.1
+    assert abs(build_evaluation(heldout, config).induction_drop(engine)) < 0.1
 
     def parrot(batch: Batch) -> torch.Tensor:
         nll_BL = torch.zeros(batch.labels_BL.shape)
@@ -55,11 +55,11 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
         return nll_BL
 
     engine.token_losses = parrot
-    assert build_evaluation(heldout, config).induction_drops(engine)[""] == pytest.approx(3.0)
+    assert build_evaluation(heldout, config).induction_drop(engine) == pytest.approx(3.0)
     shares = []
     for rank in range(30):  # more processes than the last batch has passages
         engine.processes = SimpleNamespace(
             rank=rank, world_size=30, add_up=lambda sums: shares.append(sums) or torch.ones(3)
         )
-        build_evaluation(heldout, config).induction_drops(engine)[""]
+        build_evaluation(heldout, config).induction_drop(engine)
     assert sum(shares).tolist() == [3 * 64, 0, 64]

@@ -23,7 +23,7 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.run_folder import loss_table, read_metrics
-from tests.conftest import MakeConfig, mixed_section
+from tests.conftest import MakeConfig
 from tests.support.models import SIZES, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -104,41 +104,25 @@ def test_a_config_that_was_edited_by_hand_is_an_error_that_names_it(
         assert str(caught.value).count("\n") <= 1
 
 
-# --- several corpora, several lengths -------------------------------------------------------------
+# --- several lengths -------------------------------------------------------------
 
 
-def test_each_corpus_of_a_mixture_has_its_own_loss(
-    make_config: MakeConfig, mixed_folder: Path, tmp_path: Path
-) -> None:
+def test_lengths_grow_and_cannot_change(make_config: MakeConfig, tmp_path: Path) -> None:
     length = [{"tokens": 8, "until": 4}, {"tokens": 16}]
-    config = make_config(
-        data=mixed_section(mixed_folder), training__length=length, training__num_steps=12
-    )
+    config = make_config(training__length=length, training__num_steps=12)
     train(config)
     *_, last = rows(config)
-    assert [(part["corpus"], part["from"], part["to"]) for part in last["heldout"]] == [
-        (name, *places)
-        for name in ("wikipedia", "letters")
-        for places in ((0, 16), (16, 32), (32, 64))
-    ]
-    wikipedia, letters = (last["heldout"][number]["loss"] for number in (0, 3))
-    assert letters < wikipedia - 0.5, "five words are soon learnt"
-    drops = last["induction_drops"]
-    assert list(drops) == ["wikipedia", "letters"]
-    assert last["induction_drop"] == pytest.approx(sum(drops.values()) / 2)
+    places = [(part["from"], part["to"]) for part in last["heldout"]]
+    assert places == [(0, 16), (16, 32), (32, 64)]
     table = loss_table(config.run_folder)
-    assert "letters 16 … 31" in table
-    assert table.splitlines()[-1].split()[-2:] == [f"{drop:.4f}" for drop in drops.values()]
+    assert " 16 … 31" in table
+    assert table.splitlines()[-1].split()[-1] == f"{last['induction_drop']:.4f}"
     assert [row["learning_rate"] for row in rows(config) if "loss" in row] == [
         learning_rate(config.optimizer, step, 12) for step in range(1, 13)
     ]
     states = [TrainerState.read(path) for path in list_checkpoints(config.run_folder)]
     assert [(state.step, state.tokens) for state in states] == [(12, 12 * 64), (10, 10 * 64)]
     # A folder whose order of text is another one.
-    config.data.corpora[0].weight = 2.0
-    with pytest.raises(ConfigError, match=r"data\.corpus\[0\]\.weight=3\.0 \(now 2\.0\)"):
-        train(config)
-    config.data.corpora[0].weight = 3.0
     config.training.lengths[0].until = 5
     with pytest.raises(ConfigError, match=r"training\.length\[0\]\.until=4 \(now 5\)"):
         train(config)

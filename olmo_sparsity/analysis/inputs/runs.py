@@ -39,8 +39,8 @@ class TrainingText:
 
     folder: str
     open_heldout: Callable[[], PreparedText]
-    corpora: tuple[tuple[CorpusConfig, float], ...]
-    """Each corpus, and the share of its documents that was held out."""
+    corpus: CorpusConfig
+    heldout_share: float
 
 
 @dataclass(frozen=True)
