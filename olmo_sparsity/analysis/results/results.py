@@ -12,14 +12,12 @@ import pandas as pd
 from olmo_sparsity.analysis.results.statistics import (
     both_ways,
     half_of,
-    losses_of_targets,
     net_differences,
     pair,
-    with_ends,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
-from olmo_sparsity.analysis.results.view import Shown, spell
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.analysis.results.view import spell
+from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import MANIFEST, read_json, verify_manifest
 
 SETS = {
@@ -84,8 +82,7 @@ class Results:
     def __repr__(self) -> str:
         return (
             f"Results of {self.meta.model.get('name')}: {len(self.targets):,} targets in "
-            f"{self.targets.document.nunique():,} documents. Tables: {', '.join(SCHEMAS)}; "
-            "show(document, target), plot(path)"
+            f"{self.targets.document.nunique():,} documents. Tables: {', '.join(SCHEMAS)}"
         )
 
     @property
@@ -116,38 +113,6 @@ class Results:
         if "given" in chosen:
             return spelled.replace("large gap", "chosen in other results")
         return spelled.replace("large gap", "all") if chosen.get("share") == 1 else spelled
-
-    def show(
-        self,
-        document: int,
-        target: int,
-        *,
-        units: str | None = None,
-        selector: str | None = None,
-        k: int = 8,
-    ) -> Shown:
-        """Show one target with its far units in the text."""
-        rows = self.influence[
-            (self.influence.document == document)
-            & (self.influence.target == target)
-            & (self.influence.far_part == "document")
-            & (self.influence.control == "own")
-            & (self.influence.units == (units or self.meta.units[0]))
-            & (self.influence.selector == (selector or self.meta.selectors[0]))
-        ].sort_values("rank")
-        if not len(rows):
-            raise ConfigError(f"target={target} of document={document}: not evaluated, or not so")
-        losses = losses_of_targets(self.losses, self.targets)
-        losses = losses[(losses.document == document) & (losses.target == target)]
-        texts = self.tokens[self.tokens.document == document].sort_values("place").text.tolist()
-        of_target = (self.targets.document == document) & (self.targets.target == target)
-        end = int(with_ends(self.targets[of_target]).end.iloc[0])
-        about = losses[["target", "loss_short", "loss_long"]].assign(
-            end=end, text="".join(texts[target:end]), gap=losses.loss_short - losses.loss_long
-        )
-        names = {"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
-        far = rows[:k].rename(columns=names)
-        return Shown(texts, about, far, self.meta.windows["short"])
 
 
 Kept = Results | str | Path

@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import DataError
 from tests.support.measurements import FEW, SETTINGS, VOCAB, loaded, measured_into, untrained
 
 PATIENCE = "olmo_sparsity.analysis.measurement.measurement.PATIENCE_S"
@@ -81,10 +81,6 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
     spans = results.recovery[results.recovery.units == "span:3"]
     assert (spans[spans.k == 1].num_tokens == 3).all()
     assert spans.num_tokens.between(spans.k + 2, 3 * spans.k).all()
-    row = results.targets[results.targets.far_part == "document"].iloc[0]
-    assert len(results.show(row.document, row.target, units="span:3", k=2).far) == 2
-    with pytest.raises(ConfigError, match="not evaluated"):
-        results.show(0, 1)
 
 
 def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
