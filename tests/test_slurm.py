@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.command.arguments import parse_shard
+from olmo_sparsity.errors import ConfigError
+
 ROOT = Path(__file__).parents[1]
 
 SRUN = f"""#!{sys.executable}
@@ -103,12 +106,53 @@ def test_messages_take_the_interface_between_nodes(
     assert train(tmp_path, **variables).variables.get("GLOO_SOCKET_IFNAME") == interface
 
 
-def test_the_jobs_of_an_array_measure_their_parts(tmp_path: Path) -> None:
-    array = {"ID": "2", "MIN": "0", "MAX": "7", "COUNT": "8"}
-    variables = {f"SLURM_ARRAY_TASK_{name}": number for name, number in array.items()}
-    job = Submitted(tmp_path, "slurm/measure.sbatch", "runs/x", "--out", "y", **variables)
-    assert job.words[-7:] == ["olmo-sparsity", "measure", "runs/x", "--out", "y", "--shard", "2/8"]
+def test_the_tasks_of_a_measurement_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    job = Submitted(tmp_path, "slurm/measure.sbatch", "runs/x", "--out", "y")
+    assert job.words[-5:] == ["olmo-sparsity", "measure", "runs/x", "--out", "y"]
     assert "--wait=0" in job.words
+
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
+STEP |= {"SLURM_STEP_TASKS_PER_NODE": "3"}
+
+
+def array(number: int, least: int, most: int, count: int) -> dict[str, str]:
+    numbers = {"ID": number, "MIN": least, "MAX": most, "COUNT": count}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in numbers.items()}
+
+
+@pytest.mark.parametrize(
+    ("variables", "typed", "alone", "expected"),
+    [
+        ({}, None, True, (0, 1)),
+        ({}, "2/5", True, (2, 5)),
+        (array(2, 0, 7, 8), None, True, (2, 8)),
+        (array(2, 0, 7, 8), "0/1", True, (0, 1)),
+        (STEP, None, True, (1, 3)),
+        (STEP, None, False, (0, 1)),
+        (array(2, 0, 7, 8) | STEP, None, True, (10, 24)),
+        (array(2, 0, 7, 8) | STEP, None, False, (2, 8)),
+        (array(2, 1, 7, 7), None, True, "whole array, --array=0-7"),
+        (array(2, 0, 8, 5), None, True, "whole array"),
+        (STEP, "0/3", False, "3 processes of this launch"),
+        ({}, "3/3", True, "--shard=3/3"),
+    ],
+)
+def test_a_task_takes_its_shard_from_slurm(
+    variables: dict[str, str],
+    typed: str | None,
+    alone: bool,
+    expected: object,
+    monkeypatch: pytest.MonkeyPatch,
+    no_launcher: None,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(expected, tuple):
+        assert parse_shard(typed, alone) == expected
+    else:
+        with pytest.raises(ConfigError, match=str(expected)):
+            parse_shard(typed, alone)
 
 
 def test_the_exit_code_of_the_command_is_that_of_the_job(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from olmo_sparsity.analysis.report.figures import curves_of
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.sweep import expand
@@ -112,14 +113,25 @@ class Bench:
         return self.sbatch(name, *flags, "slurm/train.sbatch", str(self.config), run_folder, *words)
 
     def figure2(self, name: str) -> Job:
-        return self.sbatch(
-            name,
-            *("slurm/figure2.sbatch", str(self.config), f"--run_folder={self.folder / name}"),
+        """Of PoSE and RoPE; returns the training of the first."""
+        configs, config = [], json.loads(self.config.read_text())
+        for scheme, target_length in (("pose", 32), ("contiguous", None)):
+            config["run_folder"] = str(self.folder / f"{name}-{scheme}")
+            config["positions"] = {"scheme": scheme, "target_length": target_length}
+            configs.append(str(self.folder / f"{scheme}.json"))
+            Path(configs[-1]).write_text(json.dumps(config))
+        array = self.sbatch(
+            f"{name}-%a",
+            *("slurm/figure2.sbatch", *configs),
             NUM_SHARDS="2",
-            MEASURE=" ".join(FEW),
-            MEASURE_FLAGS=f"--output={self.folder / name}-%a.log",
+            LENGTHS="16 24",
+            STEPS="60",
+            MEASURE=" ".join(FEW[2:]),
+            MEASURE_FLAGS=f"--output={self.folder / name}-measure-%A-%a.log",
             RESULTS=f"{self.folder / name}-results",
         )
+        log = self.folder / f"{name}-0.log"
+        return Job(self.cluster, f"{array.number}_0", self.folder / f"{name}-pose", log)
 
     def pretend(self, name: str, script: str, *flags: str, **variables: str) -> Job:
         """train.sbatch, of a repository whose `olmo-sparsity` is this script of bash."""
@@ -452,12 +464,20 @@ def test_what_becomes_of_a_job(job: Job, facts: list[str], said: list[str]) -> N
 @pytest.mark.accept
 @asks(chained)
 def test_the_chain_of_figure_2(job: Job, whole: Results) -> None:
-    """It measures with the jobs of an array."""
+    """It trains two configs and measures them at two lengths and steps, each by an array."""
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
-    folder = Path(f"{job.run_folder}-results")
+    folder = job.run_folder.with_name("chained-results")
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
-    assert read_results(folder).meta.counts["documents_measured"] > 2
-    assert_same(read_results(folder), whole)
+    found = {path.name: read_results(path) for path in folder.iterdir() if path.is_dir()}
+    places = {"16-0": (16, 120), "24-0": (24, 120), "24-60": (24, 60)}
+    schemes = ("pose", "contiguous")
+    assert {
+        name: (one.meta.windows["long"], one.meta.model["trained"]["step"])
+        for name, one in found.items()
+    } == {f"chained-{scheme}-{name}": place for scheme in schemes for name, place in places.items()}
+    assert_same(found["chained-pose-24-0"], whole)
+    curves = curves_of([*found.values()], [name.split("-")[1] for name in found])
+    assert [len(curve.of_run) for curve in curves] == [3, 3]
 
 
 @pytest.fixture(scope="module")

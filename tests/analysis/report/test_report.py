@@ -268,7 +268,7 @@ def test_every_format_is_written_without_its_date(results: Results, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "labels"), [("jpg", 1, None), ("png", 0, None), ("png", 2, ["one"])]
+    ("name", "number", "labels"), [("jpg", 1, None), ("png", 0, None), ("png", 2, ["one"] * 3)]
 )
 def test_what_cannot_be_drawn_is_refused(
     results: Results, tmp_path: Path, name: str, number: int, labels: list[str] | None
@@ -294,6 +294,32 @@ def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) 
     two = [results, replace(results, summary=rows.assign(num_targets=7))]
     legend = draw_headline(curves_of(two, ["one", "two"])).legends[0].get_texts()
     assert any("two" in t.get_text() and "n = 7 targets" in t.get_text() for t in legend)
+
+
+def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Path) -> None:
+    """By k: the longest windows at the last step. Equal places are curves of their own."""
+
+    def at(run: str, long: int | str, step: int, recovery: float) -> Results:
+        model = {"name": f"runs/{run}/checkpoints/step{step}", "trained": {"step": step}}
+        meta = replace(META, model=model, windows=META.windows | {"long": long})
+        return replace(results, meta=meta, summary=results.summary.assign(recovery=recovery))
+
+    places = ((16, 9, 0.1), (64, 9, 0.2), (64, 5, 0.3), (64, 7, 0.4))
+    every = [at(run, *place) for run in "ab" for place in places]
+    curves = curves_of(every, [run for run in "ab" for _ in places])
+    assert [curve.rows.length.iloc[0] for curve in curves] == [64, 64]
+    figure = draw_headline(curves)
+    by_k, _, by_length, by_step = figure.axes
+    assert set(by_k.lines[0].get_ydata()) == {0.2}
+    for axes, wanted in ((by_length, {16: 0.1, 64: 0.2}), (by_step, {5: 0.3, 7: 0.4, 9: 0.2})):
+        assert dict(zip(*axes.lines[0].get_data(), strict=True)) == wanted
+        assert "smallest k" in axes.get_title("left")
+    draw_figure2(every, tmp_path / "figure.svg", ["RoPE", "PoSE"])
+    assert "RoPE, add one" in (tmp_path / "figure.svg").read_text()
+    same = curves_of([*every[:2], every[0]], ["a"] * 3)
+    assert [curve.rows.length.iloc[0] for curve in same] == [16, 64, 16]
+    lengths = draw_headline(curves_of([at("a", "all", 9, 0.5), *every[:2]], ["a"] * 3)).axes[2]
+    assert [text.get_text() for text in lengths.get_xticklabels()] == ["16", "64"]
 
 
 @pytest.fixture
