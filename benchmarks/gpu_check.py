@@ -127,12 +127,8 @@ class Machine:
             self.run(*self.training(name, *limits, *overrides), processes=processes)
         except Failed as error:
             stacks = sorted((self.folder / name / "stacks").rglob("process*.txt"))
-            # The main thread's come last.
-            text = stacks[0].read_text() if stacks else ""
-            stack = text.rpartition("(most recent call first)")[2]
-            frames = re.findall(r'File "(\S+)", line \d+ in (\S+)', stack)
-            where = " < ".join(f"{Path(file).stem}.{called}" for file, called in frames[:6])
-            raise Failed(f"{error}{where and ', in '}{where}", error.output) from None
+            where = frames_in(stacks[0].read_text()) if stacks else ""
+            raise Failed(f"{error}{where}", error.output) from None
         return self.logged(name)
 
     def logged(self, name: str, what: str = "loss") -> list[float]:
@@ -188,9 +184,19 @@ def inside(what: str, processes: int | None = None) -> Check:
             yield from rows_in(machine.run(*words, processes=processes))
         except Failed as error:
             yield from rows_in(error.output)
-            raise
+            begun = re.findall(r"^stage: (.*)$", error.output, re.M)
+            where = f"in stage '{begun[-1]}'{frames_in(error.output)}: " if begun else ""
+            raise Failed(f"{where}{error}", error.output) from None
 
     return check
+
+
+def frames_in(output: str) -> str:
+    """Where the main thread is, by a stack that faulthandler wrote: its comes last."""
+    stack = output.rpartition("(most recent call first)")[2]
+    frames = re.findall(r'File "(\S+)", line \d+ in (\S+)', stack)
+    where = " < ".join(f"{Path(file).stem}.{called}" for file, called in frames[:6])
+    return where and f", in {where}"
 
 
 def rows_in(output: str) -> Iterator[Row]:
@@ -273,6 +279,8 @@ def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
     yield "numbers", "numbers", inside("numbers")
     if num > 1 and not machine.small and "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
         yield "engines", "srun, ddp", same_curve("srun", "srun", "--engine.name=ddp")
+    for words in ("zero1", "zero2", "zero2, compiled", "zero3"):
+        yield "stages", f"stages of {words}", inside(f"stages of {words}", 1)
     for name in ("ddp", "zero2", "zero3", "zero1"):
         for count in sorted({num} if machine.small else {1, num}, reverse=True):
             engine, processes = f"--engine.name={name}", f"{count} process{'es' * (count > 1)}"
@@ -290,7 +298,7 @@ def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
         yield "speed", f"speed, 1b, {num} processes", inside("1b", num)
 
 
-GROUPS = ("pipeline", "numbers", "engines", "compile", "resume", "speed")
+GROUPS = ("pipeline", "numbers", "stages", "engines", "compile", "resume", "speed")
 
 
 def perform(name: str, check: Check, machine: Machine) -> list[Row]:
@@ -337,7 +345,10 @@ def main() -> int:
             "measure": measure_far_tokens,
             "small_measure": partial(measure_far_tokens, small=True),
         }
-        child = children.get(options.child, lambda: measure_speed(options.child, options.out))
+        stages = partial(start_by_stages, options.child.removeprefix("stages of "))
+        speed = partial(measure_speed, options.child, options.out)
+        is_stages = options.child.startswith("stages of ")
+        child = stages if is_stages else children.get(options.child, speed)
         for row in child():
             print(json.dumps(asdict(row)), flush=True)
         return 0
@@ -354,7 +365,7 @@ def main() -> int:
         chosen = [
             (name, check)
             for group, name, check in checks(machine)
-            if group in wanted or (not group and wanted - {"numbers", "speed"})
+            if group in wanted or (not group and wanted - {"numbers", "stages", "speed"})
         ]
         for index, (name, check) in enumerate(chosen, start=1):
             machine.num_following = len(chosen) - index
@@ -506,6 +517,78 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
         yield name, tables["influence"].influence.to_numpy()
         if dtype == "fp32":  # elsewhere two units that matter alike may change places
             yield f"{name}, recovery", np.asarray(tables["recovery"].loss_set)
+
+
+STAGES_S = {
+    **{"import torch": 60, "reach the device": 30, "meet": 30, "first collective": 30},
+    **{"import deepspeed": 60, "build": 60, "first step": 150, "second step": 20},
+}
+"""The limit of each stage. Imports from a cold disk take half a minute, compiling a minute."""
+
+
+def start_by_stages(engine: str) -> Iterator[Row]:
+    """What a training with DeepSpeed does until its second step. The stage that exceeds its limit
+    prints its stack and ends the check. `starts`: programs, such as a compiler."""
+    import faulthandler
+
+    name, is_compiled = engine.partition(",")[0], engine.endswith("compiled")
+    programs, made = list[str](), dict[str, Any]()
+
+    def noting(event: str, given: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            programs.append(Path(str(given[0])).name)
+
+    def timed(stage: str, do: Callable[[], Any]) -> Row:
+        print(f"stage: {stage}", flush=True)
+        programs.clear()
+        faulthandler.dump_traceback_later(STAGES_S[stage], exit=True)
+        began, cpu = time.perf_counter(), time.process_time()
+        do()
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        faulthandler.cancel_dump_traceback_later()
+        text = f"{seconds:.1f} s, {cpu:.1f} s of CPU; starts {', '.join(programs) or 'no program'}"
+        return Row(f"{engine}: {stage}", seconds < STAGES_S[stage], text)
+
+    sys.addaudithook(noting)
+    yield timed("import torch", lambda: __import__("torch"))
+    import torch
+
+    from olmo_sparsity.config.run import load_config
+    from olmo_sparsity.data.batches import Batch
+    from olmo_sparsity.model.build import build_model
+    from olmo_sparsity.training.choose_engine import build_engine
+    from olmo_sparsity.training.deepspeed_engine import import_deepspeed
+    from olmo_sparsity.training.distributed import Processes, start_alone
+
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    words = [f"--engine.name={name}", f"--training.compile={is_compiled}".lower()]
+    config = load_config(ROOT / "configs/quick.yaml", [*words, "--training.precision=fp32"])
+    config.model.vocab_size = config.model.embedding_size = 512
+    config.training.device = str(device)
+    tokens_BL = torch.randint(512, (config.training.batch_size, config.training.length))
+    positions_BL = torch.arange(config.training.length).expand_as(tokens_BL)
+    batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))
+
+    def collect() -> None:
+        torch.distributed.all_reduce(number := torch.ones(1, device=device))
+        number.item()
+
+    def build() -> None:
+        sections = (config.engine, config.training, config.optimizer)
+        made["engine"] = build_engine(build_model(config.model), *sections, Processes())
+
+    def step() -> None:
+        float(made["engine"].step(batch, 1e-4)[0])
+
+    yield timed("reach the device", lambda: torch.ones(1, device=device).item())
+    yield timed("meet", start_alone)
+    yield timed("first collective", collect)
+    yield timed("import deepspeed", lambda: import_deepspeed(device))
+    yield timed("build", build)
+    yield timed("first step", step)
+    yield timed("second step", step)
+    made.clear()
+    torch.distributed.destroy_process_group()
 
 
 def measure_speed(size: str, out: Path) -> Iterator[Row]:
