@@ -135,6 +135,39 @@ def choose_device(
     return device
 
 
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    tflops: float
+    """Dense bf16, from the data sheet."""
+
+    gigabytes: float
+
+
+# Of names with a common beginning the longer one comes first.
+GPUS = [
+    *(Gpu("GB200", 2500, 186), Gpu("B200", 2250, 180), Gpu("GH200", 989, 96)),
+    *(Gpu("H200 NVL", 835, 141), Gpu("H200", 989, 141), Gpu("H100 PCIe", 756, 80)),
+    *(Gpu("H100 NVL", 835, 94), Gpu("H100", 989, 80), Gpu("H800 PCIe", 756, 80)),
+    *(Gpu("H800", 989, 80), Gpu("A100 40GB", 312, 40), Gpu("A100", 312, 80)),
+    *(Gpu("A800", 312, 80), Gpu("A30", 165, 24), Gpu("A40", 150, 48), Gpu("A10", 125, 24)),
+    *(Gpu("L40S", 362, 48), Gpu("L40", 181, 48), Gpu("L4", 121, 24)),
+]
+
+
+def find_gpu(device_name: str) -> Gpu | None:
+    """None if unknown, or for a slice of a GPU (MIG)."""
+    words = set(re.split(r"\W+", device_name.upper()))
+    known = (gpu for gpu in GPUS if words >= set(gpu.name.upper().split()))
+    return None if "MIG" in words else next(known, None)
+
+
+def known_gpu(name: str, option: str) -> Gpu:
+    if (gpu := find_gpu(name)) is None:
+        raise ConfigError(f"{option}={name} must be one of {', '.join(one.name for one in GPUS)}")
+    return gpu
+
+
 def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether matrices of this dtype are multiplied in hardware. A CPU that does not takes 6 to 50
     times as long as with fp32."""

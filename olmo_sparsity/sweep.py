@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.config.run import flatten, load_config
 from olmo_sparsity.config.sections import RunConfig
@@ -39,6 +39,9 @@ from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.runtime import EXIT_STOPPED, STOP_SIGNALS, handling, say
 from olmo_sparsity.settings import find_config, load
 from olmo_sparsity.training.run_folder import is_work_of, read_metrics
+
+if TYPE_CHECKING:
+    from olmo_sparsity.training.estimate import Hardware
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,24 @@ def format_states(runs: Sequence[Run]) -> str:
     counts = Counter(state.name for state in states)
     total = ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "waiting"))
     return "\n".join([*(line.rstrip() for line in lines), f"{len(runs)} runs: {total}"])
+
+
+def format_costs(runs: Sequence[Run], hardware: Hardware | None) -> str:
+    """What each unfinished run costs, and all of them."""
+    from olmo_sparsity.training.estimate import gpu_hours
+    from olmo_sparsity.training.start import cost_of
+
+    lines, hours = [], 0.0
+    todo = [run for run in runs if run.state().name != "done"]
+    for run in todo:
+        config, on, cost = cost_of(run.settings, hardware)
+        tokens, folder = cost["tokens in all"].split(" in "), cost["disk"].rpartition(", ")[2]
+        size = f"{cost['parameters']} parameters, {tokens[0]} tokens in {tokens[1]}"
+        price = cost.get("time", f"{cost['FLOPs in all']} FLOPs")
+        lines.append(f"{run.name}: {size}; {price}; {folder}")
+        hours += gpu_hours(config, on) if "time" in cost else 0.0
+    price = f"{hours:,.3g} GPU-hours (predicted)" if hours else "pass --gpus N --gpu NAME for hours"
+    return "\n".join([*lines, f"{len(todo)} of {len(runs)} runs to train: {price}"])
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -20,8 +21,10 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.folders import LOCK, STALE_S, Owner
 from olmo_sparsity.runtime import EXIT_STOPPED
 from olmo_sparsity.sweep import Run, expand, format_states
+from olmo_sparsity.training.estimate import Hardware, gpu_hours
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.start import cost_of
 from tests.conftest import until
 
 ROOT = Path(__file__).parents[1]
@@ -207,3 +210,22 @@ def test_slurm_gets_the_unfinished_runs_as_an_array(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert main(["sweep", path, "--slurm=--time=1:00"]) == 0
     assert Path("said").read_text() == f"--time=1:00 --array=1,2 slurm/train.sbatch {path}\n"
+
+
+def test_a_sweep_has_a_price(make_grid: MakeGrid, capsys: pytest.CaptureFixture) -> None:
+    path = make_grid(grid={"training.num_steps": [600, 1800], "seed": [1, 2]})
+    first = expand(path, [])[0]
+    (first.folder / "checkpoints/step000600").mkdir(parents=True)
+    assert main(["sweep", path, "--dry-run", "--gpus", "2", "--gpu", "h100"]) == 0
+    *runs, total = capsys.readouterr().out.splitlines()
+    assert [run.partition(":")[0] for run in runs] == [run.name for run in expand(path, [])[1:]]
+    assert (
+        "parameters, 115,200 tokens in 1,800 steps; 0.0 hours, 0 GPU-hours; the run folder"
+        in runs[-1]
+    )
+    assert re.fullmatch(r"3 of 4 runs to train: [\d.e-]+ GPU-hours \(predicted\)", total)
+    two = Hardware.of("h100", 2, 1)
+    hours = [gpu_hours(*cost_of(run.settings, two)[:2]) for run in expand(path, [])[1:]]
+    assert hours[1] == pytest.approx(3 * hours[0])
+    assert main(["sweep", path, "--dry-run"]) == 0
+    assert "3 of 4 runs to train: pass --gpus N" in capsys.readouterr().out

@@ -246,6 +246,7 @@ def measure(
     target_field: str | None = None,
     split_at: SplitAt = "whole",
     max_documents: int | None = None,
+    min_tokens: int | None = None,
     control_tokens: bool = False,
     device: str = "auto",
     dtype: Dtype = "auto",
@@ -296,8 +297,8 @@ def measure(
         halves: Number of random halves of the units for LDS; 0: none. Default: 0 with long="all",
             else 16.
         seed: Seed of all random draws.
-        field, group_field, prompt_field, target_field, split_at, max_documents, control_tokens:
-            How to read the text; see `open_documents`.
+        field, group_field, prompt_field, target_field, split_at, max_documents, min_tokens,
+            control_tokens: How to read the text; see `open_documents`.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
     raise NotImplementedError  # `_entry` answers

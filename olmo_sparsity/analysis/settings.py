@@ -131,6 +131,12 @@ class TextOptions:
     max_documents: int | None = option(
         None, "read no more than this many; of a prepared folder, spread over it", least=1
     )
+    min_tokens: int | None = option(
+        None,
+        "leave out documents of fewer tokens, and read on until `max_documents` are there: with "
+        "more than the longest --long, each length measures the same documents",
+        least=1,
+    )
     control_tokens: bool = option(
         False, "names of control tokens in a text, such as <|im_end|>, are these tokens, not text"
     )

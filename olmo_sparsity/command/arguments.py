@@ -6,6 +6,7 @@ Place in the flow: below cli.py, which runs the commands. Imports no large packa
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from olmo_sparsity import __version__
 from olmo_sparsity.analysis import api, settings
 from olmo_sparsity.analysis.settings import ModelOptions
 from olmo_sparsity.errors import ConfigError, printable
+from olmo_sparsity.runtime import read_launch
 from olmo_sparsity.settings import add_options, arguments_of, spell
 
 
@@ -71,15 +73,14 @@ def _add_training(command: Commands) -> None:
 
     sub = command("prepare", "turn a corpus into token shards")
     sub.add("config", metavar="CONFIG")
+    _add_shard(sub, "of the files of C4 on disk: ")
 
     sub = command("train", "train a model on prepared shards (resumes where it stopped)")
     sub.add("config", metavar="CONFIG")
     sub.add(
         "--dry-run", action="store_true", help="show the resolved config and the cost of the run"
     )
-    sub.add("--gpus", type=int, metavar="N", help="of --dry-run: on so many GPUs (default: here)")
-    sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100 or h200 (h100)")
-    sub.add("--nodes", type=int, metavar="N", help="of --dry-run (default: 8 GPUs a node)")
+    _add_gpus(sub)
     trace = "write a Chrome trace of these steps, such as 10:15, into the run folder"
     sub.add("--profile", metavar="FIRST:LAST", help=trace)
 
@@ -87,6 +88,7 @@ def _add_training(command: Commands) -> None:
     sub.add("config", metavar="GRID", help="a YAML file: configs × choices")
     how = sub.add_mutually_exclusive_group()
     how.add_argument("--list", action="store_true", help="list the state of each run")
+    how.add_argument("--dry-run", action="store_true", help="what each run and all of them cost")
     how.add_argument("--only", type=int, metavar="N", help="train the N-th run, from 0, here")
     how.add_argument(
         "--slurm",
@@ -95,6 +97,7 @@ def _add_training(command: Commands) -> None:
         metavar="FLAGS",
         help="submit unfinished runs as an array, with sbatch flags",
     )
+    _add_gpus(sub)
 
     sub = command("losses", "print a run's held-out loss by position, and its induction drop")
     sub.add("run_folder", metavar="RUN_FOLDER")
@@ -105,6 +108,12 @@ def _add_training(command: Commands) -> None:
     sub.add("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights")
 
 
+def _add_gpus(sub: Parser) -> None:
+    sub.add("--gpus", type=int, metavar="N", help="of --dry-run: on so many GPUs (default: here)")
+    sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100 or h200 (h100)")
+    sub.add("--nodes", type=int, metavar="N", help="of --dry-run (default: 8 GPUs a node)")
+
+
 def _add_explain(sub: Parser) -> None:
     help = arguments_of(api.explain)
     sub.add("model", metavar="MODEL", help=MODEL)
@@ -112,6 +121,8 @@ def _add_explain(sub: Parser) -> None:
     what = sub.add_mutually_exclusive_group(required=True)
     what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
     what.add_argument("--prompt", metavar="TEXT", help=f"{help['prompt']}. {AT_FILE}")
+    record = "of --text FILE:N, the N-th record of a file (.jsonl, .parquet): the field of its text"
+    sub.add("--field", metavar="NAME", help=record)
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     _add(sub, help, target="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
@@ -143,10 +154,11 @@ def _add_attribute(sub: Parser) -> None:
     _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, settings.SourceSettings, ModelOptions, help=help)
-    sub.add("--html", metavar="FILE", help="write a page to read in a browser")
+    page = "write a page to read in a browser; of --questions, a folder of one for each"
+    sub.add("--html", metavar="FILE", help=page)
     sub.add("--json", action="store_true", help="print JSON")
     sub.add("--out", metavar="FOLDER", help="of --questions; the same command resumes")
-    sub.add("--shard", default="0/1", help="of --questions: i/n, the i-th (from 0) of n processes")
+    _add_shard(sub, "of --questions: ")
     gate = "of --questions: exit with 1 if a verdict is not what the field `expect` says"
     sub.add("--gate", action="store_true", help=f"{gate}; OUT gets gate.xml (JUnit) and gate.json")
     before = "of --gate: the --out of an earlier run; its verdicts are expected, too"
@@ -172,8 +184,7 @@ def _add_measure(sub: Parser) -> None:
     _add(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     add_options(sub, settings.Settings, settings.TextOptions, ModelOptions, help=help)
-    several = "i/n: the i-th (from 0) of n processes that measure into one folder"
-    sub.add("--shard", default="0/1", help=f"{several}; the last writes the results")
+    _add_shard(sub)
     quick = " ".join(
         f"--{name.replace('_', '-')} {spell(value)}"
         for name, value in (settings.QUICK | settings.QUICK_BLOCKS).items()
@@ -181,6 +192,8 @@ def _add_measure(sub: Parser) -> None:
     sub.add("--quick", action="store_true", help=f"random blocks of few documents: {quick}")
     how = sub.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="estimate the cost")
+    speed = "of --dry-run: GPU-hours on such a GPU, as h100, or at so many token-forwards a second"
+    sub.add("--speed", metavar="GPU|N", help=speed)
     partial = "measure nothing: write results of the finished documents, of all shards, to"
     how.add_argument("--partial", action="store_true", help=f"{partial} OUT/partial")
 
@@ -198,8 +211,7 @@ def _add_score(sub: Parser) -> None:
     sub.add("--out", required=True, help=out)
     sub.add("--field", default="text", help="the field that holds the text (%(default)s)")
     add_options(sub, settings.ScoreSettings, ModelOptions)
-    several = "i/n: the i-th (from 0) of n processes; the last one writes OUT"
-    sub.add("--shard", default="0/1", help=several)
+    _add_shard(sub)
     sub.add("--dry-run", action="store_true", help="estimate the cost")
 
 
@@ -211,14 +223,13 @@ def _add_track(sub: Parser) -> None:
     sub.add("--out", required=True, help="folder of the results; the same command resumes")
     sub.add("--budget", type=float, metavar="N", help="the most token-forwards of a checkpoint")
     add_options(sub, settings.TrackSettings, ModelOptions)
-    several = "i/n: the i-th (from 0) of n processes; the last one writes the page"
-    sub.add("--shard", default="0/1", help=several)
+    _add_shard(sub)
     sub.add("--dry-run", action="store_true", help="count the cost")
 
 
 def _add_results(command: Commands) -> None:
-    sub = command("figure", "draw Figure 2 of measurements")
-    sub.add("results", metavar="RESULTS", nargs="+")
+    sub = command("figure", "draw Figure 2 of measurements, or the losses of runs as they train")
+    sub.add("results", metavar="RESULTS|RUN", nargs="+")
     sub.add("--out", required=True, help="a .png, .pdf or .svg file")
     sub.add("--labels", help="comma-separated names of the models")
 
@@ -236,12 +247,33 @@ def _add_results(command: Commands) -> None:
     sub.add("--max-documents", type=int)
 
 
+def _add_shard(sub: Parser, of: str = "") -> None:
+    default = "the tasks of a SLURM array or of srun take theirs by themselves"
+    what = "i/n: the i-th (from 0) of n processes; the last one writes the results"
+    sub.add("--shard", metavar="I/N", help=f"{of}{what} ({default})")
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    first, _, of = text.partition("/")
-    if not (first.isdecimal() and of.isdecimal() and int(first) < int(of)):
-        raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
-    return int(first), int(of)
+def parse_shard(text: str | None, by_launch: bool = True) -> tuple[int, int]:
+    """`--shard`; by default the task of a SLURM array and, `by_launch`, the process of a launch."""
+    launch, given = read_launch(), os.environ.get
+    if text is not None:
+        first, _, of = text.partition("/")
+        if not (first.isdecimal() and of.isdecimal() and int(first) < int(of)):
+            raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
+        if launch.world_size > 1:
+            several = f"the {launch.world_size} processes of this launch share the work"
+            raise ConfigError(f"--shard={text}: {several} by themselves; omit it")
+        return int(first), int(of)
+    index, of_array = 0, 1
+    if number := given("SLURM_ARRAY_TASK_ID"):
+        least, most, count = (given(f"SLURM_ARRAY_TASK_{n}", "") for n in ("MIN", "MAX", "COUNT"))
+        if least != "0" or int(count) != int(most) + 1:
+            whole = f"submit the whole array, --array=0-{most}: finished work is not done again"
+            raise ConfigError(f"--shard is that of the SLURM array, and some tasks lack: {whole}")
+        index, of_array = int(number), int(count)
+    rank, world_size = (launch.rank, launch.world_size) if by_launch else (0, 1)
+    return index + of_array * rank, of_array * world_size

@@ -21,7 +21,7 @@ from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import given_options
 
 OF_QUESTIONS = ("out", "shard", "gate", "baseline", "margin", "allow_other_model")
-OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "html", "json", "message")
+OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message")
 
 
 def attribute(options: argparse.Namespace) -> int:
@@ -75,8 +75,9 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         _refuse(options, "requires --baseline", "allow_other_model")
     if not 0 <= options.margin < inf:
         raise ConfigError(f"--margin={options.margin} must be a number of nats, 0 or more")
-    if options.gate and options.shard != "0/1":
-        raise ConfigError("--gate: run it once all shards have finished, without --shard")
+    shard = arguments.parse_shard(options.shard)
+    if options.gate and shard != (0, 1):
+        raise ConfigError("--gate: run it once all shards have finished, as one process")
     model, path, out = options.model, options.questions, options.out
     loading = build(ModelOptions, vars(options))
     how = {"whole_prompts": True, "only_counts": options.dry_run}
@@ -94,12 +95,14 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     if options.gate:
         identity = questions.identity_of_questions(common, path)
         gate.refuse_without_checks(path, out, identity, *against)
-    shard = arguments.parse_shard(options.shard)
-    found = questions.measure_questions(common, path, out, shard=shard)
+    pages = None if options.html is None else Path(options.html)
+    found = questions.measure_questions(common, path, out, shard=shard, pages=pages)
     if found is None:
         return 0
     print(questions.describe(found))
     print(f"tables: {out}/statements.parquet, matrix.parquet")
+    if pages is not None:
+        print(f"pages: {pages}/index.html")
     if not options.gate:
         return 0
     checked = gate.check(path, out, *against, margin=options.margin)
@@ -110,8 +113,9 @@ def _attribute_questions(options: argparse.Namespace) -> int:
 
 def _refuse(options: argparse.Namespace, why: str, *names: str) -> None:
     """Raise where an option was given that would have no effect."""
-    defaults = {"shard": "0/1", "message": -1}
-    given = [n for n in names if (value := getattr(options, n)) and value != defaults.get(n)]
+    given = [
+        n for n in names if getattr(options, n) and (n, getattr(options, n)) != ("message", -1)
+    ]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(f"{flags}: {why}; omit what has no effect")

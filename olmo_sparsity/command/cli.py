@@ -23,13 +23,13 @@ from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
 from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
 from olmo_sparsity.io import refuse_suffix, write_atomically
-from olmo_sparsity.runtime import EXIT_LOST_PROCESS
+from olmo_sparsity.runtime import EXIT_LOST_PROCESS, EXIT_STOPPED
 from olmo_sparsity.settings import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
-# What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "track"), "goes on")
+# Commands that go on when they are given again, with the exit code of one that was stopped.
+AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "track"), EXIT_STOPPED)
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -71,7 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
         ending.flush_results()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        return ending.exit_code_of(error, again=AGAIN.get(options.command))
+        again = AGAIN.get(options.command)
+        if getattr(options, "questions", None) is not None:
+            again = ending.EXIT_INTERRUPTED
+        return ending.exit_code_of(error, again=again)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -92,7 +95,8 @@ def prepare(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data import tokens
 
-    tokens.prepare(load_config(options.config, options.overrides).data)
+    shard = arguments.parse_shard(options.shard, False)
+    tokens.prepare(load_config(options.config, options.overrides).data, shard)
     return 0
 
 
@@ -100,9 +104,7 @@ def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.runtime import read_launch
 
-    for name in ("gpus", "gpu", "nodes"):
-        if getattr(options, name, None) is not None and not (options.dry_run and options.gpus):
-            raise ConfigError(f"--{name} describes the GPUs of a dry run: use --dry-run --gpus N")
+    _refuse_gpus(options)
     read = partial(load_config, options.config, options.overrides)
     config = None
     # One process reports a mistake before the imports below; several agree on it.
@@ -113,11 +115,7 @@ def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.training.distributed import LostProcess, connect
 
     if options.dry_run:
-        from olmo_sparsity.training.estimate import Hardware
-
-        gpus = options.gpus
-        asked = None if gpus is None else Hardware.of(options.gpu or "h100", gpus, options.nodes)
-        start.dry_run(config or read(), asked)
+        start.dry_run(config or read(), _hardware(options))
         return 0
     try:
         with connect(config.engine if config else None) as processes:
@@ -130,6 +128,19 @@ def train(options: argparse.Namespace) -> int:
         again = "the same command goes on from the last checkpoint"
         message = f"another process of this run is gone ({lost}); {again}"
         return print_error(message, EXIT_LOST_PROCESS)
+
+
+def _refuse_gpus(options: argparse.Namespace) -> None:
+    for name in ("gpus", "gpu", "nodes"):
+        if getattr(options, name, None) is not None and not (options.dry_run and options.gpus):
+            raise ConfigError(f"--{name} describes the GPUs of a dry run: use --dry-run --gpus N")
+
+
+def _hardware(options: argparse.Namespace) -> Any:
+    from olmo_sparsity.training.estimate import Hardware
+
+    gpus, gpu = options.gpus, options.gpu or "h100"
+    return None if gpus is None else Hardware.of(gpu, gpus, options.nodes)
 
 
 def keep_freed_memory() -> None:
@@ -154,7 +165,11 @@ def sweep(options: argparse.Namespace) -> int:
 
     if find_spec("olmo") is None:  # each of its runs would fail
         raise ModuleNotFoundError(name="olmo")
+    _refuse_gpus(options)
     runs = sweep.expand(options.config, options.overrides)
+    if options.dry_run:
+        print(sweep.format_costs(runs, _hardware(options)))
+        return 0
     if options.list:
         print(sweep.format_states(runs))
         return 0
@@ -195,8 +210,10 @@ def explain(options: argparse.Namespace) -> int:
     is_replaced = vars(options).get("far_states") == "replaced"
     if options.foreign is not None and not options.check and not is_replaced:
         raise ConfigError("--foreign requires --check, which uses this text: add --check")
+    if options.field is not None and options.text is None:
+        raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
     given = given_options(options, explanation.ExplainRequest.names()) | {
-        "text": None if options.text is None else read_text(options.text),
+        "text": None if options.text is None else _text_of(options.text, options.field),
         "at": options.at and [parse_at(at) for at in options.at],
         "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
         "foreign": options.foreign or "builtin:embedded",
@@ -220,6 +237,21 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def _text_of(path: str, field: str | None) -> str:
+    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.inputs.texts import open_text
+
+    if field is None:
+        return read_text(path)
+    file, _, number = path.rpartition(":")
+    if not (file and number.isdecimal() and int(number)):
+        raise ConfigError(f"--text={path} with --field must be FILE:N, N counted from 1")
+    for record in open_text(file, field)[1]:
+        if record.name.rpartition(":")[2] == number:
+            return record.text
+    raise ConfigError(f"--text={path}: the file has no such record with text")
+
+
 def attribute(options: argparse.Namespace) -> int:
     from olmo_sparsity.command import attribute
 
@@ -235,11 +267,16 @@ def measure(options: argparse.Namespace) -> int:
 
     keep_freed_memory()
     out, given = Path(options.out), given_options(options, MeasureRequest.names())
-    given |= {"shard": arguments.parse_shard(options.shard), "command": tuple(typed_command())}
+    given |= {
+        "shard": arguments.parse_shard(options.shard, False),
+        "command": tuple(typed_command()),
+    }
     given |= {"at": options.at and [targets.parse_at(words) for words in options.at]}
     request = MeasureRequest.of(documents=options.text, **given)
+    if options.speed is not None and not options.dry_run:
+        raise ConfigError(f"--speed={options.speed} is of --dry-run: add it")
     if options.dry_run:
-        print(estimate.estimate(plan.plan(request), request.shard))
+        print(estimate.estimate(plan.plan(request), request.shard, options.speed))
         return 0
     if options.partial:
         planned = plan.plan(request)
@@ -285,6 +322,12 @@ def figure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results.results import read_results
 
     labels = options.labels.split(",") if options.labels else None
+    if all((Path(folder) / "metrics.jsonl").is_file() for folder in options.results):
+        from olmo_sparsity.training.run_folder import draw_curves
+
+        draw_curves(options.results, Path(options.out), labels)
+        print(options.out)
+        return 0
     draw_figure2([*map(read_results, options.results)], Path(options.out), labels)
     print(options.out)
     return 0

@@ -6,7 +6,6 @@ Place in the flow: `train --dry-run`, and the throughput in the log.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -19,7 +18,7 @@ from olmo_sparsity.analysis.models.transformers_folder import count_parameters
 from olmo_sparsity.config.sections import ModelConfig, Precision, RunConfig, TrainingConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.build import build_model, build_theirs
-from olmo_sparsity.runtime import device_name
+from olmo_sparsity.runtime import Gpu, device_name, find_gpu, known_gpu
 
 
 def flops_per_token(
@@ -35,33 +34,6 @@ def flops_per_token(
         matmul_weights += weight_VD.numel()  # tied: looked up once, multiplied once
     attention = sizes.n_layers * length * sizes.n_heads * sizes.effective_head_width
     return 6.0 * matmul_weights + (12.0 if whole_attention else 6.0) * attention
-
-
-@dataclass(frozen=True)
-class Gpu:
-    name: str
-    tflops: float
-    """Dense bf16, from the data sheet."""
-
-    gigabytes: float
-
-
-# Of names with a common beginning the longer one comes first.
-GPUS = [
-    *(Gpu("GB200", 2500, 186), Gpu("B200", 2250, 180), Gpu("GH200", 989, 96)),
-    *(Gpu("H200 NVL", 835, 141), Gpu("H200", 989, 141), Gpu("H100 PCIe", 756, 80)),
-    *(Gpu("H100 NVL", 835, 94), Gpu("H100", 989, 80), Gpu("H800 PCIe", 756, 80)),
-    *(Gpu("H800", 989, 80), Gpu("A100 40GB", 312, 40), Gpu("A100", 312, 80)),
-    *(Gpu("A800", 312, 80), Gpu("A30", 165, 24), Gpu("A40", 150, 48), Gpu("A10", 125, 24)),
-    *(Gpu("L40S", 362, 48), Gpu("L40", 181, 48), Gpu("L4", 121, 24)),
-]
-
-
-def find_gpu(device_name: str) -> Gpu | None:
-    """None if unknown, or for a slice of a GPU (MIG)."""
-    words = set(re.split(r"\W+", device_name.upper()))
-    known = (gpu for gpu in GPUS if words >= set(gpu.name.upper().split()))
-    return None if "MIG" in words else next(known, None)
 
 
 def stated_flops(device: torch.device) -> float:
@@ -144,9 +116,7 @@ class Hardware:
 
     @staticmethod
     def of(name: str, count: int, nodes: int | None) -> Hardware:
-        gpu = find_gpu(name)
-        if gpu is None:
-            raise ConfigError(f"--gpu={name} must be one of {', '.join(one.name for one in GPUS)}")
+        gpu = known_gpu(name, "--gpu")
         if count < 1 or (nodes or 1) < 1 or count % (nodes or 1):
             raise ConfigError(f"--gpus={count} must be a multiple of --nodes={nodes or 1}")
         memory = USABLE * gpu.gigabytes * 1e9 - CUDA_CONTEXT_BYTES
@@ -238,7 +208,19 @@ def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     return lines
 
 
-def _time(config: RunConfig, hardware: Hardware, parameters: int, flops: float) -> dict[str, str]:
+def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
+    """Of a run, on a known GPU."""
+    model = without_memory(config.model)
+    flops = flops_per_token(model, config.model, config.training.length)
+    flops *= config.training.batch_size * config.training.length
+    seconds = sum(_seconds(config, hardware, count_parameters(model), flops)[:2])
+    return config.training.num_steps * seconds * hardware.count / 3600
+
+
+def _seconds(
+    config: RunConfig, hardware: Hardware, parameters: int, flops: float
+) -> tuple[float, float, str]:
+    """Seconds of a step that the GPUs compute and send, and where this is from."""
     training, count, gpu = config.training, hardware.count, hardware.gpu
     assert gpu is not None
     share, of_size = next((s, name) for most, s, name in MEASURED if parameters <= most)
@@ -246,12 +228,18 @@ def _time(config: RunConfig, hardware: Hardware, parameters: int, flops: float) 
     micros = training.batch_size // count // (training.micro_batch_size or 1)
     sent = sent_bytes(config.engine.name, parameters, training.precision, micros)
     sending_s = sent * (count - 1) / count / (BETWEEN_NODES if hardware.nodes > 1 else BETWEEN_GPUS)
-    hours = training.num_steps * (computing_s + sending_s) / 3600
-    tokens_per_s = training.batch_size * training.length / (computing_s + sending_s)
     source = f"predicted: {share:.0%} of {gpu.tflops:.0f} TFLOP/s, measured on one H200 ({of_size})"
     if count > 1:
         waits = sending_s / (computing_s + sending_s)
         source += f"; {waits:.0%} of the time for collectives, if none overlaps"
+    return computing_s, sending_s, source
+
+
+def _time(config: RunConfig, hardware: Hardware, parameters: int, flops: float) -> dict[str, str]:
+    training, count = config.training, hardware.count
+    computing_s, sending_s, source = _seconds(config, hardware, parameters, flops)
+    hours = training.num_steps * (computing_s + sending_s) / 3600
+    tokens_per_s = training.batch_size * training.length / (computing_s + sending_s)
     return {
         "time": f"{hours:,.1f} hours, {hours * count:,.0f} GPU-hours",
         "tokens per second": f"{tokens_per_s:,.0f} ({source})",

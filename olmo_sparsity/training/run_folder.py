@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -185,14 +186,11 @@ class Metrics:
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
     def write_heldout(
-        self, step: int, losses: list[dict], drops: dict[str, float], tracked: dict | None = None
+        self, step: int, losses: list[dict], drop: float, tracked: dict | None = None
     ) -> None:
-        """`drops`: the induction drop of each corpus."""
         # No training loss shows the effect of the last update.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
-        drop = sum(drops.values()) / len(drops)
         row = {"step": step, "heldout": losses, "induction_drop": drop}
-        row |= {"induction_drops": drops} if len(drops) > 1 else {}
         self.write(row | ({} if tracked is None else {"track": tracked}))
 
     def write(self, *rows: dict) -> None:
@@ -286,6 +284,43 @@ def loss_table(run_folder: str | Path) -> str:
     )
 
 
+def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = None) -> None:
+    """Draw training losses, held-out losses by position, and speed of runs, also while they run."""
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from olmo_sparsity import drawing
+
+    names = drawing.one_label_each(labels, [Path(folder).name for folder in folders])
+    tables = []
+    for folder in folders:
+        rows = list(read_metrics(Path(folder) / "metrics.jsonl"))
+        if not any("loss" in row for row in rows):
+            raise DataError(f"{folder}/metrics.jsonl holds no step yet; draw it later")
+        tables.append((pd.DataFrame(rows), _curves([row for row in rows if "heldout" in row])))
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(7.5, 2.8), layout="constrained")
+        panels = figure.subplots(1, 3)
+        for i, (name, (steps, heldout)) in enumerate(zip(names, tables, strict=True)):
+            color = drawing.PALETTE[i % len(drawing.PALETTE)]
+            for axes, column in ((panels[0], "loss"), (panels[2], "tokens_per_s")):
+                rows = steps.dropna(subset=column) if column in steps else steps[:0]
+                axes.plot(rows.step, rows.get(column, rows.step), color=color, label=name)
+            parts = [column for column in heldout if " … " in column]
+            for part, line in zip(parts, itertools.cycle(("-", "--", "-.", ":"))):
+                style = {"color": color, "linestyle": line, "label": f"{name}, {part}"}
+                panels[1].plot(heldout.step, heldout[part], **style)
+        titles = ("training loss, nats", "held-out loss by position, nats", "tokens per second")
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_title(title, loc="left")
+            axes.set_xlabel("step")
+            axes.legend(frameon=False)
+        return figure
+
+    drawing.save(draw, out)
+
+
 def _curves(rows: list[dict]) -> pd.DataFrame:
     """A row for each evaluation: losses by position, induction drops."""
     import pandas as pd
@@ -294,13 +329,12 @@ def _curves(rows: list[dict]) -> pd.DataFrame:
         {"step": row["step"]}
         | {_name(part): part["loss"] for part in row["heldout"]}
         | {"induction": row.get("induction_drop", math.nan)}
-        | {f"induction {name}": drop for name, drop in row.get("induction_drops", {}).items()}
         for row in rows
     )
 
 
 def _name(part: dict) -> str:
-    return f"{part.get('corpus', '')} {part['from']} … {part['to'] - 1}".lstrip()
+    return f"{part['from']} … {part['to'] - 1}"
 
 
 def _evaluations(run_folder: str | Path) -> list[dict]:

@@ -295,14 +295,26 @@ def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
 def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     """Print the resolved config, and the cost of the run on this hardware, by default one process
     here."""
+    config, on, lines = cost_of(config, hardware)
+    print(to_yaml(config))
+    for name, value in lines.items():
+        print(f"# {name}: {value}")
+    if hardware is not None:
+        refuse_too_large(config, on)
+
+
+def cost_of(
+    config: RunConfig, hardware: Hardware | None = None
+) -> tuple[RunConfig, Hardware, dict[str, str]]:
+    """The resolved config, what it would run on, and lines of its cost."""
     device = own_device(config.training.device, Processes())
     check_sinks(config.logging)
-    named = hardware is not None
+    named, missing = hardware is not None, dict[str, str]()
     hardware = hardware or Hardware.here(device)
     try:
         config = resolve(config, open_shards(config.data, "train", None), device)
     except DataError as error:
-        print(f"# {error}")  # the cost is known without the text
+        missing = {"text": str(error)}  # the cost is known without it
         name = config.data.tokenizer.name
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         config = replace(config, model=with_vocabulary(config.model, size or 0))
@@ -310,8 +322,4 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
         engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
         config = replace(config, engine=engine)
     config = for_hardware(config, device, hardware)
-    print(to_yaml(config))
-    for name, value in estimate(config, hardware).items():
-        print(f"# {name}: {value}")
-    if named:
-        refuse_too_large(config, hardware)
+    return config, hardware, missing | estimate(config, hardware)

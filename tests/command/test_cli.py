@@ -40,6 +40,9 @@ def test_prepare_train_losses_export_in_order(
     assert main(["train", config_path, "--model.layer_norm_with_affine=true"]) == 0
     assert main(["losses", run]) == 0
     assert "perplexity" in capsys.readouterr().out
+    assert main(["figure", run, run, "--labels", "a,b", "--out", str(tmp_path / "a.svg")]) == 0
+    drawn = (tmp_path / "a.svg").read_text()
+    assert all(words in drawn for words in ("training loss", ">b, 16 … 31<", "tokens per second"))
     assert main(["export", run, str(tmp_path / "exported")]) == 0
     assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"]
 
@@ -78,6 +81,9 @@ def test_mistakes_in_a_run(
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
         (["measure", "x", "--out", "y", "--long", "8", "--short", "32"], "must be below long=8"),
         (["figure", "study/results", "--out", "x.png"], "holds no measurement"),
+        (["explain", "demo", "--text", "x.jsonl", "--field", "a"], "--text=x.jsonl with --field"),
+        (["explain", "demo", "--prompt", "x", "--field", "a"], "--field=a is of --text FILE:N"),
+        (["measure", "demo", "--out", "y", "--speed", "h100"], "--speed=h100 is of --dry-run"),
     ],
 )
 def test_mistakes_in_other_commands(
@@ -96,3 +102,41 @@ def test_usage_errors_exit_2(words: list[str]) -> None:
     )
     assert done.returncode == EXIT_BAD_INPUT
     assert "Traceback" not in done.stderr
+
+
+def test_a_record_of_a_file_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"body": "no"}, {"body": "The bridge was opened by Ada. It was Ada"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = [
+        "explain",
+        "demo",
+        "--field",
+        "body",
+        "--at",
+        "Ada",
+        "--short",
+        "2",
+        "-k",
+        "1",
+        "--json",
+    ]
+    assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
+    assert json.loads(capsys.readouterr().out)["targets"]
+    assert "no such record" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")
+
+
+def test_stopped_questions_go_on(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("olmo_sparsity.command.attribute.attribute", stop)
+    for words, said in (
+        (["--questions", "q.jsonl"], "; the same command goes on"),
+        (["--source", "a"], ""),
+    ):
+        assert main(["attribute", "demo", *words]) == 130
+        assert capsys.readouterr().err == f"olmo-sparsity: stopped{said}\n"

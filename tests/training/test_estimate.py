@@ -12,6 +12,7 @@ import torch
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.runtime import find_gpu
 from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.estimate import (
@@ -19,7 +20,6 @@ from olmo_sparsity.training.estimate import (
     activation_bytes,
     count_parameters,
     estimate,
-    find_gpu,
     flops_per_token,
     refuse_too_large,
     state_bytes,

@@ -21,11 +21,12 @@ from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.models.load import identity_of, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
+from olmo_sparsity.analysis.results.view import escape
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.conform import conform, unique, with_crc
 from olmo_sparsity.errors import DataError, UserError
 from olmo_sparsity.folders import WorkFolder
-from olmo_sparsity.io import read_json, sha256_of, writing
+from olmo_sparsity.io import read_json, sha256_of, write_atomically, writing
 from olmo_sparsity.runtime import Progress, versions_of_numbers
 from olmo_sparsity.streams import VERSION as STREAMS
 
@@ -42,28 +43,40 @@ def measure_questions(
     out: str | Path,
     *,
     shard: tuple[int, int] = (0, 1),
+    pages: Path | None = None,
 ) -> pd.DataFrame | None:
     """Explain each question of a .jsonl file (docs/sources.md). Writes statements.parquet and
     matrix.parquet into `out`, and returns the first; None: other processes have questions left.
-    `common`: a loaded model, options, and `decoys`; default: the sources of other questions."""
+    `common`: a loaded model, options, and `decoys`; default: the sources of other questions.
+    `pages`: a folder of a page for each question; one that lacks its page is asked again."""
     requests, model = read_questions(common, questions), common.model
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
     files = [_file(folder.path, number) for number in range(len(requests))]
     mine = range(len(requests))[shard[0] :: shard[1]]
+    written = [
+        file.exists() and (not pages or _page(pages, n).exists()) for n, file in enumerate(files)
+    ]
     with using(model), Progress("explaining", len(mine), "questions") as progress:
         about = identity_of_questions(common, questions)
         identity = folder.identify(about, versions=versions_of_numbers())
         if model.engine is not None:
             model.engine.recognize_in(folder.path)
-        progress.resume_at(sum(files[number].exists() for number in mine))
-        for number in (number for number in mine if not files[number].exists()):
+        progress.resume_at(sum(written[number] for number in mine))
+        for number in (number for number in mine if not written[number]):
             found = Attributing(model, requests[number], quiet=True).run()
+            if pages is not None:
+                found.to_html(_page(pages, number))
             about = asdict(StoredAnswer.of(number, requests[number].asked, found))
             stored = {"question": number, "identity": identity, "gate": about} | found.to_dict()
             write_json(files[number], with_crc(plain(stored)))
             progress.update(progress.done + 1)
-    return _sum_up(folder.path, len(files)) if all(file.exists() for file in files) else None
+    if not all(file.exists() for file in files):
+        return None
+    statements = _sum_up(folder.path, len(files))
+    if pages is not None:
+        _write_index(pages, [request.asked for request in requests], statements)
+    return statements
 
 
 def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
@@ -268,6 +281,21 @@ def _stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[str, 
 
 def _file(folder: Path, number: int) -> Path:
     return folder / "questions" / f"{number:06d}.json"
+
+
+def _page(pages: Path, number: int) -> Path:
+    return pages / f"{number:06d}.html"
+
+
+def _write_index(pages: Path, asked: list[str], statements: pd.DataFrame) -> None:
+    """A line for each question: how many of its statements rest on a source."""
+    rests, lines = statements.kind.ne("none").groupby(statements.question), list[str]()
+    for number, (num, of) in enumerate(zip(rests.sum(), rests.size(), strict=True)):
+        said = f"{asked[number]} ({num} of {of} statements rest on a source)"
+        lines.append(f'<li><a href="{_page(Path(), number)}">{escape(said)}</a></li>')
+    text = "\n".join(lines)
+    head = '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Questions</title>\n'
+    write_atomically(pages / "index.html", f"{head}<ol start=0>\n{text}\n</ol></html>\n")
 
 
 def _sha256(value: Any) -> str:

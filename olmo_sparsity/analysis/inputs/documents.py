@@ -24,6 +24,8 @@ from olmo_sparsity.errors import DataError
 from olmo_sparsity.extend import find_added
 from olmo_sparsity.streams import stream
 
+MOST_GROUPS = 20
+
 _BEGINNINGS = {"words": r"(?<!\S)\S", "paragraphs": r"(?:^|\n\s*\n)\s*\S"}
 """A word or paragraph begins with the last character of a match."""
 
@@ -119,6 +121,14 @@ class Documents(Sequence[Document]):
             if not document.may_replace:
                 digest.update(b"is not a control")
         return digest.hexdigest()
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """The documents of each value of `grouped_by`, if these are few, to split results by."""
+        found: dict[str, list[int]] = {}
+        for document in self.items if self.grouped_by else ():
+            found.setdefault(document.group, []).append(document.number)
+        return found if 1 < len(found) <= MOST_GROUPS else {}
 
     @property
     def have_targets(self) -> bool:

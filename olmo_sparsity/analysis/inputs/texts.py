@@ -33,7 +33,7 @@ from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.settings import SplitAt
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.runtime import Progress, read_launch
+from olmo_sparsity.runtime import Progress, read_launch, say
 
 Rows = Iterable[str | Mapping[str, Any]]
 
@@ -62,15 +62,17 @@ def open_documents(
     split_at: SplitAt = "whole",
     prompt_field: str | None = None,
     target_field: str | None = None,
+    min_tokens: int | None = None,
     control_tokens: bool = False,
 ) -> Documents:
     """Read text as documents.
 
     `text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
     documents of the run that the model comes from. Of a corpus that this run was trained on, only
-    held-out documents are read. `limit`: the most documents. The other options are those of
-    `measure`: `group_field` names what groups records (no document serves as unrelated text for
-    another of its group), `prompt_field` and `target_field` the texts of records of two.
+    held-out documents are read. `limit`: the most documents, of at least `min_tokens`. The other
+    options are those of `measure`: `group_field` names what groups records (no document serves as
+    unrelated text for another of its group), `prompt_field` and `target_field` the texts of records
+    of two.
     """
     if prompt_field is not None or target_field is not None:
         prompt_field, target_field = prompt_field or "prompt", target_field or "target"
@@ -88,20 +90,21 @@ def open_documents(
         text = os.fspath(text)
     tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
     options |= {"group_field": group_field, "prompt_field": prompt_field}
-    prepared, folder = _open_prepared(text), str(text)
+    prepared, folder, least = _open_prepared(text), str(text), min_tokens or 0
     if run is not None and text is None:
         prepared, folder = run.open_heldout(), run.folder
     if prepared is not None:
         name = f"held-out documents of {folder}"
         _refuse_unused(CorpusConfig(**options), name)
-        documents = _read_prepared(prepared, model, limit, name)
+        documents = _read_prepared(prepared, model, limit, least, name)
     else:
         name = text if isinstance(text, str) else type(text).__name__
         texts = _untrained(text, name, options, run, tally)
-        documents = _read(texts, tally, model, limit, name, control_tokens)
+        documents = _read(texts, tally, model, limit, least, name, control_tokens)
     if not documents:
         without = f": left out {tally.describe()}" if tally.left_out else ""
-        raise DataError(f"{name} holds no documents{without}")
+        of = f" of min_tokens={min_tokens}" if min_tokens else ""
+        raise DataError(f"{name} holds no documents{of}{without}")
     num_training = tally.left_out.get(TRAINED_ON, 0)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
 
@@ -112,9 +115,8 @@ def _untrained(
     """Return the documents of a text; of one that the run was trained on, those it held out."""
     corpus, stream = _open(text, name, options)
     _refuse_unused(corpus, name)
-    for trained_on, share in run.corpora if run is not None else ():
-        if _same_corpus(corpus, trained_on):
-            stream = _heldout(stream, corpus, trained_on, share)
+    if run is not None and _same_corpus(corpus, run.corpus):
+        stream = _heldout(stream, corpus, run.corpus, run.heldout_share)
     return good_documents(stream, tally, corpus)
 
 
@@ -222,14 +224,15 @@ def _read(
     tally: Tally,
     model: Reader,
     limit: int | None,
+    least: int,
     name: str,
     control_tokens: bool,
 ) -> list[Document]:
-    tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
+    tokenizer, documents, num_tokens, num_read = model.tokenizer, list[Document](), 0, 0
     if tokenizer is None:
         raise DataError(f"'{model.name}' has no tokenizer (tokenizer.json) to read text with")
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
-        for batch in _batches(islice(texts, limit)):
+        for batch in _batches(texts if least else islice(texts, limit)):
             # A target has tokens of its own.
             cuts = [one.target or 0 for one in batch]
             pairs = [*zip((one.text for one in batch), cuts, strict=True)]
@@ -239,6 +242,9 @@ def _read(
                 # Sources without titles use the text itself as group.
                 group = "" if one.group == one.text else one.group
                 ids = np.array([*before, *after], dtype=np.int64)
+                num_read += 1
+                if len(ids) < least:
+                    continue
                 start = None if one.target is None else len(before)
                 documents.append(
                     Document(ids, len(documents), group, tokenizer, name=one.name, target=start)
@@ -246,9 +252,13 @@ def _read(
                 num_tokens += len(ids)
             _check_size(num_tokens, name)
             progress.update(len(documents), tokens=f"{num_tokens:,}")
+            if limit is not None and len(documents) >= limit:
+                break
+        if least:
+            progress.note(_describe_choice(name, limit, len(documents), num_read, least))
         if tally.bad or tally.left_out:
             progress.note(f"{name}: left out {tally.describe()}")
-    return documents
+    return documents[:limit]
 
 
 def _batches(texts: Iterator[records.TextRecord]) -> Iterator[list[records.TextRecord]]:
@@ -271,15 +281,19 @@ def _open_prepared(text: Any) -> PreparedText | None:
 
 
 def _read_prepared(
-    prepared: PreparedText, model: Reader, limit: int | None, name: str
+    prepared: PreparedText, model: Reader, limit: int | None, least: int, name: str
 ) -> list[Document]:
     if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
         raise DataError(f"{name} were made with another tokenizer than the model's; pass text")
-    if limit is None:
+    if limit is None and not least:
         _check_size(prepared.num_tokens, name)
-    num = min(len(prepared), limit or len(prepared))
+    every = range(len(prepared))
+    long = [n for n in every if len(prepared.document(n)) >= least] if least else every
+    num = min(len(long), limit or len(long))
     # Neighbours are often of one package or day: fewer documents are spread evenly over all.
-    chosen = [number * len(prepared) // num for number in range(num)]
+    chosen = [long[number * len(long) // num] for number in range(num)]
+    if least and read_launch().rank == 0:
+        say(_describe_choice(name, limit, len(long), len(every), least))
     documents = [
         Document(
             prepared.document(n), number, prepared.group(n), model.tokenizer, name=f"{name}:{n}"
@@ -290,6 +304,11 @@ def _read_prepared(
     if largest >= (size := model.model.vocab_size):
         raise DataError(f"{name}: token {largest}, the model's vocabulary has {size}")
     return documents
+
+
+def _describe_choice(name: str, limit: int | None, found: int, read: int, least: int) -> str:
+    num = min(found, limit or found)
+    return f"{name}: {num:,} of {found:,} documents with {least:,} tokens or more, of {read:,} read"
 
 
 def _encode_alike(prepared: PreparedText, tokenizer: Any) -> bool:

@@ -4,6 +4,7 @@ and for how many targets are chosen."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses
-from olmo_sparsity.runtime import format_duration, peak_memory_gib
+from olmo_sparsity.runtime import format_duration, known_gpu, peak_memory_gib
 from olmo_sparsity.streams import stream
 
 TRIED_S, TRIED_FORWARDS = 4.0, 1024
@@ -45,6 +46,7 @@ class _Counts:
 
     num_losses: int  # targets with both losses
     num_evaluated: float  # targets, own and placebo, that are evaluated
+    num_own: float
     losses: float  # token-forwards, with those of the induction check
     recovery: float
     seconds: float
@@ -54,8 +56,18 @@ class _Counts:
         return self.losses + self.recovery
 
 
-def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
-    """Count and time a measurement; runs the model for seconds."""
+WIDTHS = {"recovery": 0.67, "net excess": 1.36}
+"""Half a 95% interval, times √targets: the median of 175 stored measurements with at most five
+targets a document; in a tenth of them it is 1.13 and 1.91 (study/results/summary.parquet)."""
+
+USED = 0.4
+"""Of a GPU's stated peak: assumed. `measure` was never timed on a large GPU."""
+
+
+def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = None) -> Cost:
+    """Count and time a measurement; runs the model for seconds. `speed`: a GPU, or token-forwards
+    a second."""
+    price = _price(plan.model.num_parameters, speed)
     with using(plan.model):
         trial = _Trial.of(plan)
         cost = trial.cost(plan, shard)
@@ -66,18 +78,35 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     chosen = f"about {cost.num_evaluated:,.0f} evaluated"
     if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
+    widths = (f"±{w / (cost.num_own * shard[1]) ** 0.5:.2f} of {n}" for n, w in WIDTHS.items())
     lines = [
         describe_induction(trial.induction, plan.settings.far_states),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
         f"targets         {cost.num_losses:,} with both losses, {chosen}",
+        f"intervals       about {' and '.join(widths)} (by stored measurements)",
         f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
         f"time            about {format_duration(cost.seconds)} in one process "
-        f"({cost.forwards / cost.seconds:,.0f} token-forwards a second)",
+        f"({cost.forwards / cost.seconds:,.0f} token-forwards a second, tried here)",
     ]
+    if price is not None:
+        hours, source = cost.forwards / price[0] / 3600, price[1]
+        lines.append(f"GPU-hours       about {hours:.2g} ({price[0]:,.0f} a second, {source})")
     return Cost(round(cost.forwards), model.num_parameters, "\n".join(lines))
+
+
+def _price(num_parameters: int, speed: str | None) -> tuple[float, str] | None:
+    """Token-forwards a second, and where that is from."""
+    if speed is None:
+        return None
+    if re.fullmatch(r"\d+(\.\d+)?(e\d+)?", speed) and float(speed):
+        return float(speed), "given"
+    gpu = known_gpu(speed, "--speed")
+    flops = USED * gpu.tflops * 1e12
+    source = f"predicted: {USED:.0%} of {gpu.tflops:,.0f} TFLOP/s, without attention"
+    return flops / (2 * num_parameters), source
 
 
 def _sampled(plan: Plan, sample: float) -> Plan:
@@ -175,6 +204,7 @@ class _Trial:
             places = {int(n): of.to_numpy() for n, of in targets}
             expected = {n: {"document": float(len(of))} for n, of in places.items()}
         num_evaluated = sum(sum(of.values()) for of in expected.values())
+        num_own = sum(of["document"] for of in expected.values())
         if expected and self.prices is None:
             self.prices = _Prices.of(plan, places)
         recovery = 0.0
@@ -183,7 +213,7 @@ class _Trial:
         if self.speed_of_targets is None:
             self.speed_of_targets = self._try_target(plan, places)
         seconds = losses / self.speed + recovery / self.speed_of_targets
-        return _Counts(sum(num_losses.values()), num_evaluated, losses, recovery, seconds)
+        return _Counts(sum(num_losses.values()), num_evaluated, num_own, losses, recovery, seconds)
 
     def _try_target(self, plan: Plan, places: dict[int, np.ndarray]) -> float:
         """Evaluate a target of a document of median length, if it takes seconds."""

@@ -268,6 +268,7 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
             "trained": model.trained,
         },
         data={"source": documents.name, "fingerprint": documents.fingerprint}
+        | ({"groups": groups} if (groups := documents.groups) else {})
         | ({"losses_from": plan.known_from} if plan.known else {}),
         dtype=model.dtype,
         windows=asdict(settings.windows)

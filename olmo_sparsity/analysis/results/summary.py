@@ -11,12 +11,14 @@ from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     FEW_FOR_BOOTSTRAP,
+    GROUPS,
     INDUCTION_SHARE,
     KEYS,
     losses_of_targets,
+    summarize,
     with_t_intervals,
 )
-from olmo_sparsity.analysis.results.view import interval, spell
+from olmo_sparsity.analysis.results.view import interval, quoted, spell
 
 with_interval = partial(interval, sign="+", minus="-")  # as a terminal shows it
 FEW_DOCUMENTS = 10
@@ -67,6 +69,7 @@ def describe(results: Results) -> str:
     lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
+    lines += _by_group(results, main.iloc[0])
     # Of the other sets, the first selector with the smallest k.
     beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
     has_placebo = has_net(main)
@@ -82,6 +85,19 @@ def describe(results: Results) -> str:
             "so that selection has no effect to subtract"
         )
     return "\n".join([conclude(results), "", *lines])
+
+
+def _by_group(results: Results, first: pd.Series) -> list[str]:
+    """A row of the table once more, of the documents of each group."""
+    lines = []
+    for name, documents in results.meta.data.get("groups", {}).items():
+        tables = (results.losses, results.targets, results.recovery)
+        rows = summarize(*(table[table.document.isin(documents)] for table in tables))
+        if len(rows):
+            rows = with_t_intervals(rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)])
+        if len(rows):
+            lines.append(format_summary(rows, quoted(name) or "no group", header=False))
+    return lines
 
 
 def has_net(rows: pd.DataFrame) -> bool:

@@ -74,6 +74,24 @@ def test_each_question_is_explained(model: LoadedModel, path: Path, tmp_path: Pa
         np.testing.assert_allclose(cells.lost, one.matrix.lost, atol=1e-6)
 
 
+def test_each_question_has_a_page(model: LoadedModel, path: Path, tmp_path: Path) -> None:
+    out, pages, request = tmp_path / "out", tmp_path / "pages", common(model, draws=2)
+    assert measure_questions(request, path, out) is not None
+    found = measure_questions(request, path, out, pages=pages)
+    assert found is not None
+    written = {page.name: page.stat().st_mtime_ns for page in pages.iterdir()}
+    assert sorted(written) == ["000000.html", "000001.html", "000002.html", "index.html"]
+    index = (pages / "index.html").read_text()
+    rests = found.kind.ne("none")[found.question == 0]
+    said = f"w20 w21 ({rests.sum()} of {len(rests)} statements rest on a source)"
+    assert f'<li><a href="000000.html">{said}</a></li>' in index
+    (pages / "000001.html").unlink()
+    measure_questions(request, path, out, pages=pages)
+    again = {page.name: page.stat().st_mtime_ns for page in pages.iterdir()}
+    changed = {name for name in written if again[name] != written[name]}
+    assert changed == {"000001.html", "index.html"}
+
+
 def test_other_questions_give_decoys_and_the_cost_is_counted(
     model: LoadedModel, path: Path, tmp_path: Path
 ) -> None:

@@ -339,3 +339,43 @@ def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_fo
         open_documents("embedded", named("x", heldout.tokenizer, 9), limit=2)
     with pytest.raises(DataError, match="the model's vocabulary has 9"):
         open_documents(str(data_folder), named("x", heldout.tokenizer, 9), limit=2)
+
+
+def test_documents_are_chosen_by_their_length_from_as_many_as_it_takes(
+    model: LoadedModel,
+    heldout: TokenShards,
+    data_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
+    taken: list[str] = []
+    every = ["x" * length for length in (3, 9, 5, 12, 8, 10, 30, 2, *[4] * 99)]
+    documents = open_documents(counted(every, taken), model, limit=3, min_tokens=9)
+    assert [len(d.tokens) for d in documents] == [9, 12, 10]
+    assert [d.number for d in documents] == [0, 1, 2]
+    assert len(taken) < 12
+    assert "3 of 3 documents with 9 tokens or more, of 6 read" in capsys.readouterr().err
+    assert len(open_documents(every, model, min_tokens=9)) == 4
+    with pytest.raises(DataError, match="no documents of min_tokens=31"):
+        open_documents(every, model, min_tokens=31)
+    lengths = [len(heldout.document(number)) for number in range(len(heldout))]
+    least = sorted(lengths)[-20]
+    long = [number for number, length in enumerate(lengths) if length >= least]
+    reader = named("somebody/elses", heldout.tokenizer)
+    found = open_documents(str(data_folder), reader, limit=3, min_tokens=least)
+    spread = [long[number * len(long) // 3] for number in range(3)]
+    assert [d.tokens.tolist() for d in found] == [heldout.document(n).tolist() for n in spread]
+    said = f"3 of {len(long)} documents with {least} tokens or more, of {len(heldout)} read"
+    assert said in capsys.readouterr().err
+
+
+def test_documents_of_few_groups_are_listed_by_group(model: LoadedModel) -> None:
+    rows = [{"text": f"{number}", "site": "abc"[number % 3]} for number in range(7)]
+    documents = open_documents(rows, model, group_field="site")
+    assert documents.groups == {"a": [0, 3, 6], "b": [1, 4], "c": [2, 5]}
+    assert open_documents(rows, model).groups == {}
+    assert open_documents(rows, model, group_field="text").groups == {}
+    every = [row | {"site": f"site {number % 21}"} for number, row in enumerate(rows * 3)]
+    assert len(open_documents(every[:20], model, group_field="site").groups) == 20
+    assert open_documents(every, model, group_field="site").groups == {}

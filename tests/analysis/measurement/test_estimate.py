@@ -19,6 +19,7 @@ from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
 from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.errors import ConfigError
 from tests.support.measurements import FEW, VOCAB, loaded, untrained
 
 
@@ -86,8 +87,21 @@ def test_the_estimate_is_near_what_is_spent(
     assert again.splitlines()[1:5] == text.splitlines()[1:5]
     assert text.startswith("induction: loss ")
     assert "1 too short" in text
+    (spent,) = re.findall(r"token-forwards +about ([\d.e+]+)", text)
+    for speed, wanted in (("2e3", 2e3), ("a100", 0.4 * 312e12 / 2 / tried.model.num_parameters)):
+        priced = str(estimate(tried, speed=speed))
+        (hours, said) = re.findall(r"GPU-hours +about (\S+) \(([\d,]+) a second", priced)[0]
+        assert float(said.replace(",", "")) == pytest.approx(wanted, rel=1e-3)
+        assert float(hours) == pytest.approx(float(spent) / wanted / 3600, rel=0.06)
+    assert "GPU-hours" not in text
+    with pytest.raises(ConfigError, match="--speed=fast must be one of"):
+        estimate(tried, speed="fast")
     found = run(plan, tmp_path)
     (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
     assert int(said.replace(",", "")) == len(found.losses)
+    (wide,) = re.findall(r"intervals +about ±([\d.]+) of recovery", text)
+    targets = found.targets[found.targets.far_part == "document"]
+    num_own = len(targets.drop_duplicates(["document", "target"]))
+    assert float(wide) == pytest.approx(0.67 / num_own**0.5, rel=0.2)
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+), [\d,]+ for each evaluated", text)
     assert 0.7 < float(said) / plan.scorer.token_forwards < 1.3

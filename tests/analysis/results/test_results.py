@@ -14,7 +14,13 @@ import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, compare, read_results
-from olmo_sparsity.analysis.results.statistics import has_spans, losses_of_targets
+from olmo_sparsity.analysis.results.statistics import (
+    has_spans,
+    losses_of_targets,
+    summarize,
+    with_t_intervals,
+)
+from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import write_manifest
@@ -89,3 +95,27 @@ def test_losses_of_a_target_of_several_tokens_are_all_there() -> None:
     assert losses_of_targets(losses, targets).loss_short.tolist() == [3.0, 2.0, 4.0]
     with pytest.raises(DataError, match="lacks tokens of targets"):
         losses_of_targets(losses[:1], targets)
+
+
+def test_the_table_is_split_by_groups(results: Results) -> None:
+    """The first row once more, from the documents of each group alone."""
+    groups = {"long\x1b": [1, 3], "": [5, 7, 9], "none of these": [0, 2]}
+    said = describe(
+        replace(results, meta=replace(results.meta, data={"source": "x", "groups": groups}))
+    )
+    lines = said.splitlines()
+    for name, numbers in (("long", groups["long\x1b"]), ("no group", groups[""])):
+        (place,) = [i for i, line in enumerate(lines) if line.startswith(name)]
+        own = [
+            table[table.document.isin(numbers)]
+            for table in (results.losses, results.targets, results.recovery)
+        ]
+        row = with_t_intervals(summarize(*own))
+        row = row.query("target_set == 'gap' and selector == 'add_one' and units == 'tokens'").iloc[
+            0
+        ]
+        assert f": {row.num_targets} targets in {row.num_documents} documents" in lines[place]
+        shown = next(line for line in lines[place:] if line.startswith("add_one"))
+        assert shown.split()[:4] == ["add_one", row.units, str(row.k), f"{row.recovery:.2f}"]
+    assert "none of these" not in said
+    assert "no group" not in describe(results)
