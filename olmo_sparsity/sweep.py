@@ -1,18 +1,6 @@
-"""Train every run of a sweep, here or as a SLURM array.
-
-A run's state is read from its folder alone, whoever ran it, and however often it was stopped. A
-sweep is a file that expands to training runs, all configs × all choices of a grid:
-
-    folder: runs/pose_pays                 # holds the folders of the runs
-    configs: [../quick.yaml]               # as seen from this file
-    grid:
-      seed: [1, 2, 3]                      # an axis: a key and its values …
-      scheme:                              # … or a name and named sets of keys
-        pose: {}
-        rope: {positions.scheme: contiguous, positions.target_length: null}
-
-In a value, `{seed}` is replaced by the axis's part of the run's name (seed1), so that a sweep can
-start from the runs of another: `init_from: ["runs/school/quick_{seed}"]`."""
+"""Train every run of a sweep, here or as a SLURM array: all configs × all choices of a grid, as in
+configs/sweeps. A run's state is read from its folder alone. In a value, `{seed}` is replaced by the
+axis's part of the run's name (seed1), so that a sweep can start from the runs of another."""
 
 from __future__ import annotations
 

@@ -259,21 +259,21 @@ def _words(text: str) -> tuple[str, ...]:
 
 def parse_shard(text: str | None, by_launch: bool = True) -> tuple[int, int]:
     """`--shard`; by default the task of a SLURM array and, `by_launch`, the process of a launch."""
-    launch, given = read_launch(), os.environ.get
+    launch, index, of = read_launch(), 0, 1
     if text is not None:
-        first, _, of = text.partition("/")
-        if not (first.isdecimal() and of.isdecimal() and int(first) < int(of)):
+        first, _, number = text.partition("/")
+        if not (first.isdecimal() and number.isdecimal() and int(first) < int(number)):
             raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
         if launch.world_size > 1:
             several = f"the {launch.world_size} processes of this launch share the work"
             raise ConfigError(f"--shard={text}: {several} by themselves; omit it")
-        return int(first), int(of)
-    index, of_array = 0, 1
-    if number := given("SLURM_ARRAY_TASK_ID"):
-        least, most, count = (given(f"SLURM_ARRAY_TASK_{n}", "") for n in ("MIN", "MAX", "COUNT"))
-        if least != "0" or int(count) != int(most) + 1:
+        return int(first), int(number)
+    names = (f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT"))
+    task, *bounds = (os.environ.get(name) for name in names)
+    if task:
+        index, (least, most, of) = int(task), (int(bound or -1) for bound in bounds)
+        if least != 0 or of != most + 1:
             whole = f"submit the whole array, --array=0-{most}: finished work is not done again"
             raise ConfigError(f"--shard is that of the SLURM array, and some tasks lack: {whole}")
-        index, of_array = int(number), int(count)
     rank, world_size = (launch.rank, launch.world_size) if by_launch else (0, 1)
-    return index + of_array * rank, of_array * world_size
+    return index + of * rank, of * world_size

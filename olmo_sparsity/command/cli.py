@@ -244,12 +244,10 @@ def _text_of(path: str, field: str | None) -> str:
     if field is None:
         return read_text(path)
     file, _, number = path.rpartition(":")
-    if not (file and number.isdecimal() and int(number)):
-        raise ConfigError(f"--text={path} with --field must be FILE:N, N counted from 1")
-    for record in open_text(file, field)[1]:
+    for record in open_text(file, field)[1] if file else ():
         if record.name.rpartition(":")[2] == number:
             return record.text
-    raise ConfigError(f"--text={path}: the file has no such record with text")
+    raise ConfigError(f"--text={path} with --field must be FILE:N, a record with text, N from 1")
 
 
 def attribute(options: argparse.Namespace) -> int:
@@ -326,9 +324,8 @@ def figure(options: argparse.Namespace) -> int:
         from olmo_sparsity.training.run_folder import draw_curves
 
         draw_curves(options.results, Path(options.out), labels)
-        print(options.out)
-        return 0
-    draw_figure2([*map(read_results, options.results)], Path(options.out), labels)
+    else:
+        draw_figure2([*map(read_results, options.results)], Path(options.out), labels)
     print(options.out)
     return 0
 

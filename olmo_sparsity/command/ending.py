@@ -1,10 +1,5 @@
-"""Map an error to an exit code and a one-line message.
-
-Exit codes: 0 done; 2 bad input; 75 stopped by a
-signal, the same command resumes; 76 another process of the run died, the same command resumes from
-the last checkpoint; 130 stopped by Ctrl-C without a way to resume; 141 the reader of the output has
-closed it. Anything else is a bug of ours, with its traceback.
-"""
+"""Map an error to an exit code and a one-line message. docs/train.md lists the codes; anything else
+is a bug of ours, with its traceback."""
 
 from __future__ import annotations
 

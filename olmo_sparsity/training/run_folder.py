@@ -301,20 +301,17 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
 
     def draw() -> Figure:
         figure = Figure(figsize=(7.5, 2.8), layout="constrained")
-        panels = figure.subplots(1, 3)
-        for i, (name, (steps, heldout)) in enumerate(zip(names, tables, strict=True)):
-            color = drawing.PALETTE[i % len(drawing.PALETTE)]
+        panels, titles = figure.subplots(1, 3), ("training loss", "held-out loss", "tokens/s")
+        for name, (steps, heldout), color in zip(names, tables, itertools.cycle(drawing.PALETTE)):
             for axes, column in ((panels[0], "loss"), (panels[2], "tokens_per_s")):
-                rows = steps.dropna(subset=column) if column in steps else steps[:0]
-                axes.plot(rows.step, rows.get(column, rows.step), color=color, label=name)
+                rows = steps.reindex(columns=["step", column]).dropna()
+                axes.plot(rows.step, rows[column], color=color, label=name)
             parts = [column for column in heldout if " … " in column]
             for part, line in zip(parts, itertools.cycle(("-", "--", "-.", ":"))):
                 style = {"color": color, "linestyle": line, "label": f"{name}, {part}"}
                 panels[1].plot(heldout.step, heldout[part], **style)
-        titles = ("training loss, nats", "held-out loss by position, nats", "tokens per second")
         for axes, title in zip(panels, titles, strict=True):
-            axes.set_title(title, loc="left")
-            axes.set_xlabel("step")
+            axes.set(title=title, xlabel="step")
             axes.legend(frameon=False)
         return figure
 

@@ -42,7 +42,7 @@ def test_prepare_train_losses_export_in_order(
     assert "perplexity" in capsys.readouterr().out
     assert main(["figure", run, run, "--labels", "a,b", "--out", str(tmp_path / "a.svg")]) == 0
     drawn = (tmp_path / "a.svg").read_text()
-    assert all(words in drawn for words in ("training loss", ">b, 16 … 31<", "tokens per second"))
+    assert all(words in drawn for words in ("training loss", ">b, 16 … 31<", "tokens/s"))
     assert main(["export", run, str(tmp_path / "exported")]) == 0
     assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"]
 
@@ -124,7 +124,7 @@ def test_a_record_of_a_file_is_explained(
     ]
     assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"]
-    assert "no such record" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")
+    assert "must be FILE:N" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")
 
 
 def test_stopped_questions_go_on(

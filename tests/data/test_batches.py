@@ -71,8 +71,8 @@ def test_each_epoch_sees_every_sequence_once_with_new_positions(shards: TokenSha
     ]
     assert len(rows[0]) > 0.9 * steps * 32
     for epoch, found in enumerate((first, second)):  # without what is no full batch
-        order = epoch_order(len(source.corpora[0]), 5, epoch)[: steps * 32].tolist()
-        tokens = np.stack([source.corpora[0][index] for index in order])
+        order = epoch_order(len(source.sequences), 5, epoch)[: steps * 32].tolist()
+        tokens = np.stack([source.sequences[index] for index in order])
         assert (torch.cat([batch.tokens_BL for batch in found]).numpy() == tokens).all()
     assert not same(first[0], second[0])
 

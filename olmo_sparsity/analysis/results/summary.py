@@ -93,10 +93,10 @@ def _by_group(results: Results, first: pd.Series) -> list[str]:
     for name, documents in results.meta.data.get("groups", {}).items():
         tables = (results.losses, results.targets, results.recovery)
         rows = summarize(*(table[table.document.isin(documents)] for table in tables))
+        rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)] if len(rows) else rows
         if len(rows):
-            rows = with_t_intervals(rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)])
-        if len(rows):
-            lines.append(format_summary(rows, quoted(name) or "no group", header=False))
+            title = quoted(name) or "no group"
+            lines.append(format_summary(with_t_intervals(rows), title, header=False))
     return lines
 
 
