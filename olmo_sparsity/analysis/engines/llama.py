@@ -73,7 +73,7 @@ class LlamaCpp(Engine):
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         different = sorted({prompt.key for prompt in prompts})
-        self._open(max(len(a) + len(b) for a, b in different))
+        self._open(max((len(a) + len(b) for a, b in different), default=1))
         self._keep(0)  # so that equal calls compute equal numbers
         found = {key: self._log_p(list(key[0]), list(key[1])) for key in different}
         return [found[prompt.key] for prompt in prompts]
