@@ -77,9 +77,17 @@ def plain(model: LoadedModel, tokens: np.ndarray) -> float:
     return -float(logits.log_softmax(-1)[tokens[-1]])
 
 
+@pytest.mark.parametrize("chosen_by", ["itself", "another"])
 def test_losses_are_those_of_the_texts_put_together_by_hand(
-    model: LoadedModel, documents: Documents, measured: Results
+    chosen_by: str, model: LoadedModel, documents: Documents, measured: Results
 ) -> None:
+    if chosen_by == "another":  # transfer: its units and targets, among the same unrelated texts
+        torch.manual_seed(2)
+        model = wrap_model(make_model(), whole_prompts=True)
+        first = measured.influence.query("rank == 1 and far_part == 'document'").far_first
+        measured = measure(model, documents, choices=measured)
+        same = measured.influence.query("rank == 1 and far_part == 'document'").far_first
+        assert first.tolist() == same.tolist()
     settings = Settings(**OF_WINDOWS, far_states="replaced", replacements=3)
     windows = settings.windows
     controls = Controls(documents, windows, num_draws=settings.draws)
@@ -107,7 +115,9 @@ def test_losses_are_those_of_the_texts_put_together_by_hand(
         assert found.loss_long == pytest.approx(plain(model, tokens[: row.target + 1]), abs=2e-5)
         assert row.loss_set == pytest.approx(loss(kept), abs=2e-5)
         assert row.loss_without == pytest.approx(loss(np.setdiff1d(every, kept)), abs=2e-5)
-        if row.k == 1:  # of so few units the best groups hold the best one, mostly
+        if (
+            row.k == 1 and chosen_by == "itself"
+        ):  # of so few units the best groups hold the best one, mostly
             alone = [loss(every[j : j + 1]) for j in every]
             best = far.influence.iloc[0]
             assert best == pytest.approx(found.loss_short - alone[kept[0]], abs=2e-5)
