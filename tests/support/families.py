@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.analysis.models.compatibility import position_limit
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.errors import ConfigError
 from tests.support.models import SIZES, TOKEN_IDS
 
@@ -247,12 +248,22 @@ def longest(index: int) -> str:
     return f"{hard.num_positions:,} ({hard.cause})" if hard else "none"
 
 
+def replaced(index: int) -> str:
+    """How prompts are computed with far_states="replaced"."""
+    try:
+        engine = wrap_model(build(REFUSED[index]), whole_prompts=True).engine
+    except ConfigError:
+        return "no"
+    assert engine is not None
+    return "states of beginnings shared" if engine.shares else "whole prompts"
+
+
 def page() -> str:
     """docs/models.md, with its tables as these lists make them now."""
     supported = [(f.name, f.class_name, layers(i), longest(i)) for i, f in enumerate(SUPPORTED)]
-    refused = [(f.name, f.class_name, reason(i)) for i, f in enumerate(REFUSED)]
+    refused = [(f.name, f.class_name, reason(i), replaced(i)) for i, f in enumerate(REFUSED)]
     text = PAGE.read_text()
-    for title, entries in (("layers | limit in tokens", supported), ("why", refused)):
+    for title, entries in (("layers | limit in tokens", supported), ("why | replaced", refused)):
         head = f"| family | class in transformers | {title} |\n"
         rule = "| --- " * head.count(" | ") + "| --- |\n"
         rows = "".join(f"| {n} | `{cls}` | {' | '.join(said)} |\n" for n, cls, *said in entries)

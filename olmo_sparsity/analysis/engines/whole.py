@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.kernels.engine import Engine, Node, Prompt, plan, scores_along
+from olmo_sparsity.errors import ConfigError
 
 BATCH_TOKENS = 4096
 _CACHES = ("cache", "cache_params", "past_key_values")  # the argument, by family
@@ -31,6 +32,11 @@ class WholePrompts(Engine, nn.Module):
         names = inspect.signature(model.forward).parameters
         self._keeps = "logits_to_keep" in names
         self._cache_name = next((name for name in _CACHES if name in names), None)
+        self._rounding = min(0.1, 1024 * torch.finfo(model.dtype).eps)
+        ids = np.arange(3, 8) % self.vocab_size
+        one, other = self.score([Prompt(ids, ids[[0, n, 0]]) for n in (1, 2)])
+        if abs(one[0] - other[0]) > self._rounding:
+            raise ConfigError(f"{type(model).__name__} is not supported: it reads later tokens")
         self.shares = self._takes_states_up()
 
     @property
@@ -58,8 +64,7 @@ class WholePrompts(Engine, nn.Module):
             return False
         finally:
             self.token_forwards = 0
-        rounding = min(0.1, 1024 * torch.finfo(self.model.dtype).eps)
-        return bool(np.abs(found[0] - found[1]).max() <= rounding)
+        return bool(np.abs(found[0] - found[1]).max() <= self._rounding)
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
