@@ -167,4 +167,16 @@ def test_the_joint_loss_is_the_sum_of_its_parts(architecture: str) -> None:
     assert all(p.grad is not None and p.grad.any() for p in coupling.parameters())
 
 
+def test_text_before_the_response_has_a_loss_if_it_has_a_weight() -> None:
+    response_BL = RESPONSE_BL.clone()
+    response_BL[1, -2:] = False  # padding, which is no text
+    plain, weighted = (
+        build(predict_ids=False, text_weight=weight).loss(TOKENS_BL, IDS_BL, response_BL)
+        for weight in (0.0, 0.5)
+    )
+    before_BL = torch.arange(12).expand(2, 12) < NUM_PROMPT
+    text = build(predict_ids=False).loss(TOKENS_BL, IDS_BL, before_BL)
+    torch.testing.assert_close(weighted, plain + 0.5 * text)
+
+
 # --- refusals -----------------------------------------------------------------------------------

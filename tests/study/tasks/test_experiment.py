@@ -62,6 +62,17 @@ def test_the_parts_of_an_array_add_up_to_one_run(
     assert rows == finished[1]
 
 
+def test_tests_of_several_names_are_rows_apart(tmp_path: Path) -> None:
+    of_task = {"task": {"name": "variable_assignment"}, "schemes": ["rope"], "seeds": [1]}
+    tests = {"few": {}, "fewer": {"num_names": 60}}
+    rows = experiment.run_settings(make(tmp_path, **of_task, test_tasks=tests, test_ks=[2]))
+    assert [(row.task, row.length) for row in rows] == [
+        *(("few", 4), ("few", 8)),
+        *(("fewer", 4), ("fewer", 8)),
+    ]
+    assert [row.exact_match for row in rows[:2]] == [row.exact_match for row in rows[2:]]
+
+
 def test_other_settings_in_the_same_folder_are_refused(finished: tuple[Path, list[Row]]) -> None:
     with pytest.raises(ConfigError, match=r"holds work with test_lengths=\[4, 8\] \(now \[4\]\)"):
         experiment.run_settings(make(finished[0], test_lengths=[4]))
@@ -169,6 +180,10 @@ K = {
         ({"model": {"vocab_size": 9}}, "model.vocab_size is set, but decides nothing"),
         ({"schemes": ["rope"], "positions": {"num_chunks": 9}}, "positions.num_chunks is set, but"),
         ({"schemes": ["ppc"], "positions": {"aligned_cuts": True}}, "units are single tokens"),
+        (
+            {"task": {"name": "variable_assignment"}, "test_tasks": {"more": {"num_names": 61}}},
+            "test_tasks.more changes the vocabulary",
+        ),
         (
             {"task": {"name": "variable_assignment"}, "train_ks": [2], "test_ks": [2]},
             "takes one k for all samples; leave train_ks empty",

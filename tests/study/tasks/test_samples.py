@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from olmo_sparsity.errors import ConfigError
 from study.tasks.addition import Addition
 from study.tasks.needle import Needle
 from study.tasks.parity import ScratchpadParity, SparseParity
+from study.tasks.planted import Planted
 from study.tasks.samples import EndToken, Samples, Task
 from study.tasks.variable_assignment import VariableAssignment
 
@@ -175,6 +178,53 @@ def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -
     assert ((samples.prompt_BP[:, 1:-2:2] < 12).sum(1) == 4).all()
 
 
+# --- planted pieces -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["local", "scattered"])
+def test_planted_pieces_stand_as_far_whatever_their_number(
+    data_folder: Path, placement: Any
+) -> None:
+    distances = []
+    for pieces in (1, 2, 4, 8):
+        task = Planted(str(data_folder), pieces, placement)
+        samples = draw(task, num=2000, length=128)
+        np.testing.assert_array_equal(task.solve(samples), samples.response_BR)
+        words = len(task.vocabulary) - 513
+        is_mark_BP = (samples.prompt_BP >= words) & (samples.prompt_BP < words + 256)
+        assert (is_mark_BP.sum(1) == pieces).all()
+        assert (samples.prompt_BP[:, -1] == words + 512).all()
+        assert (samples.prompt_BP[:, :-1] < words + 256).all()
+        places_BK = is_mark_BP.nonzero()[1].reshape(-1, pieces)
+        distances.append(127 - places_BK.mean())
+        if placement == "local":
+            assert places_BK.max() < 128 / 8
+        else:
+            assert (np.diff(places_BK, axis=1) % 15 == 0).all()
+        answers = np.bincount(samples.response_BR[:, 0] - words - 256, minlength=256)
+        assert len(answers) == 256
+        assert answers.max() < 25  # 7.8 expected
+    np.testing.assert_allclose(distances, distances[0], rtol=0.03)
+
+
+def test_planted_text_is_that_of_the_split_and_every_piece_counts(data_folder: Path) -> None:
+    task = Planted(str(data_folder), 8, "both", "heldout")
+    samples = draw(task, num=50, length=64)
+    words = len(task.vocabulary) - 513
+    (path,) = data_folder.glob("heldout-*.tokens.*")
+    text = np.fromfile(path, dtype="<u2")
+    windows = np.lib.stride_tricks.sliding_window_view(text, 63)
+    for prompt in samples.prompt_BP:
+        same = (windows == prompt[:-1]) | (prompt[:-1] >= words)
+        assert same.all(1).any()
+    answers = task.solve(samples)
+    for place in np.argwhere((samples.prompt_BP >= words) & (samples.prompt_BP < words + 256)):
+        changed = samples.prompt_BP.copy()
+        changed[tuple(place)] = words + ((changed[tuple(place)] - words) ^ 1)
+        other = task.solve(replace(samples, prompt_BP=changed))
+        assert ((other != answers)[:, 0] == (np.arange(50) == place[0])).all()
+
+
 # --- the token that ends a response ---------------------------------------------------------------
 
 
@@ -194,6 +244,7 @@ TOKENS = np.zeros((4, 3), dtype=np.int64)
     ("build", "message"),
     [
         (lambda: draw(Needle(), k=2), "needle has no k"),
+        (lambda: Planted("data", 3), "task.pieces=3 must be 1, 2, 4 or 8"),
         (lambda: draw(SparseParity(), k=7), "k=7 relevant places do not fit into the 6 pairs"),
         (lambda: draw(Needle(), length=3), "length 3 has no room"),
         (lambda: draw(VariableAssignment(num_names=5)), "12 statements need as many names"),
