@@ -109,9 +109,11 @@ def train(
     generator = np.random.default_rng([seed, _TRAIN])
     training, course = settings.training, Course(settings.training.num_steps)
     if kept is not None and kept.is_file():
-        course, *states, generator.bit_generator.state = torch.load(kept, weights_only=False)
-        for of, state in zip((model, optimizer), states, strict=True):
-            of.load_state_dict(state)
+        course, weights, moments, generator.bit_generator.state = torch.load(
+            kept, weights_only=False
+        )
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(moments)
 
     while course.step < course.num_steps:
         course.step += 1
