@@ -107,12 +107,10 @@ def verdicts_of_planted(table: pd.DataFrame) -> dict[str, str]:
     for name, placement in (("E20", "scattered"), ("E21", "local")):
         pose = known[(known.scheme == "pose") & (known.task == placement)]
         taken = list(product(*(pose[pose.k == k].change for k in ks)))
-        apart = [abs(one[-1] - one[0]) for one in taken]
-        few = pose[pose.k <= 2][1024] >= LEARNT
+        equal = all(abs(one[-1] - one[0]) <= SLOPE for one in taken)
         grows = all(slope(pd.Series(one), pd.Series(ks)) <= -SLOPE for one in taken)
-        verdicts[name] = "yes" if few.all() and grows else "open"
-        if apart and max(apart) <= SLOPE:
-            verdicts[name] = "no"
+        yes = grows and (pose[pose.k <= 2][1024] >= LEARNT).all()
+        verdicts[name] = "yes" if yes else "no" if equal else "open"
         if min((pose.k == k).sum() for k in ks) < LEAST["planted"]:
             verdicts[name] = "void"
     rope = known[known.scheme == "rope"]

@@ -109,11 +109,10 @@ def train(
     generator = np.random.default_rng([seed, _TRAIN])
     training, course = settings.training, Course(settings.training.num_steps)
     if kept is not None and kept.is_file():
-        course, weights, moments, generator.bit_generator.state = torch.load(
-            kept, weights_only=False
-        )
+        course, weights, moments, drawn = torch.load(kept, weights_only=False)
         model.load_state_dict(weights)
         optimizer.load_state_dict(moments)
+        generator.bit_generator.state = drawn
 
     while course.step < course.num_steps:
         course.step += 1
