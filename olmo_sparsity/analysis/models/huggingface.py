@@ -181,6 +181,12 @@ class HuggingFaceLM(nn.Module):
         positions_BL = positions_BL.expand_as(tokens_BL)
         if far is not None and self.shares_far(far.num_places, tokens_BL.shape[1]):
             return self.hidden_sharing(tokens_BL, positions_BL, far, last)
+        is_plain = all(given is None for given in (far, attention_bias, documents, added_BLD))
+        is_long = tokens_BL.shape[1] ** 2 > MASKED_AT_ONCE and not torch.is_grad_enabled()
+        if is_plain and is_long and self._is_windowed(positions_BL):
+            hidden_BLD = self.far_states(tokens_BL, positions_BL).hidden_BFD  # a part at a time
+            assert hidden_BLD is not None
+            return hidden_BLD if last is None else hidden_BLD[:, -last:]
         cache: Cache | None = None
         keys_BK = positions_BL
         if far is not None:

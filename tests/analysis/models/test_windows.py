@@ -13,6 +13,7 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.kernels.attention import causal_bias
+from olmo_sparsity.analysis.models import huggingface
 from olmo_sparsity.analysis.models.gguf import cache_folder
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import load_model, wrap_model
@@ -110,12 +111,17 @@ def test_a_text_without_gaps_is_what_transformers_computes(name: str, length: in
 @torch.no_grad()
 @families
 @lengths
-def test_windows_go_by_position_ids(name: str, length: int) -> None:
+def test_windows_go_by_position_ids(
+    name: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In rows with gaps of their own, and with states of far places, shared or chosen."""
     model, tokens = of(name), draw(length, 2)
     rows = torch.cat([gaps(length, 1), gaps(length, 2)])
     expected = [by_hand(model, tokens[i : i + 1], rows[i : i + 1]) for i in (0, 1)]
     check(model(tokens, rows), torch.cat(expected))
+    with monkeypatch.context() as patch:  # a mask of all places would be too large
+        patch.setattr(huggingface, "MASKED_AT_ONCE", 3 * length)
+        check(model.unembed(model.hidden(tokens, rows, last=2)), torch.cat(expected)[:, -2:])
     one, positions, cut = tokens[:1], rows[:1], length - NEAR
     far = model.far_states(one[:, :cut], positions[:, :cut])
     near = (one[:, cut:].expand(2, -1), positions[:, cut:].expand(2, -1))
