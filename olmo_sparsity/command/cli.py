@@ -23,13 +23,13 @@ from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
 from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
 from olmo_sparsity.io import refuse_suffix, write_atomically
-from olmo_sparsity.runtime import EXIT_LOST_PROCESS, EXIT_STOPPED
+from olmo_sparsity.runtime import EXIT_LOST_PROCESS
 from olmo_sparsity.settings import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
-# Commands that go on when they are given again, with the exit code of one that was stopped.
-AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "track"), EXIT_STOPPED)
+# What a command that was stopped does when it is given again.
+AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "track"), "goes on")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -71,10 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
         ending.flush_results()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        again = AGAIN.get(options.command)
         if getattr(options, "questions", None) is not None:
-            again = ending.EXIT_INTERRUPTED
-        return ending.exit_code_of(error, again=again)
+            return ending.exit_code_of(error, again="goes on", code=ending.EXIT_INTERRUPTED)
+        return ending.exit_code_of(error, again=AGAIN.get(options.command))
 
 
 def build_parser() -> argparse.ArgumentParser:

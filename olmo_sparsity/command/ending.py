@@ -14,6 +14,7 @@ import sys
 from typing import Any, TextIO
 
 from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, one_line, printable
+from olmo_sparsity.runtime import EXIT_STOPPED
 
 EXIT_DEFECT = 1
 EXIT_BAD_INPUT = 2
@@ -39,16 +40,16 @@ def interrupt_on_signals() -> None:
         signal.signal(number, interrupt)
 
 
-def exit_code_of(error: BaseException, *, again: int | None) -> int:
-    """Print a line for any error that is not a defect; defects are raised again. `again`: the exit
-    code of a command that was stopped and goes on when it is given again."""
+def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_STOPPED) -> int:
+    """Print a line for any error that is not a defect; defects are raised again. `again`: what the
+    same command does that was stopped, if that leads on; `code`: its exit code."""
     if isinstance(error, ReportedElsewhere):
         return EXIT_BAD_INPUT
     if isinstance(error, UserError):
         return print_error(str(error))
     if isinstance(error, KeyboardInterrupt):
         if again is not None:
-            return print_error("stopped; the same command goes on", again)
+            return print_error(f"stopped; the same command {again}", code)
         return print_error("stopped", EXIT_INTERRUPTED)
     if is_out_of_memory(error):
         reason = one_line(error) or type(error).__name__

@@ -135,17 +135,16 @@ def evaluate_step(
 ) -> None:
     config, engine = start.config, start.engine
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
-    losses, drops = start.evaluation.losses(engine), start.evaluation.induction_drop(engine)
+    losses, drop = start.evaluation.losses(engine), start.evaluation.induction_drop(engine)
     tracked = None
     if start.tracking:
         writer.wait()  # so that there is one copy of the weights at a time
         tracked = start.tracking(engine.copy_weights(whole=True))
     with engine.processes.agree():
-        metrics.write_heldout(step, losses, drops, tracked)
+        metrics.write_heldout(step, losses, drop, tracked)
     if step < config.training.num_steps:
         progress.note(
-            f"step {step}: held-out loss {format_losses(losses)}; induction drop "
-            + " · ".join(f"{name} {drop:.2f}".lstrip() for name, drop in drops.items())
+            f"step {step}: held-out loss {format_losses(losses)}; induction drop {drop:.2f}"
         )
 
 

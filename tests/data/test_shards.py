@@ -11,13 +11,14 @@ import pytest
 
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
+from olmo_sparsity.data import tokens as tokens_module
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import Manifest, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import sha256_of
-from tests.conftest import mixed_section
+from tests.conftest import data_section
 
 OTHER = train_tokenizer(iter(["other words than before, other words"]), 300)
 
@@ -117,9 +118,14 @@ def test_a_manifest_names_files_of_its_own_folder_only(
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_documents_are_the_tokens_between_their_ends(mixed_folder: Path, split: str) -> None:
+def test_documents_are_the_tokens_between_their_ends(
+    tmp_path: Path, split: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of several files, one after the other."""
-    shards = open_shards(config_from_dict({"data": mixed_section(mixed_folder)}).data, split)
+    monkeypatch.setattr(tokens_module, "SHARD_CHARACTERS", 100_000)
+    data = config_from_dict({"data": data_section(tmp_path)}).data
+    prepare(data)
+    shards = open_shards(data, split)
     expected, lengths = list[list[int]](), list[int]()
     for tokens_path, ends_path in zip(shards.paths, shards.ends_paths, strict=True):
         tokens, first = np.fromfile(tokens_path, "<u2"), 0
@@ -129,16 +135,17 @@ def test_documents_are_the_tokens_between_their_ends(mixed_folder: Path, split: 
             expected.append(tokens[first : end - 1].tolist())
             first = end
     assert [shards.document(number).tolist() for number in range(len(shards))] == expected
-    assert (shards.num_tokens, len(lengths)) == (sum(lengths), 2)
+    assert shards.num_tokens == sum(lengths)
+    assert len(lengths) > 1
     for beyond in (-1, len(expected)):
         with pytest.raises(IndexError):
             shards.document(beyond)
-    of_first = shards.parts[0].shards
-    text = "".join(of_first.tokenizer.decode(of_first.document(n)) for n in range(len(of_first)))
-    assert of_first.bytes_per_token == pytest.approx(len(text.encode()) / lengths[0])
-    manifest = Manifest.load(of_first.paths[0].parent)
-    assert manifest.num_documents(split) == len(of_first)
-    assert manifest.num_tokens(split) == lengths[0]
+    in_first = range(len(shards.ends[0]))
+    text = "".join(shards.tokenizer.decode(shards.document(number)) for number in in_first)
+    assert shards.bytes_per_token == pytest.approx(len(text.encode()) / lengths[0])
+    manifest = Manifest.load(tmp_path)
+    assert manifest.num_documents(split) == len(shards)
+    assert manifest.num_tokens(split) == sum(lengths)
     assert (Manifest({}, None).vocab_size, Manifest({}, None).num_shards) == (0, 0)
     # Cut into sequences, what is left of each file is unused.
     pieces = [
