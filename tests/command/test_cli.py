@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,9 @@ def test_prepare_train_losses_export_in_order(
     assert main(["train", config_path, "--dry-run"]) == 0
     assert "learning_rate: 0.01" in capsys.readouterr().out
     assert not Path(run).exists()
-    assert main(["train", config_path, "--model.layer_norm_with_affine=true"]) == 0
+    words = ["--model.layer_norm_with_affine=true", "--evaluation.interval_steps=3"]
+    assert main(["train", config_path, *words]) == 0
+    assert re.search(r"step 3: held-out loss .*; induction drop -?\d", capsys.readouterr().err)
     assert main(["losses", run]) == 0
     assert "perplexity" in capsys.readouterr().out
     assert main(["figure", run, run, "--labels", "a,b", "--out", str(tmp_path / "a.svg")]) == 0

@@ -128,7 +128,8 @@ def draw_headline(curves: list[Curve], title: str = "") -> Figure:
     for line, label in ((_FOREIGN, "best k of unrelated text"), (_PLACEBO, "placebo targets")):
         handles.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
     handles.append(Patch(color=_FILL, label="95% over documents"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    ncols = 1 if max(len(str(handle.get_label())) for handle in handles) > 55 else 2
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)
     return figure
 
 
