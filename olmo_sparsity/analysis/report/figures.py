@@ -143,7 +143,7 @@ def curves_of(results: list[Results], names: list[str]) -> list[Curve]:
         places = {tuple(rows[["step", "length"]].iloc[0]): rows for rows in found}
         is_one = len(places) == len(found) > 1
         for rows in [places[max(places)]] if is_one else found:
-            shown = name if len(name) <= 40 else "…" + name[-39:]  # the end of a path
+            shown = name if len(name) <= 30 else "…" + name[-29:]  # the end of a path
             every = pd.concat(found) if is_one else rows
             label = f"{shown}, {spell(rows.selector.iloc[0])}"
             curves.append(Curve(label, rows, every[every.k == every.k.min()]))
