@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -297,21 +297,19 @@ class TokenForwards:
     """Batch × length of every forward of a model; a backward through it counts as two more."""
 
     def __init__(self, model: Any) -> None:
-        # An array, as a hook with changing numbers of its own makes the model another one.
-        self._count = np.zeros(1, dtype=int)
-        # What all of them call, with the head or without.
-        model.base_model.register_forward_hook(self._add, with_kwargs=True)
+        self.count = 0
+        body = model.base_model  # what all of them call, with the head or without
+        forward = body.forward
 
-    @property
-    def count(self) -> int:
-        return int(self._count[0])
+        @wraps(forward)  # no hook: ours rejects those of other packages
+        def counted(*given: Any, **named: Any) -> Any:
+            output = forward(*given, **named)
+            self._add(output.last_hidden_state)
+            return output
 
-    @count.setter
-    def count(self, count: int) -> None:
-        self._count[0] = count
+        body.forward = counted
 
-    def _add(self, module: Any, inputs: Any, named: dict[str, Any], output: Any) -> None:
-        hidden_BLD = output.last_hidden_state
+    def _add(self, hidden_BLD: Any) -> None:
         num_tokens = hidden_BLD.shape[0] * hidden_BLD.shape[1]
         self.count += num_tokens
         if hidden_BLD.requires_grad:
