@@ -18,7 +18,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     return config_from_dict(read_given(path, overrides), str(path))
 
 
-REMOVED = {
+REMOVED: dict[str, dict[str, Any]] = {
     "data": {"train_files": (None,), "heldout_files": (None,), "token_dtype": ("uint16",)},
     "evaluation": {"sparsity_targets": range(10**6 + 1)},
 }

@@ -61,7 +61,7 @@ def activation_bytes(
     chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device), training.compile))
     loss = chunk * vocab_size * (2 * size if training.compile else 4 * 4)
     # With an MLP ratio of 4. The residual stream is in fp32.
-    kept = 29 if training.precision == "bf16" else 27
+    kept: float = 29 if training.precision == "bf16" else 27
     if training.activation_checkpointing:  # a layer's input, in fp32, and one layer at a time
         recomputed = -(-layers // training.checkpoint_every)
         kept = 4 / size * recomputed + kept * (layers - recomputed) + 10

@@ -47,8 +47,8 @@ def without_space_before(tokenizer: Tokenizer) -> Tokenizer:
     written = json.loads(tokenizer.to_str())
     steps = [written["normalizer"], written["pre_tokenizer"]]
     before = repr(steps)
-    none = {"Prepend": {"prepend": ""}, "Metaspace": {"prepend_scheme": "never"}}
-    none |= {"ByteLevel": {"add_prefix_space": False}}
+    none: dict[str, dict] = {"ByteLevel": {"add_prefix_space": False}}
+    none |= {"Prepend": {"prepend": ""}, "Metaspace": {"prepend_scheme": "never"}}
     for step in filter(None, steps):  # grows
         step.update(none.get(step["type"], {}))
         steps += [*step.get("normalizers", []), *step.get("pretokenizers", [])]
