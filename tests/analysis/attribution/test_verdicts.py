@@ -102,7 +102,7 @@ def by_loops(losses: Losses, num: int, freedom: int, limit: float) -> dict[str, 
             if num_S <= 4:
                 raw = np.mean([np.var(values, ddof=1) for _, values in known])
                 tried = {key[2] for key, (of, _) in nats.items() if not np.isnan(of).any()}
-                scales = [((raw + 1e-12) ** 0.5, min(4, len(tried) * (num - 1)))]
+                scales = [((raw + 1e-12) ** 0.5, min(6, len(tried) * (num - 1)))]
         for s in range(num_S):
             own_total, own_weight = total, weight
             if num_S > 4:
