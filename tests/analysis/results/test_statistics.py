@@ -15,7 +15,6 @@ from olmo_sparsity.analysis.results.statistics import (
     longppl,
     mean_lds,
     net_differences,
-    pair,
     quantile,
     rank_correlations,
     summarize,
@@ -164,18 +163,28 @@ def test_summaries_and_comparisons_are_those_of_plain_loops() -> None:
     with pytest.raises(DataError, match="share no"):
         net_differences(first, second.assign(k=3))
     assert len(summary) == len(compared) == 4
-    for row, difference in zip(*(t.to_dict("records") for t in (summary, compared)), strict=True):
+    names = ("recovery", "foreign", "excess", "removal", "excess_nats")
+    tables = summary, compared, both_ways(first, second)
+    for row, difference, mean in zip(*(t.to_dict("records") for t in tables), strict=True):
         of = [
             rows[(rows.target_set == row["target_set"]) & (rows.k == row["k"])]
             for rows in (first, second)
         ]
         parts = [[rows[rows.far_part == part] for part in ("document", "placebo")] for rows in of]
         documents = sorted({*of[0].document, *of[1].document})
+        of_own = sorted({*parts[0][0].document, *parts[1][0].document})
+        here, there = (by_loops(*part, of_own) for part in parts)
+        for name in names:
+            found = [mean[name], mean[f"{name}_low"], mean[f"{name}_high"]]
+            values = interval_of((here[name] + there[name]) / 2)
+            np.testing.assert_allclose(found, values, rtol=1e-9, err_msg=name)
+        sizes = [len(part[0]) for part in parts]
+        assert (mean["num_targets"], mean["num_documents"]) == (sum(sizes), len(of_own))
+        assert mean["gap"] == pytest.approx(sum(part[0].gap.mean() for part in parts) / 2)
         alone = by_loops(*parts[0], sorted({*parts[0][0].document}))
         beyond = by_loops(*parts[0], sorted({*of[0].document}))
         other, one = (by_loops(*part, documents) for part in parts[::-1])
         expected = {name: beyond[name] for name in ("placebo", "net", "net_equal", "net_nats")}
-        names = ("recovery", "foreign", "excess", "removal", "excess_nats")
         for name, values in ({name: alone[name] for name in names} | expected).items():
             found = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
             np.testing.assert_allclose(found, interval_of(values), rtol=1e-9, err_msg=name)
@@ -251,34 +260,3 @@ def test_intervals_of_few_documents_are_those_of_student() -> None:
     expected += [4.303 * (3 / 2) ** 0.5, np.nan, 1.96]
     np.testing.assert_allclose(0.5 - found.net_low, expected, rtol=2e-4)
     np.testing.assert_allclose(found.net_equal_high - 0.5, 2 * np.array(expected), rtol=2e-4)
-
-
-def test_transfer_is_the_mean_of_both_ways_and_resamples_a_document_for_both() -> None:
-    """The first recovers 3 of 6 nats, the second 8 of 10, on targets of their own."""
-    documents = [*range(1, 61, 2)]
-
-    def rows(places: list[int], gap: float, shares: list[float]) -> pd.DataFrame:
-        keys = [(document, place) for document in documents for place in places]
-        losses = losses_table(
-            document=[key[0] for key in keys],
-            target=[key[1] for key in keys],
-            loss_short=[20.0] * len(keys),
-            loss_long=[20.0 - gap] * len(keys),
-        )
-        targets = pd.DataFrame(
-            [(*key, "document", "gap") for key in keys],
-            columns=["document", "target", "far_part", "target_set"],
-        )
-        own = [20 - share * gap for share in shares * (len(keys) // len(shares))]
-        found = recovery_rows(keys, "own", own)
-        return pair(losses, targets, pd.DataFrame(found))
-
-    first, second = rows([20], 6.0, [0.2, 0.8]), rows([20, 21], 10.0, [1.4, 0.2])
-    (mean,) = both_ways(first, second).to_dict("records")
-    assert mean["recovery"] == pytest.approx((0.5 + 0.8) / 2)
-    assert (mean["num_targets"], mean["num_documents"], mean["gap"]) == (90, 30, 8)
-    (alone,) = both_ways(first, first).to_dict("records")
-    (one,) = summarize_pairs(first).to_dict("records")
-    for end in ("recovery_low", "recovery_high"):  # not of two independent halves
-        assert alone[end] == pytest.approx(one[end.removeprefix("recovery_")])
-    assert alone["recovery_low"] < 0.5 < alone["recovery_high"]

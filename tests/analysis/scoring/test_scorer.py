@@ -8,14 +8,12 @@ from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
-from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.scorer import (
     Context,
@@ -165,45 +163,6 @@ def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
 
 
 @READINGS
-@pytest.mark.parametrize("selector", ["add_one", "add_one_screened", "gradient"])
-def test_where_memory_does_not_suffice_batches_are_halved(
-    selector: str, far_states: Reading, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, windows = tiny("olmo"), Windows(16, 6, 4)
-    targets = np.arange(20, 28)
-
-    def recovered(scorer: Scorer) -> pd.DataFrame:
-        found = recover(scorer, Document(document), windows, targets, selectors=selector, ks=(1, 3))
-        return found["recovery"]
-
-    wanted = recovered(Scorer(ours, CPU, far_states=far_states))
-    most, sizes, hidden, far_states_of = 40, [], ours.hidden, ours.far_states
-
-    def within(tokens_BL: torch.Tensor) -> torch.Tensor:
-        if tokens_BL.numel() > most and len(tokens_BL) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        sizes.append(tokens_BL.numel())
-        return tokens_BL
-
-    monkeypatch.setattr(
-        ours, "hidden", lambda tokens, *given, **named: hidden(within(tokens), *given, **named)
-    )
-    monkeypatch.setattr(ours, "far_states", lambda t, *given: far_states_of(within(t), *given))
-    scorer = Scorer(ours, CPU, far_states=far_states)
-    pd.testing.assert_frame_equal(recovered(scorer), wanted, atol=1e-5)
-    assert len(sizes) > 1
-    assert scorer.batch_tokens < 4096
-    most = -1  # not even for one row
-
-    def never(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(ours, "hidden", never)
-    with pytest.raises(torch.OutOfMemoryError):
-        recovered(scorer)
-
-
-@READINGS
 def test_rows_in_batches_of_any_size_and_their_sums(
     model: Any, document: np.ndarray, far_states: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +260,9 @@ def test_batches_are_halved_from_the_one_on_that_is_too_large(block: Block) -> N
     assert (scorer.batch_tokens, done) == (8, [2, 4, 6, 8, 10, 11])
     with pytest.raises(ZeroDivisionError):
         scorer.in_batches([0, 0], 4, lambda batch: [1 // one for one in batch])
+    scorer.batch_tokens = 4
+    with pytest.raises(torch.OutOfMemoryError):  # not even for one
+        scorer.in_batches([4], 4, lambda batch: compute([*batch, 5, 6, 7]))
 
 
 def test_states_of_a_beginning_are_not_computed_again(document: np.ndarray) -> None:
