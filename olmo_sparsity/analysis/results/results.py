@@ -31,8 +31,9 @@ SETS = {
 
 def main_set(target_sets: Iterable[str]) -> str | None:
     """The target set that a measurement reports first."""
-    order = ("gap", "named", "bigram", "every")
-    return next((name for name in order if name in set(target_sets)), None)
+    names = set(target_sets)
+    order = ("gap", "named", "bigram", "every", *sorted(names))
+    return next((name for name in order if name in names), None)
 
 
 @dataclass

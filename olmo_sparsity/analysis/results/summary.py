@@ -73,7 +73,7 @@ def describe(results: Results) -> str:
     # Of the other sets, the first selector with the smallest k.
     beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
     has_placebo = has_net(main)
-    for target_set in SETS:
+    for target_set in dict.fromkeys([*SETS, *summary.target_set]):
         rows = beside[beside.target_set == target_set]
         if len(rows) and target_set != name:
             header, has_placebo = has_net(rows) != has_placebo, has_net(rows)

@@ -135,7 +135,7 @@ def test_a_description_has_all_of_the_main_set_and_least_of_others(
 ) -> None:
     """A header again where the columns are others."""
     of_bigram = results.summary[results.summary.target_set == "bigram"]
-    others = [of_bigram.assign(target_set=name, net=0.1) for name in ("bigram", "every")]
+    others = [of_bigram.assign(target_set=name, net=0.1) for name in ("digits", "bigram")]
     summary = pd.concat([results.summary[results.summary.target_set == "gap"], *others])
     said = describe(found := replace(results, summary=summary))
     lines = said.splitlines()
@@ -149,7 +149,7 @@ def test_a_description_has_all_of_the_main_set_and_least_of_others(
     assert len(rows) == (results.summary.target_set == "gap").sum() + 4
     assert rows[-4:] == [["add_one", "tokens", "1"], ["add_one", "span:4", "1"]] * 2
     assert [line.startswith("selector ") for line in lines].count(True) == 2
-    assert "no net excess of bigram, every: " in said
+    assert "no net excess of bigram, digits: " in said
     for hint in ("left out", "reliability", "named targets"):
         assert hint not in said
     meta = replace(
@@ -169,6 +169,8 @@ def test_a_description_has_all_of_the_main_set_and_least_of_others(
     for hint in ("induction:", "no net excess"):
         assert hint not in other
     assert "selector" not in describe(replace(results, summary=summary[:0]))
+    added = describe(replace(results, summary=summary[summary.target_set == "digits"]))
+    assert "\ndigits: " in added, "a set of somebody's own is the main one if it is alone"
 
 
 @pytest.mark.parametrize("transfers", [False, True])
