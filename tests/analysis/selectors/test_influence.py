@@ -123,6 +123,41 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
 
 
 @READINGS
+def test_pairs_opens_the_best_gates_and_then_those_of_the_best_pairs(far_states: Reading) -> None:
+    """Of 54 far tokens nine are opened with four partners each, then two more of the best pairs."""
+    model, windows = tiny("olmo"), Windows(60, 6, 1)
+    document = np.random.default_rng(3).integers(0, VOCAB, 61)
+    brute, scorer = Brute(model, document, windows, 60, far_states), Scorer(model, CPU)
+    scorer.far_states = far_states
+    asked = question(scorer, next(iter(windows.blocks(document))), [0], 3)
+    gate, falls = min(0.1, 16 / 54), dict[tuple[int, int], float]()
+
+    def gates(*opened: int) -> np.ndarray:
+        places = [np.array(opened)] if opened else None
+        gate_F = gate_gradients(scorer, asked.context, [(0, 1)], gate, places)[0]
+        gate_F[list(opened)] = -np.inf
+        return np.argsort(-gate_F, kind="stable")
+
+    def of_best() -> list[int]:
+        pairs = sorted(falls, key=lambda pair: -falls[pair])
+        return list(dict.fromkeys(unit for pair in pairs for unit in pair))
+
+    opened = gates()[:9].tolist()
+    for _ in range(2):
+        for unit in opened:
+            for partner in gates(unit)[:4].tolist():
+                pair = (min(unit, partner), max(unit, partner))
+                falls[pair] = brute.loss([]) - brute.loss(pair)
+        opened = [unit for unit in of_best() if unit not in opened][:2]
+    choice = SELECTORS["pairs"](scorer, asked)
+    score = np.zeros(54)
+    for pair, nats in falls.items():
+        score[list(pair)] = np.maximum(score[list(pair)], nats / 2)
+    np.testing.assert_allclose(np.maximum(choice.score_TU[0], 0), score, atol=2e-5)
+    assert {*choice.unit_TK[0].tolist()} <= {*of_best()[:4]}
+
+
+@READINGS
 def test_gates_are_open_where_that_is_asked(model: Any, block: Block, far_states: Reading) -> None:
     scorer = Scorer(model, CPU, far_states=far_states)
     context, opened = scorer.context(block), [np.array([2, 5])]
@@ -262,7 +297,7 @@ def test_halving_opens_the_best_groups_down_to_single_units(far_states: Reading)
 
 @pytest.mark.parametrize("name", ["pairs", "gradient"])
 def test_where_there_are_no_states_rules_of_losses_are_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' needs states.* pass add_one, halving,"):
+    with pytest.raises(ConfigError, match=f"'{name}' needs states.* pass .*halving"):
         find_selector(name, "replaced")
     assert find_selector("halving", "replaced") is SELECTORS["halving"]
     assert {rule: of.draws for rule, of in SELECTORS.items() if of.draws != 1} == {"random": 3}
@@ -302,7 +337,7 @@ def test_a_rule_of_ones_own_ranks_units_of_ones_own(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("guess", "'guess' is not a selector; pass one of add_one, .*your_file.py:your_rule"),
+        ("guess", "'guess' is not a selector; pass one of .*add_one, .*your_file.py:your_rule"),
         ("nowhere.py:rank", "'nowhere.py' does not exist"),
         ("{own}:missing", "defines no missing"),
         ("{own}:number", "is not a function"),
