@@ -260,8 +260,8 @@ class _Evaluation:
         loss_TGR = np.array(losses).reshape(len(targets), len(far), -1)
         one, other = (loss_TGR[..., first::2].mean(-1) for first in (0, 1))
         falls = one[:, :1] - one[:, 1:], other[:, :1] - other[:, 1:]
-        r_T = rank_correlations(falls[0], falls[1], of_equal_values=0.0)
-        lds_T = np.maximum(-1.0, 2 * r_T / (1 + np.maximum(r_T, -0.9)))
+        r_T = np.maximum(-1 / 3, rank_correlations(falls[0], falls[1], of_equal_values=0.0))
+        lds_T = 2 * r_T / (1 + r_T)  # -1 at least
         about = {"units": kind, "selector": RELIABILITY}
         self._add("lds", about, target=text.places(targets), lds=lds_T)
 
