@@ -5,7 +5,8 @@ process ever holds a whole model.
 
 One step of a model of width 768 on the CPU, in bf16, in processes that meet over gloo. Printed is
 the peak of resident memory of the largest process in each phase, less that of a process that has
-imported everything and met the others; beside it, weights, gradients and moments by the formulas.
+imported everything and met the others; beside it, in MiB, the formulas of a step, and of saving,
+which copies the process's part. Files that are being read count in `resume`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from pathlib import Path
 
 import torch
 
+from olmo_sparsity.config.sections import ModelConfig, TrainingConfig
+
+TRAINING = TrainingConfig(precision="bf16", batch_size=4, length=64, device="cpu")
+TRAINING.micro_batch_size = 1
 PHASES = ("build", "step", "save", "resume")
+
+
+def model_of(layers: int) -> ModelConfig:
+    return ModelConfig(n_layers=layers, vocab_size=16384, weight_tying=True)
 
 
 def resident_mib(name: str) -> float:
@@ -33,14 +42,11 @@ def resident_mib(name: str) -> float:
 
 def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     """In each process."""
+    import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 (PyTorch's compiler, as its step)
+
+    import olmo_sparsity.model.olmo  # noqa: F401
     from olmo_sparsity.command.cli import give_back_freed_memory
-    from olmo_sparsity.config.sections import (
-        CheckpointConfig,
-        EngineConfig,
-        ModelConfig,
-        OptimizerConfig,
-        TrainingConfig,
-    )
+    from olmo_sparsity.config.sections import CheckpointConfig, EngineConfig, OptimizerConfig
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.model.build import build_model
     from olmo_sparsity.model.checkpoint_files import (
@@ -56,11 +62,9 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     from olmo_sparsity.training.deferred import Deferred
     from olmo_sparsity.training.distributed import connect, start_alone
 
-    give_back_freed_memory()
+    give_back_freed_memory(2**20)
     torch.set_num_threads(1)
-    sizes = ModelConfig(n_layers=layers, vocab_size=16384, weight_tying=True)
-    training = TrainingConfig(precision="bf16", batch_size=4, length=64, device="cpu")
-    training.micro_batch_size = 1
+    sizes = model_of(layers)
     checkpoint, found = out / "checkpoints/step000001", {}
     with connect() as processes:
         if engine_name.startswith("zero"):
@@ -79,7 +83,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
         stored = StoredWeights(checkpoint / "model.safetensors") if resumes else None
         if stored is not None and source is None:
             fill(model, stored, "stored")
-        sections = EngineConfig(name=engine_name), training, OptimizerConfig()
+        sections = EngineConfig(name=engine_name), TRAINING, OptimizerConfig()
         engine = build_engine(model, *sections, processes, source and (stored or source))
         found["parameters"] = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         if resumes:
@@ -129,7 +133,7 @@ def launch(engine: str, layers: int, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    from olmo_sparsity.training.estimate import state_bytes
+    from olmo_sparsity.training.estimate import activation_bytes, state_bytes
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
@@ -140,13 +144,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return measure(options.engines, options.layers, options.child, options.resumes)
-    print(f"| engine | processes | {' | '.join(PHASES)} | state, formula |", flush=True)
+    print(f"| engine | processes | {' | '.join(PHASES)} | step, save: formula |", flush=True)
     for engine in options.engines.split(","):
         for count in map(int, options.processes.split(",")):
             found = launch(engine, options.layers, count)
-            state = state_bytes("bf16", int(found["parameters"]), engine, count) / 2**20
+            size = int(found["parameters"])
+            step = state_bytes("bf16", size, engine, count)
+            step += int(activation_bytes(model_of(options.layers), TRAINING, 1))
+            stated = f"{step / 2**20:,.0f}, {(step + 12 * size / count) / 2**20:,.0f}"
             cells = " | ".join(f"{found[phase]:,.0f}" for phase in PHASES)
-            print(f"| {engine} | {count} | {cells} | {state:,.0f} |", flush=True)
+            print(f"| {engine} | {count} | {cells} | {stated} |", flush=True)
     return None
 
 

@@ -120,7 +120,9 @@ def train(options: argparse.Namespace) -> int:
         with connect(config.engine if config else None) as processes:
             with processes.agree():
                 config = config or read()
-            if config.training.length * config.model.d_model >= 2**22:
+            if config.engine.name.startswith("zero"):
+                give_back_freed_memory(2**20)
+            elif config.training.length * config.model.d_model >= 2**22:
                 give_back_freed_memory()
             return int(loop.train(config, processes, getattr(options, "profile", None)))
     except LostProcess as lost:
@@ -150,13 +152,13 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def give_back_freed_memory() -> None:
-    """Return freed tensors of at least 16 MiB of main memory to the system. glibc's heap keeps
-    those up to 32 MiB, in holes that the next one often does not fit: at 32,768 tokens 2.7 GiB, of
-    which 0.8 are in use."""
+def give_back_freed_memory(least: int = 2**24) -> None:
+    """Return freed tensors of at least so many bytes of main memory to the system. glibc's heap
+    keeps those up to 32 MiB, in holes that the next one often does not fit: at 32,768 tokens 2.7
+    GiB, of which 0.8 are in use; with the shards of ZeRO-3 twice what is in use."""
     m_mmap_threshold = -3
     with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
-        ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**24)
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, least)
 
 
 def sweep(options: argparse.Namespace) -> int:

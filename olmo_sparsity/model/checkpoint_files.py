@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
@@ -63,21 +63,23 @@ def weight_files(path: str | Path) -> list[Path]:
 
 
 class StoredWeights(Mapping[str, "Tensor"]):
-    """The weights of a file, or of its parts; each is read when it is looked up."""
+    """The weights of a file, or of its parts; each is read when it is looked up, and its part of
+    the file is mapped into memory as long as it lives."""
 
     def __init__(self, path: str | Path) -> None:
-        self.files: dict[str, Any] = {}
+        self.files: dict[str, Path] = {}
         for part in weight_files(path):
             if not part.is_file():
                 raise DataError(f"'{part}' does not exist; a checkpoint folder holds its weights")
             try:
-                file = safe_open(part, framework="pt")
-                self.files |= dict.fromkeys(file.keys(), file)
+                with safe_open(part, framework="pt") as file:
+                    self.files |= dict.fromkeys(file.keys(), part)
             except (SafetensorError, OSError, ValueError) as error:
                 raise unreadable(part, error) from None
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self.files[name].get_tensor(name)
+        with safe_open(self.files[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -4,32 +4,29 @@ determine the family (families.py); a field that it cannot express is rejected b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import DTYPES, find_folder, load_model
+from olmo_sparsity.analysis.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
 from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, UserError, unreadable
-from olmo_sparsity.io import follow_umask, remove_partial, writing
-from olmo_sparsity.model.build import build_theirs
-from olmo_sparsity.model.checkpoint_files import check_fit, fill
+from olmo_sparsity.io import follow_umask, read_json, remove_partial, writing
+from olmo_sparsity.model.checkpoint_files import WEIGHTS, StoredWeights, check_fit
 from olmo_sparsity.model.families import (
     FAMILIES,
+    FromHuggingFace,
     embedding_rows,
     family_of,
-    from_hugging_face,
     mlp_width,
     to_hugging_face,
     transformers_config,
 )
-from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope import from_rope_parameters
 
 if TYPE_CHECKING:
@@ -48,12 +45,10 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
     config = load_saved_config(folder / "config.yaml").model
     check_exportable(config)
-    loaded = load_model(str(folder), device="cpu")
-    assert loaded.tokenizer is not None
-    if isinstance(loaded.model, HuggingFaceLM):
-        model = loaded.model.model
+    if config.architecture == "olmo":
+        model = hugging_face_model(config, StoredWeights(folder / WEIGHTS), str(folder))
     else:
-        model = hugging_face_model(config, loaded.model.state_dict(), str(folder))
+        model = load_model(str(folder), device="cpu").model.model
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(out.parent)
     with writing(out) as partial:
@@ -61,7 +56,7 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
         model.save_pretrained(partial)
         for path in partial.glob("*.safetensors"):
             follow_umask(path)
-        _save_tokenizer(loaded.tokenizer, config, partial)
+        _save_tokenizer(read_tokenizer(folder / "tokenizer.json"), config, partial)
     return type(model).__name__
 
 
@@ -74,12 +69,18 @@ def check_exportable(config: ModelConfig) -> None:
 def hugging_face_model(
     config: ModelConfig, weights: Mapping[str, Tensor], origin: str
 ) -> PreTrainedModel:
+    """Its weights are views of these, which may be mapped files, so that they are not copied."""
     import transformers
 
     family = family_of(_essence(config))
     model_class = getattr(transformers, family.class_name)
-    model = model_class(transformers_config(config, family))
-    fill(model, to_hugging_face(weights, family, config), origin)
+    with torch.device("meta"):
+        model = model_class(transformers_config(config, family))
+    theirs = to_hugging_face(weights, family, config)
+    check_fit(model.state_dict(keep_vars=True), theirs, origin)
+    model.load_state_dict(theirs, assign=True, strict=False)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # has no memory yet
     return model
 
 
@@ -98,9 +99,9 @@ def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> Non
 # --- import -------------------------------------------------------------------------------------
 
 
-def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
-    """A state dict for `build_model(config)`, from a checkpoint or run of ours, or a Hugging Face
-    folder of one of FAMILIES."""
+def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
+    """The weights of `build_model(config)`, from a checkpoint or run of ours, or a Hugging Face
+    folder of one of FAMILIES; each is read when it is looked up."""
     implied = ModelConfig(**config_of(source))
     _check_angles(implied, config, source)
     theirs, ours = _essence(implied), _essence(config)
@@ -108,13 +109,14 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
         if theirs.get(name) != value:
             both = f"model.{name}={theirs.get(name)}, this run {value}"
             raise ConfigError(f"init_from='{source}' has {both}")
-    model = load_model(source, dtype="fp32").model
-    weights = dict(model.state_dict())
-    if isinstance(model, HuggingFaceLM) and config.architecture == "olmo":
-        family = FAMILIES[model.model.config.model_type]
-        weights = from_hugging_face(dict(model.model.state_dict()), family, config)
-    check_fit(_expected(config), weights, source)
-    return weights
+    if config.architecture != "olmo":
+        return dict(load_model(source, dtype="fp32").model.state_dict())
+    folder = find_folder(source)
+    stored = StoredWeights(folder / WEIGHTS)
+    if not (folder / "config.json").is_file():
+        return stored
+    model_type = read_json(folder / "config.json", dict, "restore it")["model_type"]
+    return FromHuggingFace(stored, FAMILIES[model_type], config)
 
 
 def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
@@ -161,7 +163,8 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
         known = f"only {', '.join(FAMILIES)} have a counterpart"
         raise ConfigError(f"init_from='{source}' is of type {theirs.model_type}: {known}")
     get = theirs.to_dict().get
-    rope, required = get("rope_parameters") or {}, dict(family.required)
+    rope = get("rope_parameters") or {}
+    required = family.required | {"quantization_config": None}
     found = {name: get(name, wanted) for name, wanted in required.items()}
     if theirs.model_type == "olmo3":  # only layers without a window scale their angles
         found |= {"layer_types": theirs.layer_types, "rope_parameters": rope["sliding_attention"]}
@@ -231,13 +234,3 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
             "bias_for_layer_norm": config.include_bias if bias is None else bias,
         }
     )
-
-
-def _expected(config: ModelConfig) -> dict[str, Tensor]:
-    """Names and shapes of `build_model(config)`, without allocating memory."""
-    if config.architecture == "olmo":
-        on_meta = replace(config, init_device="meta")
-        return PositionedOLMo(on_meta, init_params=False).state_dict(keep_vars=True)
-    with torch.device("meta"):
-        model = build_theirs(config)
-    return {f"model.{name}": t for name, t in model.state_dict(keep_vars=True).items()}

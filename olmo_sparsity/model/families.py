@@ -3,15 +3,16 @@ config, its settings that hold our fields or must have one value, its names of o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.rope import to_rope_parameters
 
 if TYPE_CHECKING:
@@ -258,13 +259,24 @@ def to_hugging_face(
     return theirs
 
 
-def from_hugging_face(
-    weights: Mapping[str, Tensor], family: Family, config: ModelConfig
-) -> dict[str, Tensor]:
-    for name in _biases_of_outputs(family, config):
-        if weights[name].count_nonzero():
-            raise ConfigError(f"{name} is not 0, and model.qkv_bias has no bias there")
-    return {
-        ours: torch.cat([weights[name] for name in names])
-        for ours, names in _names(family, config).items()
-    }
+class FromHuggingFace(Mapping[str, Tensor]):
+    """Our weights, in fp32, each made of theirs when it is looked up."""
+
+    def __init__(self, theirs: Mapping[str, Tensor], family: Family, config: ModelConfig) -> None:
+        self.theirs, self.names = theirs, _names(family, config)
+        zeros = _biases_of_outputs(family, config)
+        for name in (*zeros, *chain(*self.names.values())):
+            if name not in theirs:
+                raise DataError(f"init_from lacks the weight {name}")
+        for name in zeros:
+            if theirs[name].count_nonzero():
+                raise ConfigError(f"{name} is not 0, and model.qkv_bias has no bias there")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.cat([self.theirs[part].float() for part in self.names[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

@@ -81,9 +81,9 @@ def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
     return int(weights + gradients + 12 * part + in_use)
 
 
-BUCKET_NUMBERS = {1: 400_000_000, 2: 400_000_000, 3: 150_000_000}
-"""Of gradients and weights in collectives, by configs/deepspeed/*.json; with ZeRO-3 also of whole
-layers in use."""
+BUCKET_NUMBERS = {1: 400_000_000, 2: 400_000_000, 3: 2**26}
+"""Of gradients and weights in collectives, by configs/deepspeed/*.json; with ZeRO-3 a bucket, its
+copy in the order of the shards, whole weights in use and those fetched ahead."""
 
 MOST_TOKENS = 65_536
 """Tokens of a micro-batch. Larger ones gain little: its fixed cost is below 2% of a step."""

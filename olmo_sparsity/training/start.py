@@ -212,10 +212,11 @@ def restore(
         elif config.init_from is not None:
             origin, stored = config.init_from, import_weights(config.init_from, config.model)
         if stored is not None:
-            check_fit(model.state_dict(keep_vars=True), stored, origin)
             if source is None:
                 fill(model, stored, origin)
-            source = source and stored
+            else:
+                check_fit(model.state_dict(keep_vars=True), stored, origin)
+                source = stored
         if processes.is_first:
             check_room(run_folder, config.checkpoint, num_parameters, state.step, num_steps)
     sections = config.engine, config.training, config.optimizer

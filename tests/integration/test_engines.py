@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.model.checkpoint_files import StoredWeights, list_checkpoints
+from olmo_sparsity.model.exchange import export
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics
@@ -170,6 +171,18 @@ def test_tracking_is_shared_by_all_processes(settings: dict) -> None:
     for row in found[1:]:
         for number, ends in found[0].items():
             assert row[number] == pytest.approx(ends, abs=1e-3), number
+
+
+def test_zero_3_begins_from_a_folder_of_transformers(settings: dict, one_process: Path) -> None:
+    source = one_process.parent / "of-transformers"
+    export(one_process, source)
+    found = []
+    for engine, world_size in (("single", 1), ("zero3", 2)):
+        given = on(settings, f"begun-{engine}", engine, training={"num_steps": 1})
+        finish(given | {"init_from": str(source)}, world_size)
+        found += curve(given["run_folder"])
+    assert found == pytest.approx([found[0]] * 2, rel=1e-4)
+    assert found[0] < curve(one_process)[0] - 0.3, "not random weights"
 
 
 def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
