@@ -155,8 +155,7 @@ def test_help_and_version(program: list[str], work: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
-        *(((name, "quick.yaml"), "train") for name in ("prepare", "train", "sweep")),
-        (("export", "checkpoint", "exported"), "train"),
+        *(((name, "quick.yaml"), "train") for name in ("prepare", "sweep")),
         (("explain", "checkpoint", "--text", "texts/1.txt"), "train"),
         (("measure", "llama", "--text", "owner/name", "--out", "results"), "data"),
         (("measure", "llama", "--text", "embedded", "--out", "results"), "train"),
