@@ -162,7 +162,7 @@ def format_states(runs: Sequence[Run]) -> str:
 
 
 def format_costs(runs: Sequence[Run], hardware: Hardware | None) -> str:
-    """What each unfinished run costs, and all of them."""
+    """Return what each unfinished run costs, and their sum."""
     from olmo_sparsity.training.estimate import gpu_hours
     from olmo_sparsity.training.start import cost_of
 

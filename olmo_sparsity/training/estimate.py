@@ -82,8 +82,8 @@ def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
 
 
 BUCKET_NUMBERS = {1: 400_000_000, 2: 400_000_000, 3: 2**26}
-"""Of gradients and weights in collectives, by configs/deepspeed/*.json; with ZeRO-3 a bucket, its
-copy in the order of the shards, whole weights in use and those fetched ahead."""
+"""Gradients and weights that collectives hold, by configs/deepspeed/*.json; with ZeRO-3 a bucket,
+its copy in the order of the shards, whole weights in use and those fetched ahead."""
 
 MOST_TOKENS = 65_536
 """Tokens of a micro-batch. Larger ones gain little: its fixed cost is below 2% of a step."""
@@ -209,7 +209,7 @@ def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
 
 
 def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
-    """Of a run, on a known GPU."""
+    """Return the GPU-hours of a run on a known GPU."""
     model = without_memory(config.model)
     flops = flops_per_token(model, config.model, config.training.length)
     flops *= config.training.batch_size * config.training.length

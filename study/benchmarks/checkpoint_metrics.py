@@ -47,8 +47,8 @@ def log_p(engine: ModelLogprobs, prompts: list[tuple[np.ndarray, np.ndarray]]) -
 
 
 def key_tokens(engine: ModelLogprobs, documents: list[np.ndarray]) -> list[np.ndarray]:
-    """Of the last 512 tokens of each, those that the evaluator predicts, and needs more than
-    `LOCAL` tokens for."""
+    """Find, in the last 512 tokens of each, those that the evaluator predicts, but not from the
+    `LOCAL` tokens before them."""
     half = range(LONG // 2, LONG, LOCAL)
     long = log_p(engine, [(tokens[:1], tokens[1:]) for tokens in documents])
     short = log_p(engine, [(x[a - LOCAL : a], x[a : a + LOCAL]) for x in documents for a in half])

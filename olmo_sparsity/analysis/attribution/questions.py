@@ -48,7 +48,8 @@ def measure_questions(
     """Explain each question of a .jsonl file (docs/sources.md). Writes statements.parquet and
     matrix.parquet into `out`, and returns the first; None: other processes have questions left.
     `common`: a loaded model, options, and `decoys`; default: the sources of other questions.
-    `pages`: a folder of a page for each question; one that lacks its page is asked again."""
+    `pages`: a folder that gets a page for each question; a question without its page is asked
+    again."""
     requests, model = read_questions(common, questions), common.model
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")

@@ -36,7 +36,7 @@ class Dialect:
     identifier."""
 
     read: Callable[[list[Any], list[int], int], Reply]
-    """Of the parsed replies, and what was sent."""
+    """Gets the parsed replies, the prompt's tokens, and the number of the first that is scored."""
 
 
 def _completion(ids: list[int], **others: Any) -> list[dict[str, Any]]:

@@ -38,6 +38,10 @@ class Prompt:
 
 class LogprobModel(Protocol):
     @property
+    def shares(self) -> bool:
+        """Whether prompts that are given together share the states of their beginnings."""
+
+    @property
     def token_forwards(self) -> int:
         """Tokens that forward passes have computed since this object was made."""
 
@@ -52,7 +56,6 @@ class Engine(ABC):
 
     token_forwards = 0
     shares = False
-    """Whether prompts that are given together share the states of their beginnings."""
 
     @property
     @abstractmethod

@@ -61,7 +61,7 @@ WIDTHS = {"recovery": 0.67, "net excess": 1.36}
 targets a document; in a tenth of them it is 1.13 and 1.91 (study/results/summary.parquet)."""
 
 USED = 0.4
-"""Of a GPU's stated peak: assumed. `measure` was never timed on a large GPU."""
+"""The share of its stated peak that a GPU is assumed to reach; never timed on a large one."""
 
 
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = None) -> Cost:

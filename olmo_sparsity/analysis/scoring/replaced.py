@@ -56,7 +56,7 @@ class ReplacingScorer(Scorer):
 
     def counting(self) -> ReplacingScorer:
         """The same with an engine that computes nothing, and counts."""
-        engine = CountingEngine(getattr(self.engine, "shares", False))
+        engine = CountingEngine(self.engine.shares)
         found = ReplacingScorer(engine, None, self.num_texts)
         found._others = self._others
         return found

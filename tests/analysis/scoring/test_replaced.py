@@ -172,6 +172,8 @@ class Copies:
     token_forwards = 0
     device = "cpu"
 
+    shares = False
+
     def score(self, prompts: list[Prompt]) -> list[np.ndarray]:
         found = []
         for prompt in prompts:
