@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,12 +12,7 @@ from olmo_sparsity.config.run import config_from_dict, load_saved_config, save_c
 from olmo_sparsity.errors import ConfigError
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
-
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
-
-
-def given(data: dict | None = None, **sections: Any) -> dict:
-    return {"data": MINIMAL["data"] | (data or {}), **sections}
 
 
 @pytest.mark.parametrize(
@@ -38,10 +32,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"positions": {"scheme": "pose", "target_length": 4096}}, "model.max_sequence_length"),
         ({"positions": {"per_document": True}}, "needs data.mask_documents=true"),
         ({"positions": {"factor": 4}}, "positions.scaling=none does not use it"),
-        ({"positions": {"scaling": "linear", "factor": 4, "beta_fast": 8}}, "does not use it"),
         ({"positions": {"scaling": "ntk"}}, "positions.scaling=ntk needs positions.factor"),
-        ({"positions": {"scaling": "ntk", "factor": 0.5}}, "positions.factor=0.5 must be at least"),
-        ({"positions": {"scaling": "yarn", "factor": 4}}, "needs positions.original_length"),
         ({"positions": YARN, "model": {"rope": False, "alibi": True}}, "positions.scaling=yarn"),
         ({"positions": YARN | {"beta_slow": 32}}, "beta_slow=32.0 must be below"),
         (
@@ -54,34 +45,29 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
         ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
-        ({"model": {"query_scale_length": 1.0}}, "model.query_scale_length=1.0 must be at least 2"),
         ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),
-        ({"data": {"tokenizer": {"train_vocab": 256}}}, "must be at least 257"),
-        ({"data": {"corpus": {"max_documents": 0}}}, "data.corpus.max_documents=0"),
         ({"data": {"tokenizer": {"name": "a", "train_vocab": 300}}}, "exactly one of"),
         ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),
-        ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),
         (
             {"data": {"mask_documents": True}, "model": {"query_scale_length": 16}},
             "query_scale_length=16.0 cannot",
         ),
-        ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
         ({"checkpoint": {"keep_steps": [0, 3, 7]}, "training": {"num_steps": 6}}, "keep_steps=[0"),
-        ({"engine": {"name": "zero4"}}, "engine.name"),
-        ({"engine": {"name": "ddp", "deepspeed_config": "x.json"}}, "engine.name=ddp"),
         ({"data": {"repeated": {"share": 0.5, "min_length": 20, "max_length": 10}}}, "above max_"),
-        ({"data": {"repeated": {"share": 0.5, "max_length": 10**6}}}, "does not fit twice"),
+        (
+            {
+                "data": {"repeated": {"share": 0.5, "min_length": 4, "max_length": 12}},
+                "training": {"length": [{"tokens": 16, "until": 9}, {"tokens": 32}]},
+            },
+            "does not fit twice into training.length=16",
+        ),
         ({"data": {"repeated": {"of": "text"}}}, "repeats nothing"),
         ({"data": {"repeated": {"share": 0.6}, "planted": {"share": 0.6}}}, "more than 1"),
         ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),
         ({"optimizer": {"schedule": "constant", "final_lr_share": 0.1}}, "optimizer.schedule"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate=nan"),
-        ({"optimizer": {"beta2": 2.0}}, "optimizer.beta2=2.0"),
-        ({"model": {"n_heads": 0}}, "model.n_heads=0"),
         ({"model": {"n_kv_heads": 5}}, "not a multiple of model.n_kv_heads=5"),
-        ({"evaluation": {"num_sequences": 0}}, "evaluation.num_sequences=0"),
-        ({"training": {"max_grad_norm": -1.0}}, "training.max_grad_norm=-1.0"),
         ({"engine": {"name": "zero3"}, "training": {"compile": True}}, "training.compile=true"),
         ({"training": {"length": [{"tokens": 16}, {"tokens": 32}]}}, "training.length"),
         (
@@ -95,33 +81,16 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"training": {"length": [{"tokens": 24, "until": 9}, {"tokens": 32}]}}, "training.length"),
         ({"training": {"length": [{"tokens": 1, "until": 9}]}}, "training.length[0].tokens=1"),
         ({"training": {"length": []}}, "training.length=[] must be a list of sections with tokens"),
-        ({"training": {"lengths": [{"tokens": 8}]}}, "unknown key 'training.lengths'"),
-        (
-            {
-                "data": {"repeated": {"share": 0.5, "min_length": 4, "max_length": 12}},
-                "training": {"length": [{"tokens": 16, "until": 9}, {"tokens": 32}]},
-            },
-            "does not fit twice into training.length=16",
-        ),
-        ({"data": {"corpora": [{"name": "a"}]}}, "unknown key 'data.corpora'"),
         ({"run_folder": 2024}, "run_folder must be a string, but 2024 is a number"),
-        ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path must be a string, but 1000"),
         ({"optimizer": 5}, "optimizer must be a mapping, not 5"),
-        ({"training": {"num_steps": 0}}, "must be at least 1"),
         ({"model": {"residual_dropout": 1.5}}, "model.residual_dropout=1.5 must be at most 0.999"),
-        ({"model": {"embedding_dropout": -0.1}}, "model.embedding_dropout=-0.1"),
-        ({"model": {"attention_dropout": float("nan")}}, "model.attention_dropout=nan"),
         ({"model": {"mlp_hidden_size": 3}}, "model.mlp_hidden_size=3 must be even"),
-        ({"model": {"mlp_hidden_size": 0}}, "model.mlp_hidden_size=0 must be at least 1"),
-        ({"model": {"mlp_ratio": 0}}, "model.mlp_ratio=0"),
-        ({"model": {"init_std": -1.0}}, "model.init_std=-1.0"),
-        ({"model": {"clip_qkv": -1.0}}, "model.clip_qkv=-1.0"),
         ({"model": {"vocab_size": 300, "embedding_size": 10}}, "model.embedding_size=10 is below"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        config_from_dict(given(**wrong))
+        config_from_dict(wrong | {"data": MINIMAL["data"] | wrong.get("data", {})})
 
 
 def test_a_saved_config_may_hold_removed_settings_that_meant_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name W3C WebDriver gives
 
 
 class Browser:
-    def __init__(self, profile: Path, width: int = 1360, height: int = 960) -> None:
+    def __init__(self, profile: Path) -> None:
         port = free_port()
         self.server = f"http://127.0.0.1:{port}"
         self.driver = subprocess.Popen(
@@ -29,7 +29,7 @@ class Browser:
         flags = (
             *("headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run"),
             *("disable-background-networking", "disable-component-update", "disable-sync"),
-            *(f"user-data-dir={profile}", f"window-size={width},{height}"),
+            *(f"user-data-dir={profile}", "window-size=1360,960"),
             "force-device-scale-factor=1",
         )
         wanted = {
@@ -75,28 +75,11 @@ class Browser:
                 "Escape": "\ue00c",
                 "Home": "\ue011",
                 "ArrowLeft": "\ue012",
-                "ArrowUp": "\ue013",
                 "ArrowRight": "\ue014",
                 "End": "\ue010",
-                "ArrowDown": "\ue015",
             }.get(key, key)
             actions += [{"type": "keyDown", "value": code}, {"type": "keyUp", "value": code}]
         self._act({"type": "key", "id": "keys", "actions": actions})
-
-    def prefer(self, **features: str) -> None:
-        """prefer(prefers_color_scheme="dark")"""
-        listed = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        self._emulate("setEmulatedMedia", {"features": listed})
-
-    def emulate_width(self, width: int | None) -> None:
-        """Of a phone, say, which no window can be as narrow as; None: the window's own."""
-        screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-        name = "setDeviceMetricsOverride" if width else "clearDeviceMetricsOverride"
-        self._emulate(name, screen if width else {})
-
-    def _emulate(self, name: str, parameters: dict[str, Any]) -> None:
-        command = {"cmd": f"Emulation.{name}", "params": parameters}
-        self._post(self.session + "/goog/cdp/execute", command)
 
     def console(self) -> list[str]:
         """What the page complained of since the last call, refused resources included."""

@@ -15,11 +15,7 @@ from olmo_sparsity.analysis.results.results import Results
 from tests.integration import needs
 from tests.integration.browser import Browser
 from tests.support.fake_results import META, fake_words
-from tests.support.hostile import (
-    HOSTILE,
-    hostile_results,
-    hostile_words,
-)
+from tests.support.hostile import HOSTILE, hostile_results, hostile_words
 from tests.support.sources import asked, with_verdicts
 
 pytestmark = needs(
@@ -90,14 +86,6 @@ def ranks(firsts: Iterable[int], ends: Iterable[int]) -> tuple[dict[int, int], d
     return rank_of, {place: rank for rank, place in written.items()}
 
 
-def panel(page: Browser) -> str:
-    return page.run("return document.getElementById('panel').innerText")
-
-
-def spoken(page: Browser) -> str:
-    return page.run("return document.getElementById('live').textContent")
-
-
 @pytest.mark.parametrize(
     ("selector", "units"), [("add_one", "tokens"), ("attention", "tokens"), ("add_one", "span:4")]
 )
@@ -125,31 +113,29 @@ def test_pointing_lights_up_the_right_units(
     first = rows.iloc[0]
     assert page.run(POINTED) == list(range(first.far_first, first.far_end))
     assert page.run(CURRENT) == target
-    assert "".join(fake_words(FIRST)[first.far_first : first.far_end]).strip() in panel(page)
+    shown = page.run("return document.getElementById('panel').innerText")
+    assert "".join(fake_words(FIRST)[first.far_first : first.far_end]).strip() in shown
 
 
 def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: Results) -> None:
     page.run("document.getElementById('set').focus()")
     page.press("Tab")
-    targets = page.run(TARGETS)
-    reached = page.run(f"{PLACES} return placeOf.get(document.activeElement)")
-    assert reached in targets
+    targets, focused = page.run(TARGETS), f"{PLACES} return placeOf.get(document.activeElement)"
+    assert page.run(focused) in targets
     assert page.run("return document.querySelectorAll('#text [tabindex=\"0\"]').length") == 1
     page.press("Home", "ArrowRight", "ArrowRight", "ArrowLeft")
-    assert page.run(CURRENT) == targets[1]
-    assert page.run(f"{PLACES} return placeOf.get(document.activeElement)") == targets[1]
+    assert page.run(CURRENT) == page.run(focused) == targets[1]
     assert [one[0] for one in sorted(page.run(LIT), key=lambda one: int(one[1]))] == influence_of(
         results, targets[1]
     ).far_first.tolist()
-    said = spoken(page)
+    said = page.run("return document.getElementById('live').textContent")
     assert said.startswith(f"{fake_words(FIRST)[targets[1]].strip()}. Gap ")
     assert "Most influential: " in said
     page.press("Enter")
     assert page.run(f"{NODE}.getAttribute('aria-pressed')", targets[1]) == "true"
     page.press("End")
     assert page.run(CURRENT) == targets[-1]
-    outline = page.run("return getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid"
+    assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.press("Tab")  # out of the text, not through every target
     inside = "return document.getElementById('text').contains(document.activeElement)"
     assert not page.run(inside)
@@ -202,8 +188,6 @@ def answer(browser: Browser, tmp_path: Path) -> Iterator[Browser]:
     with_verdicts(asked()).to_html(tmp_path / "answer.html")
     browser.open(tmp_path / "answer.html")
     yield browser
-    browser.emulate_width(None)
-    browser.prefer(prefers_color_scheme="light")
     assert browser.console() == []
 
 
