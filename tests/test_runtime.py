@@ -14,6 +14,11 @@ from olmo_sparsity.runtime import Launch, Progress, code_version, read_launch
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
+def step(*values: object) -> dict[str, object]:
+    names = "PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID", "STEP_TASKS_PER_NODE", "STEP_ID"
+    return {f"SLURM_{name}": value for name, value in zip(names, [*values, 0], strict=True)}
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -22,28 +27,8 @@ pytestmark = pytest.mark.usefixtures("no_launcher")
         ({"RANK": 1, "WORLD_SIZE": 2}, Launch(1, 2, 0, 1)),
         ({"RANK": 2, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_SIZE": 2}, Launch(2, 4, 0, 2)),
         ({"SLURM_PROCID": 0, "SLURM_NTASKS": 8}, Launch()),  # the batch shell is none of the eight
-        (
-            {
-                "SLURM_STEP_ID": 0,
-                "SLURM_PROCID": 5,
-                "SLURM_STEP_NUM_TASKS": 8,
-                "SLURM_LOCALID": 1,
-                "SLURM_NODEID": 1,
-                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-            },
-            Launch(5, 8, 1, 4),
-        ),
-        (
-            {
-                "SLURM_STEP_ID": 0,
-                "SLURM_PROCID": 6,
-                "SLURM_STEP_NUM_TASKS": 7,
-                "SLURM_LOCALID": 0,
-                "SLURM_NODEID": 3,
-                "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-            },
-            Launch(6, 7, 0, 1),
-        ),
+        (step(5, 8, 1, 1, "4(x2)"), Launch(5, 8, 1, 4)),
+        (step(6, 7, 0, 3, "2(x3),1"), Launch(6, 7, 0, 1)),
     ],
 )
 def test_launchers(

@@ -86,26 +86,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["files", "folder"])
-def work(made: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A user's folder, whose own modules must not be imported in place of others."""
-    for path in made.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    names = ["analysis", "datasets", "config", "tokens", "configs", "model", "data"]
-    for name in names:
-        path = tmp_path / f"{name}.py"
-        if request.param == "folder":
-            (tmp_path / name).mkdir()
-            path = tmp_path / name / "__init__.py"
-        path.write_text(f"raise RuntimeError('the module {name} of the user is imported')")
-    return tmp_path
-
-
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     return tmp_path
+
+
+@pytest.fixture(params=["{}.py", "{}/__init__.py"])
+def work(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A user's folder, whose own modules must not be imported in place of others."""
+    for name in ("analysis", "datasets", "config", "tokens", "configs", "model", "data"):
+        path = folder / request.param.format(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"raise RuntimeError('the module {name} of the user is imported')")
+    return folder
 
 
 def test_the_wheel_is_installed_without_extras() -> None:

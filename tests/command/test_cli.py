@@ -53,13 +53,10 @@ def test_prepare_train_losses_export_in_order(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--training.lenght=3"], "did you mean 'training.length'"),
         (["--optimizer.lr=1"], "choose from optimizer.learning_rate"),
         (["--dryrun"], "'--dryrun' is neither an option"),
         (["--dry-run", "--gpu", "a100"], "--gpu describes the GPUs of a dry run"),
-        (["--dry-run", "--gpus", "0"], "--gpus describes the GPUs of a dry run"),
         (["--gpus", "8"], "use --dry-run --gpus N"),
-        (["--init_from=runs/nowhere"], "runs/nowhere does not exist; train it first"),
         (["--data.folder=/nowhere/at/all"], "/nowhere/at/all is not prepared; run `olmo-sparsity"),
         (["--init_from=/nowhere"], "'/nowhere' does not exist; pass a run, a checkpoint"),
         (["--run_folder=/proc/nowhere"], "run_folder=/proc/nowhere cannot be written"),
@@ -77,7 +74,6 @@ def test_mistakes_in_a_run(
     ("words", "expected"),
     [
         (["train", "configs/sweeps/quick.yaml"], "'grid' belongs to `olmo-sparsity sweep`"),
-        (["sweep", "configs/quick.yaml"], "'run_folder' belongs to `olmo-sparsity train`"),
         (["train", "nowhere.yaml"], "does not exist"),
         (["report", "x", "--out", "r.html", "--max-documents", "0"], "must be at least 1"),
         (["report", "x", "--out", "r.pdf"], "must end in .html"),
@@ -107,24 +103,10 @@ def test_usage_errors_exit_2(words: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_record_of_a_file_is_explained(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = [{"body": "no"}, {"body": "The bridge was opened by Ada. It was Ada"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = [
-        "explain",
-        "demo",
-        "--field",
-        "body",
-        "--at",
-        "Ada",
-        "--short",
-        "2",
-        "-k",
-        "1",
-        "--json",
-    ]
+    words = ["explain", "demo", "--field", "body", "--at", "Ada", "--short", "2", "-k1", "--json"]
     assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"]
     assert "must be FILE:N" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")

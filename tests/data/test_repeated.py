@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -39,29 +41,17 @@ def test_a_passage_of_text_is_trained_on_from_its_first_reading(shards: TokenSha
 
 
 def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> None:
-    def rows(
-        repeated: RepeatedConfig | None = None, planted: PlantedConfig | None = None
-    ) -> np.ndarray:
+    def rows(**given: Any) -> np.ndarray:
         batches = TrainingBatches(
-            shards,
-            PositionsConfig(),
-            length=32,
-            batch_size=64,
-            seed=1,
-            repeated=repeated,
-            planted=planted,
+            shards, PositionsConfig(), length=32, batch_size=64, seed=1, **given
         )
         return next(batches.from_step(0)).tokens_BL.numpy()
 
-    text = rows()
-    repeated = rows(repeated=RepeatedConfig(share=0.5, min_length=4, max_length=8))
-    share = (repeated != text).any(1).mean()
-    assert 0.3 < share < 0.7
-    both = rows(
-        repeated=RepeatedConfig(share=0.5, min_length=4, max_length=8),
-        planted=PlantedConfig(share=0.5, num_values=2),
-    )
+    config = RepeatedConfig(share=0.5, min_length=4, max_length=8)
+    text, repeated = rows(), rows(repeated=config)
     changed = (repeated != text).any(1)
+    assert 0.3 < changed.mean() < 0.7
+    both = rows(repeated=config, planted=PlantedConfig(share=0.5, num_values=2))
     np.testing.assert_array_equal(both[changed], repeated[changed])
     assert (both != text).any(1).mean() > 0.95  # what does not repeat has something planted
 

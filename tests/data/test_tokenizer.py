@@ -6,15 +6,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
 from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
 from olmo_sparsity.data import tokenizer
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
+from tests.data.conftest import WORDS
 
 SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))
-NEOX = "allenai_gpt-neox-olmo-dolma-v1_5"
 load_once = cache(load_tokenizer)
 
 
@@ -32,13 +34,27 @@ def test_shipped_tokenizers_load_by_every_name_and_differ() -> None:
     assert len({tokenizer_fingerprint(load_once(name)) for name in SHIPPED}) == len(SHIPPED)
 
 
+@settings(max_examples=100)
+@given(text=st.lists(st.sampled_from([*WORDS, " ", "  ", ".", "a", "\u0301"])).map("".join))
+@pytest.mark.parametrize("name", SHIPPED)
+def test_cutting_a_long_document_never_changes_its_tokens(name: str, text: str) -> None:
+    text = f"word {text} word " * 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "PIECE_CHARACTERS", max(40, len(text) // 3))
+        pieces = list(tokenizer.cut_into_pieces(text))
+    assert "".join(pieces) == text
+    encode = load_once(name).encode
+    ids = [id for piece in pieces for id in encode(piece, add_special_tokens=False).ids]
+    assert ids == encode(text, add_special_tokens=False).ids
+
+
 def test_a_folder_with_a_tokenizer_loads_and_never_truncates_or_pads(tmp_path: Path) -> None:
-    strange = load_tokenizer(NEOX)
+    strange = load_tokenizer(SHIPPED[0])
     strange.enable_truncation(3)
     strange.enable_padding(length=9)
     strange.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(str(tmp_path))
-    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(load_once(NEOX))
+    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(load_once(SHIPPED[0]))
     assert len(loaded.encode("one two three four five", add_special_tokens=False).ids) == 5
 
 

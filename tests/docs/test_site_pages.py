@@ -27,20 +27,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_is_on_the_site(site: Path) -> None:
     pages = {path.stem for path in ROOT.glob("docs/*.md")}
     pages |= {f"tables/{path.stem}" for path in ROOT.glob("study/tables/*.md")}
-    elsewhere = {
-        "index",
-        "slurm",
-        "accept_example",
-        "benchmarks",
-        "benchmarks_record",
-        "claims",
-        "contributing",
-        "changelog",
-    }
+    elsewhere = (
+        "index slurm accept_example benchmarks benchmarks_record claims contributing".split()
+    )
     built = {str(path.relative_to(site).with_suffix("")) for path in site.glob("**/*.html")}
-    assert pages | elsewhere == {page for page in built if not page.startswith("figures/")} - {
-        "404"
-    }
+    shown = {page for page in built if not page.startswith("figures/")}
+    assert pages | {"contributing", "changelog", "404"} == shown
     title = (ROOT / "README.md").read_text().splitlines()[2].strip("*")
     assert title in (site / "index.html").read_text()
 

@@ -23,20 +23,12 @@ from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
 from tests.support.families import SUPPORTED, build, find
+from tests.support.models import FIELDS
 
 VOCAB = 61
 CPU = torch.device("cpu")
 shown_alone = partial(Scorer, device=CPU, far_states="isolated")
 
-
-SHAPE = {
-    "d_model": 32,
-    "n_heads": 4,
-    "n_layers": 2,
-    "vocab_size": VOCAB,
-    "max_sequence_length": 64,
-    "init_std": 0.2,
-}
 OURS: dict[str, dict[str, Any]] = {
     "olmo": {"layer_norm_type": "rms"},
     "gpt_neox": {"architecture": "gpt_neox"},
@@ -47,7 +39,7 @@ def tiny(family: str) -> Any:
     torch.manual_seed(0)
     if family == "llama":
         return HuggingFaceLM(build(SUPPORTED[find("Llama 1, 2, 3")]))
-    return build_model(ModelConfig(**SHAPE, **OURS[family])).eval()
+    return build_model(ModelConfig(**FIELDS, **OURS[family])).eval()
 
 
 ONE_FAMILY = pytest.mark.parametrize("model", ["olmo"], indirect=True)

@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.models.compatibility import position_limit
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.errors import ConfigError
-from tests.support.models import SIZES, TOKEN_IDS
+from tests.support.models import OLDER_SIZES, SIZES, TOKEN_IDS
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 
@@ -37,7 +37,7 @@ COUNTED = torch.arange(LENGTH)[None]
 GAPPED = torch.tensor([[0, 1, 2, 3, 6, 7, 8, 9, 12, 13, 14, 15]])
 TOKENS = torch.randint(0, 61, (1, LENGTH), generator=torch.Generator().manual_seed(1))
 
-OLDER = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKEN_IDS}
+OLDER = OLDER_SIZES | TOKEN_IDS
 HEADS = {"head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}

@@ -34,7 +34,6 @@ from tests.support.brute import (
     ONE_FAMILY,
     OURS,
     READINGS,
-    SHAPE,
     VOCAB,
     WINDOWS,
     Brute,
@@ -42,6 +41,7 @@ from tests.support.brute import (
     shown_alone,
     tiny,
 )
+from tests.support.models import FIELDS
 
 
 @pytest.fixture(scope="module", params=[*OURS, "llama"])
@@ -152,7 +152,7 @@ def test_rows_of_several_contexts_look_back_at_their_own_far_tokens(
 def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
     """Rows that see all far places but one, against rows that hold these alone."""
     torch.manual_seed(1)
-    scorer = Scorer(build_model(ModelConfig(**SHAPE, **change)).eval(), CPU)
+    scorer = Scorer(build_model(ModelConfig(**FIELDS, **change)).eval(), CPU)
     context = scorer.context(block)
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
