@@ -44,7 +44,7 @@ def in_a_step() -> None:
 
 
 def in_an_evaluation() -> None:
-    stop_within(Evaluation, "_losses_of", 2)
+    stop_within(Evaluation, "losses", 2)
 
 
 def in_a_save() -> None:
