@@ -150,16 +150,12 @@ def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    _prepare(data_section(folder))
-    return folder
-
-
-def _prepare(section: dict) -> None:
     from olmo_sparsity.config.run import config_from_dict
     from olmo_sparsity.data.tokens import prepare
 
-    prepare(config_from_dict({"data": section}).data)
+    folder = tmp_path_factory.mktemp("data")
+    prepare(config_from_dict({"data": data_section(folder)}).data)
+    return folder
 
 
 def _open(folder: Path, split: str) -> TokenShards:

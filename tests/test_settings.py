@@ -80,14 +80,10 @@ def test_what_a_run_saved_refers_to_nothing_else(
     monkeypatch.setenv("SECRET", "731650894")
     (tmp_path / "a.yaml").write_text("seed: 1")
     (tmp_path / "config.yaml").write_text(line)
-    with pytest.raises(
-        ConfigError, match=r"seed must be a whole number|unknown key 'base'"
-    ) as caught:
+    said = "seed must be a whole number|unknown key 'base'"
+    with pytest.raises(ConfigError, match=said) as caught:
         load_saved_config(tmp_path / "config.yaml")
     assert "731650894" not in str(caught.value)
-    config = load_config(CONFIGS / "quick.yaml")
-    save_config(config, tmp_path / "config.yaml")
-    assert load_saved_config(tmp_path / "config.yaml") == config
 
 
 @pytest.fixture

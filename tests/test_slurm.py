@@ -40,12 +40,8 @@ class Submitted:
         for name, text in COMMANDS.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
-        environment = {
-            "PATH": f"{folder}:/usr/bin:/bin",
-            "GIVEN": str(folder / "given.json"),
-            "SLURM_SUBMIT_DIR": str(ROOT),
-            "SLURM_JOB_ID": "12345",
-        }
+        environment = {"PATH": f"{folder}:/usr/bin:/bin", "GIVEN": str(folder / "given.json")}
+        environment |= {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "12345"}
         self.done = subprocess.run(
             ["bash", *words],
             cwd=ROOT,

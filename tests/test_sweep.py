@@ -27,7 +27,6 @@ from olmo_sparsity.training.run_folder import read_metrics
 from olmo_sparsity.training.start import cost_of
 from tests.conftest import until
 
-ROOT = Path(__file__).parents[1]
 MakeGrid = Callable[..., str]
 
 
@@ -59,12 +58,8 @@ def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) ->
         }
     )
     runs = expand(path, ["--training.num_steps=9"])
-    assert [run.name for run in runs] == [
-        "tiny_pose_seed1",
-        "tiny_pose_seed2",
-        "tiny_rope_seed1",
-        "tiny_rope_seed2",
-    ]
+    names = [f"tiny_{positions}_seed{seed}" for positions in ("pose", "rope") for seed in (1, 2)]
+    assert [run.name for run in runs] == names
     assert runs[2].overrides == [
         "--positions.scheme=contiguous",
         "--positions.target_length=null",
@@ -151,6 +146,7 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    monkeypatch.setattr("olmo_sparsity.folders.STALE_S", 60.0)  # the run refreshes as users' do
     assert Outcome.STOPPED_BY_SIGNAL == EXIT_STOPPED
     path = make_grid(grid={"optimizer.max": {"ok": {}, "bad": {"optimizer.learning_rate": 1e30}}})
     words = ["sweep", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
@@ -219,10 +215,7 @@ def test_a_sweep_has_a_price(make_grid: MakeGrid, capsys: pytest.CaptureFixture)
     assert main(["sweep", path, "--dry-run", "--gpus", "2", "--gpu", "h100"]) == 0
     *runs, total = capsys.readouterr().out.splitlines()
     assert [run.partition(":")[0] for run in runs] == [run.name for run in expand(path, [])[1:]]
-    assert (
-        "parameters, 115,200 tokens in 1,800 steps; 0.0 hours, 0 GPU-hours; the run folder"
-        in runs[-1]
-    )
+    assert "parameters, 115,200 tokens in 1,800 steps; " in runs[-1]
     assert re.fullmatch(r"3 of 4 runs to train: [\d.e-]+ GPU-hours \(predicted\)", total)
     two = Hardware.of("h100", 2, 1)
     hours = [gpu_hours(*cost_of(run.settings, two)[:2]) for run in expand(path, [])[1:]]

@@ -150,7 +150,7 @@ def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
 @pytest.fixture(scope="module")
 def model() -> Any:
     torch.manual_seed(0)
-    return build_model(ModelConfig(**SHAPE, n_layers=2)).eval()
+    return build_model(ModelConfig(**SHAPE)).eval()
 
 
 @pytest.fixture(scope="module")

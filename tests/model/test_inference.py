@@ -13,38 +13,29 @@ from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.model import inference
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
+from tests.support.models import FIELDS
 
+YARN = PositionsConfig(scaling="yarn", factor=8, original_length=8).rope_scaling
+RMS: dict[str, Any] = {"layer_norm_type": "rms"}
+NORMED = RMS | {"attention_layer_norm": True}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "quick": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True},
+    "quick": NORMED | {"norm_after": True},
     "norm_before": {"include_bias": True},
-    "one_layer": {"n_layers": 1, "layer_norm_type": "rms"},
+    "one_layer": RMS | {"n_layers": 1},
     "grouped": {"n_kv_heads": 2, "clip_qkv": 0.3, "activation_type": "gelu"},
     "alibi": {"rope": False, "alibi": True},
     "no_positions": {"rope": False, "query_scale_length": 12, "embedding_layer_norm": True},
-    "odd_heads": {"d_model": 36, "layer_norm_type": "rms", "attention_layer_norm": True},
+    "odd_heads": NORMED | {"d_model": 36},
     "half_rotated": {"rotary_fraction": 0.5, "query_scale_length": 12},
-    "wide_heads": {
-        "head_width": 12,
-        "n_kv_heads": 2,
-        "layer_norm_type": "rms",
-        "attention_layer_norm": True,
-        "attention_norm_per_head": True,
-        "rotary_fraction": 0.5,
-    },
-    "yarn": {
-        "qkv_bias": True,
-        "layer_norm_type": "rms",
-        "n_kv_heads": 2,
-        "rope_scaling": PositionsConfig(scaling="yarn", factor=8, original_length=8).rope_scaling,
-    },
+    "wide_heads": NORMED
+    | {"head_width": 12, "n_kv_heads": 2, "attention_norm_per_head": True, "rotary_fraction": 0.5},
+    "yarn": RMS | {"qkv_bias": True, "n_kv_heads": 2, "rope_scaling": YARN},
 }
 
 
 def model_of(variant: str) -> PositionedOLMo:
     torch.manual_seed(0)
-    shape = {"d_model": 32, "n_heads": 4, "n_layers": 3, "vocab_size": 61, "init_std": 0.2}
-    config = ModelConfig(**{**shape, "max_sequence_length": 64, **VARIANTS[variant]})
-    model = build_model(config).eval()
+    model = build_model(ModelConfig(**FIELDS | {"n_layers": 3} | VARIANTS[variant])).eval()
     assert isinstance(model, PositionedOLMo)
     return model
 

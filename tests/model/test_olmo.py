@@ -24,11 +24,7 @@ UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {
     "rope in low precision": {"rope_full_precision": False},
     "alibi": {"rope": False, "alibi": True},
     "grouped queries": {"n_kv_heads": 2},
-    "qk-norm, norm after": {
-        "attention_layer_norm": True,
-        "norm_after": True,
-        "layer_norm_type": "rms",
-    },
+    "norm after": {"attention_layer_norm": True, "norm_after": True, "layer_norm_type": "rms"},
     "scaled logits": {"scale_logits": True},
     "untied with biases": {"include_bias": True, "weight_tying": False},
     "clipped, normed embedding": {"clip_qkv": 0.05, "embedding_layer_norm": True},
@@ -121,11 +117,8 @@ def test_an_attention_bias_replaces_causality() -> None:
 
 
 def test_unsupported_settings_are_refused_by_name() -> None:
-    for field, value in {
-        "block_type": "llama",
-        "init_fn": "fan_in",
-        "rotary_fraction": 0.1,
-    }.items():
+    refused = {"block_type": "llama", "init_fn": "fan_in", "rotary_fraction": 0.1}
+    for field, value in refused.items():
         with pytest.raises(ConfigError, match=f"model.{field}={value}"):
             tiny_olmo(**{field: value})
 

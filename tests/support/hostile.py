@@ -7,10 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity import explain
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.results.results import Results
-from tests.support.explanations import FOREIGN, SHORT, TEXT, make_model, make_tokenizer
+from tests.support.explanations import TEXT, asked, make_model
 from tests.support.fake_results import META, one_document
 
 HOSTILE = (
@@ -23,15 +22,8 @@ HOSTILE = (
 
 def tiny_explanation(check: bool = True, **changed: Any) -> Explanation:
     """Of a model with random weights. Two of its three targets are of two tokens."""
-    given = {
-        "text": f"{TEXT} w3 w7 w8",
-        "at": ["w7 w8", 40],
-        "short": SHORT,
-        "k": 3,
-        "units": "span:3",
-        "foreign": FOREIGN,
-    }
-    found = explain(make_model(), make_tokenizer(), **given | changed)
+    given = {"text": f"{TEXT} w3 w7 w8", "at": ["w7 w8", 40], "units": "span:3"} | changed
+    found = asked(make_model(), **given)
     if check:
         found.check(3)
     return found
@@ -72,13 +64,8 @@ def hostile_results(results: Results) -> Results:
     summary = results.summary.replace(
         {"gradient": HOSTILE[2], "bigram": HOSTILE[4], "span:4": HOSTILE[5]}
     )
-    other_units = one.influence.assign(units=HOSTILE[5])
-    influence = [
-        one.influence,
-        one.influence.assign(selector=HOSTILE[2]),
-        other_units,
-        one.influence.assign(control="foreign"),
-    ]
+    others = {"selector": HOSTILE[2]}, {"units": HOSTILE[5]}, {"control": "foreign"}
+    influence = [one.influence, *(one.influence.assign(**other) for other in others)]
     return replace(
         one,
         documents=pd.DataFrame({"document": [1], "name": [HOSTILE[2]]}),

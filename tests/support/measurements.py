@@ -18,6 +18,7 @@ from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
+from tests.support.models import FIELDS
 
 VOCAB = 40
 SETTINGS = Settings(
@@ -33,18 +34,12 @@ SETTINGS = Settings(
     halves=4,
 )
 FEW = replace(SETTINGS, units=("tokens",), selectors=("add_one",))
-SHAPE: dict[str, Any] = {
-    "d_model": 32,
-    "n_heads": 4,
-    "vocab_size": VOCAB,
-    "init_std": 0.3,
-    "max_sequence_length": 64,
-}
+SHAPE = FIELDS | {"vocab_size": VOCAB, "init_std": 0.3}
 
 
 def untrained(seed: int = 0, **changed: Any) -> Any:
     torch.manual_seed(seed)
-    return build_model(ModelConfig(**{"n_layers": 1} | SHAPE | changed)).eval()
+    return build_model(ModelConfig(**SHAPE | {"n_layers": 1} | changed)).eval()
 
 
 def loaded(model: Any) -> LoadedModel:
@@ -67,11 +62,7 @@ def planned(
 def losses_table(**columns: Any) -> pd.DataFrame:
     """Without what a test does not say: no placebo gap, no bigram."""
     table = pd.DataFrame(columns)
-    given = {
-        "placebo_loss_long": table.loss_short,
-        "bigram": False,
-        "placebo_bigram": False,
-    }
+    given = {"placebo_loss_long": table.loss_short, "bigram": False, "placebo_bigram": False}
     return table.assign(**{name: value for name, value in given.items() if name not in table})
 
 

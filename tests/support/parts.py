@@ -18,60 +18,27 @@ def tiny_rows(document: int) -> dict[str, dict]:
         return {phase: {} for phase in PHASES}
     rng = np.random.default_rng(document)
     targets = rng.permutation(5)
-    about = {
-        "target": targets,
-        "far_part": ["document"] * 5,
-        "units": ["tokens"] * 5,
-        "selector": ["add_one"] * 5,
-    }
+    of_units = {"units": ["tokens"] * 5, "selector": ["add_one"] * 5}
+    about = {"target": targets, "far_part": ["document"] * 5, **of_units}
+    token_ids = rng.integers(9, size=5)
+    drawn = {name: rng.random(5) for name in ("loss_short", "loss_long", "placebo_loss_long")}
+    flags = dict.fromkeys(("bigram", "placebo_bigram"), [False] * 5)
     losses = {
-        "losses": {
-            "target": targets,
-            "token_id": rng.integers(9, size=5),
-            "loss_short": rng.random(5),
-            "loss_long": rng.random(5),
-            "bigram": [False] * 5,
-            "placebo_loss_long": rng.random(5),
-            "placebo_bigram": [False] * 5,
-        },
+        "losses": {"target": targets, "token_id": token_ids, **drawn, **flags},
         "documents": {"name": [f"{document}.txt"]},
     }
+    texts = [f"{document}·{place}" for place in targets]
+    costs = {"token_forwards": [2**40], "num_targets": [5]}
     recovery = {
-        "tokens": {
-            "place": targets,
-            "token_id": rng.integers(9, size=5),
-            "text": [f"{document}·{place}" for place in targets],
-        },
-        "costs": {
-            "units": ["tokens"],
-            "selector": ["add_one"],
-            "token_forwards": [2**40],
-            "num_targets": [5],
-        },
-        "lds": {
-            "target": targets,
-            "units": ["tokens"] * 5,
-            "selector": ["add_one"] * 5,
-            "lds": rng.uniform(-1, 1, 5),
-        },
+        "tokens": {"place": targets, "token_id": token_ids, "text": texts},
+        "costs": {"units": ["tokens"], "selector": ["add_one"], **costs},
+        "lds": {"target": targets, **of_units, "lds": rng.uniform(-1, 1, 5)},
         "recovery": about
-        | {
-            "control": ["own"] * 5,
-            "draw": [0] * 5,
-            "k": [1] * 5,
-            "num_tokens": [1] * 5,
-            "loss_set": rng.random(5),
-            "loss_without": [None, np.nan, 0.5, 1.0, 0.25],
-        },
+        | {"control": ["own"] * 5, "draw": [0] * 5, "k": [1] * 5, "num_tokens": [1] * 5}
+        | {"loss_set": rng.random(5), "loss_without": [None, np.nan, 0.5, 1.0, 0.25]},
         "influence": about
-        | {
-            "control": ["foreign"] * 5,
-            "rank": [1] * 5,
-            "far_first": rng.integers(50, size=5),
-            "far_end": [60] * 5,
-            "far_text": ["x"] * 5,
-            "influence": rng.random(5),
-        },
+        | {"control": ["foreign"] * 5, "rank": [1] * 5, "far_first": rng.integers(50, size=5)}
+        | {"far_end": [60] * 5, "far_text": ["x"] * 5, "influence": rng.random(5)},
     }
     return {"losses": losses, "recovery": recovery}
 
