@@ -65,15 +65,12 @@ def test_verdicts_are_those_of_transformers(
     np.testing.assert_allclose(here.matrix[verdict], there.matrix[verdict], atol=1e-4)
     assert here.statements.kind.tolist() == there.statements.kind.tolist()
     written = json.loads(there.to_json())
-    assert (written["model"], written["fingerprint"]) == (
-        f"table ({server.url})",
-        model.weights_sha256,
-    )
+    assert written["model"] == f"table ({server.url})"
+    assert written["fingerprint"] == model.weights_sha256
     nowhere = "http://127.0.0.1:1"  # a cost is counted here
     make_tokenizer().save_pretrained(tmp_path)
     counted = estimate_cost(attribute, nowhere, tmp_path, **GIVEN)
     assert 0 < there.token_forwards <= counted.token_forwards
-    assert "FLOPs" not in str(counted)
 
 
 def test_an_answer_is_generated_on_the_server(model: LoadedModel) -> None:
@@ -98,16 +95,14 @@ def test_questions_resume_after_a_server_has_died(
     model: LoadedModel, server: FakeServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "q.jsonl"
-    lines = [
-        {"sources": SOURCES, "question": f"w{20 + i}", "answer": ["w1 w2", "w8 w9"]}
-        for i in range(3)
-    ]
-    path.write_text("\n".join(map(json.dumps, lines)))
+    common = {"sources": SOURCES, "answer": ["w1 w2", "w8 w9"]}
+    lines = [json.dumps(common | {"question": f"w{20 + i}"}) for i in range(3)]
+    path.write_text("\n".join(lines))
 
     def measured(name: str, model: LoadedModel) -> Any:
         settings, decoys = SourceSettings(draws=4), GIVEN["decoys"]
-        common = AttributeRequest(model=model, settings=settings, decoys=decoys)
-        return measure_questions(common, path, tmp_path / name)
+        request = AttributeRequest(model=model, settings=settings, decoys=decoys)
+        return measure_questions(request, path, tmp_path / name)
 
     began = server.number
     whole = measured("whole", model)

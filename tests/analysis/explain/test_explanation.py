@@ -116,14 +116,11 @@ def test_a_number_of_tokens_is_at_most_so_many(model: Any, far_states: str) -> N
     assert found.check(draws=2).table.foreign.notna().all()
 
 
-@pytest.fixture(scope="module")
-def limited() -> Any:
-    return build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=45, max_position_embeddings=42)
-
-
-def test_a_text_longer_than_the_model_is_cut_off(limited: Any, capsys: Any) -> None:
+def test_a_text_longer_than_the_model_is_cut_off(capsys: Any) -> None:
+    family = SUPPORTED[find("Llama 1, 2, 3")]
+    limited = build(family, vocab_size=45, max_position_embeddings=42)
     found = asked(limited, at=[slice(30, 31), slice(60, 61)])
-    assert "longer than the model takes: long windows of 41 tokens" in capsys.readouterr().err
+    assert "long windows of 41 tokens" in capsys.readouterr().err
     assert found.targets.target.tolist() == [30, 60]
     assert found.far[found.far.target == 60]["first"].min() >= 60 - 41
     for given in ({}, {"long": 1000}, {"long": 20}):  # a number is at most so many, too
@@ -145,7 +142,6 @@ def test_an_explanation_is_sent_to_another_process_without_its_model(
     kept = pickle.loads(pickled)
     assert repr(kept) == repr(found)
     assert to_json(kept) == to_json(found) == (tmp_path / "e.json").read_text()
-    pd.testing.assert_frame_equal(kept.top(2), found.top(2))
     for name, one in (("e.html", found), ("kept.html", kept)):
         one.to_html(tmp_path / name)
     assert (tmp_path / "kept.html").read_text() == (tmp_path / "e.html").read_text()
@@ -178,10 +174,6 @@ def test_the_command(
     path.write_text(TEXT)
     (tmp_path / "foreign.txt").write_text("\n\n".join(FOREIGN))
     given = [folder, "--text", str(path), "--at", "w7 w8", "--short", "8", "-k", "2"]
-    code, out, err = shell(capsys, *given)
-    assert code == 0, err
-    assert "gap" in out
-    assert "\x1b" not in out  # no terminal
     checked = f"--json --check --foreign {tmp_path}/foreign.txt".split()
     code, out, err = shell(capsys, *given, *checked)
     assert code == 0, err
@@ -192,9 +184,7 @@ def test_the_command(
     code, out, err = shell(capsys, *given, *failing)
     assert code == 2
     assert "nowhere" in err
-    assert (
-        "gap" in out
-    )  # the explanation is shown, but no page without the check that was asked for
+    assert "gap" in out  # the explanation is shown, but without its check no page is written
     assert not (tmp_path / "page.html").exists()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     code, piped, err = shell(capsys, folder, "--text", "-", *given[3:], "--json")
@@ -205,33 +195,25 @@ def test_the_command(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--text", "nowhere.txt"], "nowhere.txt"),
-        (["--text", "TEXT", "--at", "zebra"], "does not occur in the text"),
-        (["--text", "TEXT", "--at", "40"], "40:41"),
-        (["--text", "TEXT", "--at", "0:2"], "no target has distant tokens"),
-        (["--text", "TEXT", "--units", "span"], "none of tokens"),
-        (["--text", "TEXT", "--foreign", "embedded"], "--foreign requires --check"),
-        (["--text", "BINARY"], "not text in UTF-8"),
-        (["--prompt", "w1 w2", "--target", ""], "the target is empty"),
+        ("--text TEXT --at zebra", "zebra"),
+        ("--text TEXT --at 40", "40:41"),
+        ("--text TEXT --at 0:2", "no target has distant tokens"),
+        ("--text TEXT --units span", "none of tokens"),
+        ("--text TEXT --foreign embedded", "--foreign requires --check"),
+        ("--text BINARY", "not text in UTF-8"),
+        ("--prompt w1 --target=", "the target is empty"),
     ],
 )
 def test_mistakes_are_one_line(
-    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    folder: str, tmp_path: Path, capsys: Any, monkeypatch: Any, words: str, said: str
 ) -> None:
-    files = {"TEXT": TEXT.encode(), "BINARY": b"\xff\xfe\x00\x01" * 9}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    words = [str(tmp_path / word) if word in files else word for word in words]
-    code, out, err = shell(capsys, folder, *words)
-    assert code == 2
-    assert out == ""
+    monkeypatch.chdir(tmp_path)
+    Path("TEXT").write_text(TEXT)
+    Path("BINARY").write_bytes(b"\xff\xfe\x00\x01" * 9)
+    code, out, err = shell(capsys, folder, *words.split())
+    assert (code, out) == (2, "")
     assert said in err
     assert len([line for line in err.splitlines() if line.strip()]) == 1
-
-
-def counted(model: Any, **given: Any) -> Any:
-    given = {"text": TEXT, "short": SHORT, "k": 3} | given
-    return estimate_cost(explain, model, make_tokenizer(), **given)
 
 
 @pytest.mark.parametrize("units", ["tokens", "span:4"])
@@ -239,11 +221,10 @@ def counted(model: Any, **given: Any) -> Any:
 @pytest.mark.parametrize("far_states", ["contextual", "isolated"])
 def test_the_count_is_what_is_spent(model: Any, far_states: str, selector: str, units: str) -> None:
     given = {"at": ["w7 w8"], "selector": selector, "units": units, "far_states": far_states}
-    cost = counted(model, **given)
+    cost = estimate_cost(explain, model, make_tokenizer(), text=TEXT, short=SHORT, k=3, **given)
     # Which rows these rules evaluate depends on losses.
     off = {"pairs": 0.2, "add_one_screened": 0.02, "halving": 0.05}.get(selector, 0)
     assert cost.token_forwards == pytest.approx(asked(model, **given).token_forwards, rel=off)
-    assert f"{cost.token_forwards:,}" in str(cost)
     assert cost.flops == 2 * cost.num_parameters * cost.token_forwards
 
 
@@ -270,8 +251,6 @@ def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
     assert beyond.num_beyond == len(few.table)
     hurt = replace(beyond, table=beyond.table.assign(gap=-2.63))
     assert hurt.num_beyond == 0
-    assert f"at {len(few.table)} all distant tokens together raise the loss" in hurt.verdict
-    assert "lose" not in beyond.verdict
 
 
 @pytest.mark.parametrize(("at", "selector"), [("w7 w8", "add_one"), (None, "nearest")])
@@ -315,8 +294,7 @@ def test_a_prompt_and_its_answer(model: Any, capsys: pytest.CaptureFixture[str])
     expected = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=2)[0, 31:]
     expected = [int(i) for i in expected if i != 2]
     assert written.document.tokens[30:].tolist() == expected
-    said = "the answer ends at 5 tokens (max_new_tokens), unfinished"
-    assert (said in capsys.readouterr().err) == (len(expected) == 5)
+    assert ("max_new_tokens" in capsys.readouterr().err) == (len(expected) == 5)
 
 
 def test_an_answer_ends_where_the_generation_config_ends_it() -> None:

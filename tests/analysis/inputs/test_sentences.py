@@ -14,7 +14,6 @@ CASES = {
     "initials": "J. K. Rowling wrote it. ¦George W. Bush did not. ¦Plan B. ¦It works.",
     "U.S.": "The U.S. Senate voted. ¦He moved to the U.S. ¦He was ten.",
     "decimals": "It is 3.5 miles, v2.0 said. ¦$1,000.50 is enough.",
-    "years": "He was born in 1921. ¦She came in 1930.",
     "numbered things": "See No. 5 and Fig. 3 on p. 7. ¦See Vol. II. ¦He said no. ¦I left.",
     "times": "It began at 5 p.m. and ended at 6 a.m. on Monday. ¦Nobody slept.",
     "[1] behind": "It opened in 1921. [1] ¦It closed in 1930.[2] ¦The end.[3][4]",
@@ -71,9 +70,7 @@ def test_starts_are_in_order_and_at_no_space(text: str) -> None:
     assert not any(text[start].isspace() for start in starts)
 
 
-@pytest.mark.parametrize(
-    "piece", [".", "`", "😀", " [1]", "¹", "-|", "e.g. ", "。", "(", "*", "> "]
-)
+@pytest.mark.parametrize("piece", [*".`😀¹。(*", " [1]", "-|", "e.g. ", "> "])
 def test_a_long_text_of_one_piece_takes_linear_time(piece: str) -> None:
     """A quadratic or exponential rule would not end before the time limit of tests."""
     sentence_starts(f"It is. {piece * 100_000}x It was.")

@@ -29,24 +29,22 @@ from tests.support.families import (
 from tests.support.models import SIZES
 
 FULL, HALF = ["full_attention"] * 2, ["sliding_attention", "full_attention"]
-LIMITS: list[tuple[str, dict[str, Any], int, str]] = [
-    ("MistralForCausalLM", {"sliding_window": None}, 64, "max_position_embeddings"),
-    ("Llama4ForCausalLM", {"attention_chunk_size": 32, "floor_scale": 12}, 11, "floor_scale"),
-    ("Qwen2ForCausalLM", {"sliding_window": 16}, 64, "max_position_embeddings"),
-    ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": FULL}, 64, "max_position_embed"),
-    ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": HALF}, 16, "sliding window"),
-    ("Olmo3ForCausalLM", {"sliding_window": 99, "layer_types": HALF}, 64, "max_position_embed"),
-]
 
 
-@pytest.mark.parametrize(("class_name", "settings", "num_positions", "cause"), LIMITS)
-def test_the_tightest_limit_counts(
-    class_name: str, settings: dict[str, Any], num_positions: int, cause: str
-) -> None:
+@pytest.mark.parametrize(
+    ("class_name", "settings", "num_positions"),
+    [
+        ("MistralForCausalLM", {"sliding_window": None}, 64),
+        ("Llama4ForCausalLM", {"attention_chunk_size": 32, "floor_scale": 12}, 11),
+        ("Qwen2ForCausalLM", {"sliding_window": 16}, 64),
+        ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": FULL}, 64),
+        ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": HALF}, 16),
+        ("Olmo3ForCausalLM", {"sliding_window": 99, "layer_types": HALF}, 64),
+    ],
+)
+def test_the_tightest_limit_counts(class_name: str, settings: Any, num_positions: int) -> None:
     config = getattr(transformers, class_name).config_class(**deepcopy(SIZES | settings))
-    limit = position_limit(config)
-    assert limit.num_positions == num_positions
-    assert cause in limit.cause
+    assert position_limit(config).num_positions == num_positions
 
 
 @torch.no_grad()
@@ -90,17 +88,6 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "write it anew: python -m tests.support.families"
 
 
-@torch.no_grad()
-def test_the_temperature_of_llama_4_counts_places() -> None:
-    """Beyond floor_scale a gap in the position IDs changes nothing that it should."""
-    family = SUPPORTED[find("Llama 4 (text)")]
-    model = HuggingFaceLM(build(family, floor_scale=14, attn_scale=0.5, no_rope_layers=[1, 0]))
-    tokens_BL, places_BL = torch.arange(14)[None], torch.arange(14)[None]
-    model.hidden(tokens_BL[:, :13], places_BL[:, :13])
-    with pytest.raises(ConfigError, match=r"right for: 13 \(floor_scale"):
-        model.hidden(tokens_BL, places_BL)
-
-
 class RoundedTogether(torch.nn.Linear):
     """Activations in 4 bits, of one scale for a place in all rows; exact in one row."""
 
@@ -117,6 +104,5 @@ def test_what_a_loss_owes_to_its_neighbours_is_measured() -> None:
             module.__class__ = RoundedTogether
     loaded = wrap_model(model)
     assert loaded.batch_noise == loaded.model.batch_noise > LOUD_NOISE
-    said = describe_noise({"batch_noise": loaded.batch_noise})
-    assert f"up to {loaded.batch_noise:.2f} nats with the other rows of a batch" in said
+    assert f"{loaded.batch_noise:.2f}" in describe_noise({"batch_noise": loaded.batch_noise})
     assert describe_noise({"batch_noise": 1e-5}) == ""

@@ -37,7 +37,6 @@ from tests.support.families import (
 @each
 def test_logits_are_its_own_and_gaps_are_gaps(index: int) -> None:
     model = wrap(index)
-    assert model.vocab_size == 61
     check_close(model(TOKENS, COUNTED), model.model(input_ids=TOKENS).logits)
     gapped = model(TOKENS, GAPPED)
     check_close(gapped, own_logits(model, GAPPED, causal_bias(LENGTH, CPU)))
@@ -103,10 +102,6 @@ def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
     finally:  # all tests of this family take this model
         model.model.set_attn_implementation(before)
     check_close(weights_BHK, torch.cat([weights[:, :, -1] for weights in theirs], 1))
-    # gpt-oss has a place to attend to that is no token.
-    sums_H = weights_BHK[0].sum(-1)
-    assert float(sums_H.mean()) > 0.5
-    assert float(sums_H.max()) <= 1 + 1e-5
 
 
 @pytest.mark.parametrize("name", ["Llama 1, 2, 3", "Mixtral"])

@@ -29,36 +29,32 @@ def change_field(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
         (lambda f: truncate(f / "model.safetensors"), "model.safetensors' cannot be read"),
-        (
-            lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-            "pytorch_model.bin' is a pickle.*save_pretrained",
-        ),
+        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "is a pickle"),
         (lambda f: (f / "model.safetensors").unlink(), r"has no model\*.safetensors"),
         (lambda f: (f / "config.json").write_text("{"), "config.json"),
         (lambda f: (f / "config.json").write_text('{"model_type": "unheard_of"}'), "unheard_of"),
         (lambda f: (f / "tokenizer.model").write_bytes(b"not one"), "cannot read its tokenizer"),
-        (
-            lambda f: change_weights(f, None),
-            "lack 1 weights of LlamaForCausalLM, such as model.norm.weight",
-        ),
+        (lambda f: change_weights(f, None), "lack 1 weights .*model.norm.weight"),
         (lambda f: change_weights(f, torch.ones(5)), "transformers cannot load"),
-        (
-            lambda f: change_field(f, num_hidden_layers=1),
-            r"hold \d+ more weights than LlamaForCausalLM, such as model\.layers\.1\.",
-        ),
+        (lambda f: change_field(f, num_hidden_layers=1), r"hold .* more weights .*layers\.1\."),
     ],
 )
 def test_damaged_hugging_face_folders_are_named(
-    damage: Callable[[Path], Any], problem: str, tmp_path: Path
+    damage: Callable[[Path], Any], problem: str, folder: Path
 ) -> None:
-    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path)
-    damage(tmp_path)
+    damage(folder)
     with pytest.raises(DataError, match=problem):
-        load_model(str(tmp_path), device="cpu")
+        load_model(str(folder), device="cpu")
 
 
 @pytest.fixture
@@ -76,48 +72,25 @@ def test_a_missing_shard_is_named(shards: Path) -> None:
         load_model(str(shards), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("../other/model-00001-of-00002.safetensors", "outside of its folder"),
-        ("/etc/passwd", "outside of its folder"),
-        (3, "outside of its folder"),
-        ("pytorch_model.bin", "not a safetensors file"),
-    ],
-)
-def test_an_index_leads_neither_out_of_its_folder_nor_to_a_pickle(
-    shards: Path, name: Any, problem: str
-) -> None:
+@pytest.mark.parametrize("name", ["../other/m.safetensors", "/etc/passwd", 3, "pytorch_model.bin"])
+def test_an_index_leads_neither_out_of_its_folder_nor_to_a_pickle(shards: Path, name: Any) -> None:
     path = shards / "model.safetensors.index.json"
     content = json.loads(path.read_text())
     content["weight_map"]["model.norm.weight"] = name
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=f"index.json' names '{name}', which is .*{problem}"):
+    with pytest.raises(DataError, match=f"index.json' names '{name}', which is"):
         load_model(str(shards), device="cpu")
 
 
-@pytest.fixture
-def change_config(tmp_path: Path) -> Callable[..., str]:
-    """A whole folder whose config.json has these fields."""
-
-    def write(**fields: Any) -> str:
-        folder = tmp_path / "model"
-        tiny("LlamaForCausalLM", **SIZES).save_pretrained(folder)
-        change_field(folder, **fields)
-        return str(folder)
-
-    return write
-
-
 def test_code_of_a_folder_is_never_run_nor_asked_about(
-    change_config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
     classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
-    folder = change_config(model_type="theirs", auto_map=classes)
-    (Path(folder) / "code.py").write_text("raise SystemExit('it ran')\n")
-    for refused in (lambda: load_model(folder, device="cpu"), lambda: config_of(folder)):
+    change_field(folder, model_type="theirs", auto_map=classes)
+    (folder / "code.py").write_text("raise SystemExit('it ran')\n")
+    for refused in (lambda: load_model(folder, device="cpu"), lambda: config_of(str(folder))):
         with pytest.raises(DataError, match=r"config\.json"):
             refused()
     assert asked == []
@@ -126,9 +99,10 @@ def test_code_of_a_folder_is_never_run_nor_asked_about(
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "eager", "somebody/kernel"])
 def test_the_attention_kernel_is_not_the_folders_to_choose(
-    change_config: Callable[..., str], field: str, kernel: str
+    folder: Path, field: str, kernel: str
 ) -> None:
-    model = load_model(change_config(**{field: kernel}), device="cpu").model
+    change_field(folder, **{field: kernel})
+    model = load_model(folder, device="cpu").model
     assert model.model.config._attn_implementation == "sdpa"
 
 
@@ -144,21 +118,17 @@ def test_the_attention_kernel_is_not_the_folders_to_choose(
     ],
     ids=str,
 )
-def test_what_config_json_may_say_wrong_is_one_line(
-    change_config: Callable[..., str], fields: dict[str, Any]
-) -> None:
-    folder = change_config(**fields)
+def test_what_config_json_may_say_wrong_is_one_line(folder: Path, fields: dict[str, Any]) -> None:
+    change_field(folder, **fields)
     with pytest.raises(DataError, match=r"config\.json") as caught:
         load_model(folder, device="cpu")
-    assert folder in str(caught.value)
+    assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("named", ["other.safetensors", "adapter_model.bin"])
-def test_the_weight_files_are_not_the_configs_to_choose(
-    change_config: Callable[..., str], named: str
-) -> None:
+def test_the_weight_files_are_not_the_configs_to_choose(folder: Path, named: str) -> None:
     """Its fingerprint would be of another file than the one that is loaded."""
-    folder = Path(change_config(transformers_weights=named))
+    change_field(folder, transformers_weights=named)
     (folder / named).write_bytes(b"another file")
     assert load_model(str(folder), device="cpu").num_parameters > 0

@@ -115,12 +115,6 @@ def make_model_with_adapter() -> Any:
 # --- identity -------------------------------------------------------------------------------------
 
 
-EDITS = (
-    "one number", "through data", "two numbers", "rows", "columns", "angles", "config", "base",
-    "epsilon", "scale", "activation", "adapter off", "strength", "merged", "dtype",
-)  # fmt: skip
-
-
 def edits(model: Any) -> dict[str, Callable[[], Any]]:
     """One change of a model with an adapter for each kind of it."""
     config, (first, second) = model.config, model.model.layers
@@ -149,20 +143,19 @@ def edits(model: Any) -> dict[str, Callable[[], Any]]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", EDITS)
 @pytest.mark.parametrize("width", [509, 3])  # of the matrices whose sums identify tensors
-def test_each_edit_is_noticed(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_edit_is_noticed(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "BLOCK", width)
-    model = make_model_with_adapter()
-    state = read_state(model)
-    assert state == read_state(model)
-    assert state.sha256 == read_state(make_model_with_adapter()).sha256
-    changes = edits(model)
-    assert tuple(changes) == EDITS
-    changes[kind]()
-    now = read_state(model)
-    assert state.differences(now)
-    assert now.sha256 != state.sha256
+    first = read_state(make_model_with_adapter())
+    for kind in edits(make_model_with_adapter()):
+        model = make_model_with_adapter()
+        state = read_state(model)
+        assert state == read_state(model)
+        assert state.sha256 == first.sha256
+        edits(model)[kind]()
+        now = read_state(model)
+        assert state.differences(now), kind
+        assert now.sha256 != state.sha256, kind
 
 
 def test_a_model_in_memory_is_read_once_a_call_and_tried_once(

@@ -32,7 +32,6 @@ MORE: dict[str, dict[str, Any]] = {
     "OLMo 3": {
         "rope_parameters": {"full_attention": YARN | {"original_max_position_embeddings": 256}}
     },
-    "Gemma 3 (with images)": {},
     "Llama 4 (text)": {"layer_types": ["chunked_attention", "full_attention"]},
 }
 families = pytest.mark.parametrize("name", NAMES)
@@ -195,12 +194,6 @@ def test_each_token_s_effect_is_that_by_hand(name: str, far_states: Any) -> None
     unseen = np.arange(num_far) <= num_far - WINDOW
     assert np.all((gradient_F[unseen] == 0) == (name == "Mistral"))
     assert np.all(gradient_F[~unseen] != 0)
-
-
-def test_windows_that_count_places_stay_a_limit() -> None:
-    assert of("Gemma 3 (text)").windows
-    neo = HuggingFaceLM(build(SUPPORTED[find("GPT-Neo")]))
-    assert (neo.windows, neo.limit.num_positions) == ({}, 16)
 
 
 def test_a_model_that_ignores_the_window_of_its_config_is_limited_by_it() -> None:

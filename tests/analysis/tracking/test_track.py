@@ -211,14 +211,14 @@ def test_distant_text_of_others_gives_nothing_and_its_own_does() -> None:
 
 
 def test_all_checkpoints_of_two_runs(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, out = tmp_path / "other", tmp_path / "out"
     shutil.copytree(trained, other)
     words = ["track", str(trained), str(other), "--out", str(out), "--long=30", "--local=6"]
     words += ["--documents=10"]
     assert main([*words, "--dry-run"]) == 0
-    assert "token-forwards" in capsys.readouterr().out
+    assert not list(out.glob("checkpoints/*"))
     assert main([*words, "--shard=1/2"]) == 0
     assert not (out / "track.parquet").exists()
     calls = []
@@ -235,9 +235,7 @@ def test_all_checkpoints_of_two_runs(
     assert len(calls) == len(steps)
     verdict = json.loads((out / "verdict.json").read_text())
     assert (verdict["difference"], verdict["ahead"], verdict["step"]) == (0, None, max(steps))
-    page = (out / "track.html").read_text()
-    assert "data:image/svg" in page
-    assert "<script" not in page
+    assert "<script" not in (out / "track.html").read_text()
     (next(iter((out / "checkpoints").iterdir()))).write_text("{}")
     assert main(words) == 0
     assert len(calls) == len(steps) + 1
@@ -250,11 +248,8 @@ def test_all_checkpoints_of_two_runs(
 def test_our_trainer_tracks_each_evaluation(run_dict: dict) -> None:
     run_dict["evaluation"] |= {"interval_steps": 3, "track": 9}
     train(config_from_dict(run_dict))
-    rows = [
-        row
-        for row in read_metrics(Path(run_dict["run_folder"]) / "metrics.jsonl")
-        if "track" in row
-    ]
+    metrics = read_metrics(Path(run_dict["run_folder"]) / "metrics.jsonl")
+    rows = [row for row in metrics if "track" in row]
     assert [row["step"] for row in rows] == [3, 6]
     value, low, high = rows[1]["track"]["net_gain"]
     assert low <= value <= high
@@ -275,7 +270,6 @@ def test_our_trainer_tracks_each_evaluation(run_dict: dict) -> None:
 def test_the_callback_of_the_page_logs_numbers(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/track.md").read_text(), re.DOTALL)
     blocks = [block for block in blocks if "olmo_core" not in block]  # tests/base has that one
-    assert len([line for line in blocks[-1].splitlines() if line.strip()]) <= 12
     texts = [text * 3 for text in make_texts()]
     tokenizer, inner = make_tokenizer(), make_model()
     rows = [
