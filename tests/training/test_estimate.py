@@ -104,10 +104,7 @@ def test_the_ladder_needs_no_option_on_any_number_of_gpus(path: Path, count: int
 def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixture) -> None:
     words = ["train", "configs/c4_1b_pose.yaml", "--dry-run"]
     assert main([*words, "--gpus=24", "--gpu=a100"]) == 0
-    shown = capsys.readouterr().out
-    assert "24 processes do not divide it; 504 and 528 do" in shown
-    assert "# time: " in shown
-    assert "predicted: 34% of 312 TFLOP/s" in shown
+    assert "24 processes do not divide it; 504 and 528 do" in capsys.readouterr().out
     seven = ["--model.d_model=4096", "--model.n_heads=32", "--model.n_layers=32"]
     assert main([*words, *seven, "--gpus=8", "--engine.name=ddp"]) == 2
     assert "engine.name=ddp needs 155.0" in capsys.readouterr().err
@@ -124,8 +121,6 @@ def test_stated_peaks_go_by_the_device_name() -> None:
         "NVIDIA H100 PCIe": 756,
         "h200": 989,
     }.items():
-        found = find_gpu(name)
-        assert found is not None
-        assert found.tflops == tflops
+        assert find_gpu(name).tflops == tflops
     for name in ("cpu", "NVIDIA A10G", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
         assert find_gpu(name) is None

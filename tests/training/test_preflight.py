@@ -21,9 +21,6 @@ from tests.conftest import MakeConfig
 ALONE = Processes()
 
 
-# --- before the first step ------------------------------------------------------------------------
-
-
 def test_a_disk_without_room_for_the_checkpoints_is_refused(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,9 +57,6 @@ def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
         check_shared(tmp_path, second, patience_s=0.2)
     (tmp_path / ".seen-by-all-token").touch()
     check_shared(tmp_path, second, patience_s=0.2)
-
-
-# --- a run that dies again and again --------------------------------------------------------------
 
 
 def die(folder: Path, reached: int) -> None:

@@ -9,19 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.run_folder import (
-    Metrics,
-    loss_table,
-    read_metrics,
-)
+from olmo_sparsity.training.run_folder import Metrics, loss_table, read_metrics
 from tests.conftest import MakeConfig
-
-
-def rows(config: RunConfig) -> list[dict]:
-    return list(read_metrics(Path(config.run_folder) / "metrics.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -78,14 +69,3 @@ def test_metrics_past_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
     found = list(read_metrics(tmp_path / "metrics.jsonl"))
     assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
     assert found[-1] == {"step": 6, "loss": 2.0, "gradient_norm": 1.0, "tokens_per_s": 3.0}
-
-
-def test_the_curves_are_printed_for_every_evaluation(make_config: MakeConfig) -> None:
-    config = make_config(evaluation__interval_steps=2)
-    train(config)
-    table = loss_table(config.run_folder).splitlines()
-    evaluations = [row for row in rows(config) if "heldout" in row]
-    assert [row["step"] for row in evaluations] == [2, 4, 6]
-    for row, line in zip(evaluations, table[-3:], strict=True):
-        losses_and_drop = [*(part["loss"] for part in row["heldout"]), row["induction_drop"]]
-        assert line.split() == [str(row["step"]), *(f"{value:.4f}" for value in losses_and_drop)]
