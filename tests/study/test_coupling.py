@@ -47,9 +47,6 @@ def build(changes: dict[str, Any] | None = None, **settings: Any) -> PositionCou
     return PositionCoupling(model, **{"num_ids": NUM_IDS} | settings)
 
 
-# --- generation ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("predict_ids", [True, False], ids=["predicted", "given"])
 @torch.no_grad()
@@ -99,9 +96,6 @@ def test_a_wrong_id_is_an_error() -> None:
     assert scored.id_BR.tolist() == [[True, True], [True, False], [True, True]]
 
 
-# --- what a prediction depends on ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
 def test_a_prediction_depends_on_no_later_token_or_id(architecture: str) -> None:
     coupling = build({"architecture": architecture})
@@ -139,9 +133,6 @@ def test_ids_enter_by_rope_and_by_the_embedding() -> None:
         assert not torch.allclose(here[0], there[0], atol=1e-2)
 
 
-# --- the loss -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
 def test_the_joint_loss_is_the_sum_of_its_parts(architecture: str) -> None:
     coupling = build({"architecture": architecture})
@@ -177,6 +168,3 @@ def test_text_before_the_response_has_a_loss_if_it_has_a_weight() -> None:
     before_BL = torch.arange(12).expand(2, 12) < NUM_PROMPT
     text = build(predict_ids=False).loss(TOKENS_BL, IDS_BL, before_BL)
     torch.testing.assert_close(weighted, plain + 0.5 * text)
-
-
-# --- refusals -----------------------------------------------------------------------------------

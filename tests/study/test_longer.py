@@ -76,9 +76,6 @@ def test_slope_is_the_one_of_least_squares_and_permuted_k_has_none() -> None:
     assert abs(permuted_slope(targets, TRAINED["pose"][0])) < 0.02
 
 
-# --- the same models, by the numbers that labs read -----------------------------------------------
-
-
 def metric(
     rng: np.random.Generator, by_step: float, by_scheme: float, noise: float
 ) -> pd.DataFrame:

@@ -45,8 +45,3 @@ def test_a_number_that_differs_from_its_row_fails() -> None:
     for wrong in ("difference=no: recovery", "recovery=1: recovery", "difference=no*: excess"):
         with pytest.raises(KeyError):
             list(stored_numbers(f"real.md#differences {wrong}"))
-
-
-def test_no_page_carries_a_comment() -> None:
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]:
-        assert "<!--" not in path.read_text(encoding="utf-8"), path.name

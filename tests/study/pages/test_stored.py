@@ -102,9 +102,6 @@ def test_the_headline_follows_without_code_of_the_package(name: str) -> None:
             assert of_equal - excess["placebo"] == pytest.approx(shown.net_equal, abs=1e-3)
 
 
-# --- keep_results ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "stored"

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from study.pages import write_tables
-from study.pages.stored import (
-    PAGES,
-    ROOT,
-    SHOWN,
-    measurements,
-    read_summary,
-)
-from study.pages.write_tables import show, write_page
+from study.pages.stored import PAGES, ROOT, SHOWN, measurements, read_summary
+from study.pages.write_tables import write_page
 
 
 @pytest.mark.parametrize("page", SHOWN["pages"])
@@ -33,10 +27,6 @@ def test_two_measurements_are_the_mean_of_both_directions() -> None:
     for column in ("recovery", "excess", "removal"):
         assert both[column] == pytest.approx(row[column], abs=1e-4)
         assert both[f"{column}_low"] == pytest.approx(row[f"{column}_low"], abs=1e-4)
-    header, _, first, *_ = show("net_excess", {"of": {f"{name} + {name}": "A of B"}}).splitlines()
-    assert "recovery" in header  # a number that no row has is left out
-    assert "placebo" not in header
-    assert first.startswith("| tokens | 1.01 [0.98, 1.04] | 0.10 | +0.91 |")
 
 
 def test_a_difference_holds_every_document_of_both() -> None:
@@ -48,21 +38,13 @@ def test_a_difference_holds_every_document_of_both() -> None:
         assert found[column] == pytest.approx(first[column] - second[column], abs=2e-4)
 
 
-# --- pages ----------------------------------------------------------------------------------------
-
-RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-
-
 def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
     numbered = "prose_novels_contextual", "novels", "novels_after"
     names = [f"{name}_seed{n}" for name in numbered for n in (1, 2, 3)]
-    beside = [
-        f"{name}{seed}_novels"
-        for name in ("thirds", "code_first")
-        for seed in ("", "_seed2", "_seed3")
-    ]
-    there = [name for name in (*names, *beside) if name in measurements()]
+    seeds = "", "_seed2", "_seed3"
+    names += [f"{name}{seed}_novels" for name in ("thirds", "code_first") for seed in seeds]
+    there = [name for name in names if name in measurements()]
     rows = [read_summary(name).loc["add_one", 1] for name in there]
     pass_it = [row.net >= 0.3 and row.net_low > 0.2 for row in rows]
     few = f"{sum(pass_it)} of {len(rows)} models"
-    assert few in " ".join(RESULTS.split())
+    assert few in " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())

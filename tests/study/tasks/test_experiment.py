@@ -19,8 +19,6 @@ from study.tasks.trial import Report, Trial
 from tests.conftest import small_task
 from tests.study.tasks.support import make, write
 
-# --- many trials ----------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
@@ -39,7 +37,6 @@ def test_every_scheme_trains_and_is_tested(finished: tuple[Path, list[Row]]) -> 
         assert (row.id_accuracy is None) == (row.scheme not in ("ppc", "auxiliary", "pointers"))
     trial = json.loads((folder / "run/trials/ppc_seed1.json").read_text())
     assert [step for step, _ in trial["losses"]] == [3]
-    assert trial["num_parameters"] > 0
 
 
 def test_the_table_is_read_back_as_written(finished: tuple[Path, list[Row]]) -> None:
@@ -66,10 +63,8 @@ def test_tests_of_several_names_are_rows_apart(tmp_path: Path) -> None:
     of_task = {"task": {"name": "variable_assignment"}, "schemes": ["rope"], "seeds": [1]}
     tests = {"few": {}, "fewer": {"num_names": 60}}
     rows = experiment.run_settings(make(tmp_path, **of_task, test_tasks=tests, test_ks=[2]))
-    assert [(row.task, row.length) for row in rows] == [
-        *(("few", 4), ("few", 8)),
-        *(("fewer", 4), ("fewer", 8)),
-    ]
+    expected = [(name, length) for name in tests for length in (4, 8)]
+    assert [(row.task, row.length) for row in rows] == expected
     assert [row.exact_match for row in rows[:2]] == [row.exact_match for row in rows[2:]]
 
 
@@ -153,25 +148,14 @@ def test_what_is_wrong_with_it_is_said_before_training(
     assert expected in capsys.readouterr().err
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
-K = {
-    "task": {"name": "sparse_parity"},
-    "schemes": ["rope"],
-    "train_lengths": [20, 20],
-    "test_lengths": [20],
-    "train_ks": [4],
-    "test_ks": [4],
-}
+K: dict[str, Any] = {"task": {"name": "sparse_parity"}, "schemes": ["rope"]}
+K |= {"train_lengths": [20, 20], "test_lengths": [20], "train_ks": [4], "test_ks": [4]}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({**K, "train_ks": [11]}, r"train_ks=\[11\] must lie between 1 and 10"),
-        ({**K, "task": {"name": "sparse_parity", "max_k": 3}}, "task: unknown key 'max_k'$"),
-        ({"task": "addition"}, "task=addition must be a section"),
         ({"task": {"name": "subtraction"}}, "task.name=subtraction is not one of sparse_parity"),
         ({"train_lengths": [5, 3]}, r"train_lengths=\[5, 3\] must be \[shortest, longest\]"),
         ({"train_ks": [2], "test_ks": [2]}, "this task has no k; remove it"),

@@ -61,9 +61,6 @@ def test_tokens_are_words_and_ids_lie_where_they_should(task: Task) -> None:
     assert max(samples.prompt_ids_BP.max(), samples.response_ids_BR.max()) == largest
 
 
-# --- addition -------------------------------------------------------------------------------------
-
-
 def test_addition_couples_equal_significance() -> None:
     samples = draw(Addition(), num=4000, length=6)
     ids, response_ids = samples.prompt_ids_BP, samples.response_ids_BR
@@ -80,9 +77,6 @@ def test_addition_couples_equal_significance() -> None:
     assert set(np.unique(highest)) == {0, 1}
 
 
-# --- scratchpad parity ----------------------------------------------------------------------------
-
-
 def test_running_parity_is_coupled_to_its_bits() -> None:
     samples = draw(ScratchpadParity(), num=4000)
     ids, response_ids = samples.prompt_ids_BP, samples.response_ids_BR
@@ -94,9 +88,6 @@ def test_running_parity_is_coupled_to_its_bits() -> None:
     for shift in (0, 1):
         bits, parity = samples.prompt_BP[:, 5 - shift], samples.response_BR[:, 5]
         assert abs(np.corrcoef(bits, parity)[0, 1]) < 0.08
-
-
-# --- sparse parity --------------------------------------------------------------------------------
 
 
 def test_sparse_parity_marks_k_places_all_alike() -> None:
@@ -129,9 +120,6 @@ def test_nothing_less_than_all_marked_bits_says_the_parity() -> None:
         assert abs(np.corrcoef(hint_B, answer_B)[0, 1]) < 0.03
 
 
-# --- needles --------------------------------------------------------------------------------------
-
-
 def test_a_needle_lies_anywhere_and_only_its_key_gives_it_away() -> None:
     samples = draw(Needle(), num=20_000, length=10)
     body = samples.prompt_BP[:, :-2]
@@ -147,9 +135,6 @@ def test_a_needle_lies_anywhere_and_only_its_key_gives_it_away() -> None:
     np.testing.assert_allclose(np.bincount(samples.response_BR[:, 0]) / 20_000, 1 / 16, atol=0.01)
     for place in range(8):  # no fixed place is more than guessing
         assert (body[:, place] == samples.response_BR[:, 0]).mean() < 0.25
-
-
-# --- chains of assignments ------------------------------------------------------------------------
 
 
 def test_an_assignment_leads_along_its_chain() -> None:
@@ -176,9 +161,6 @@ def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -
     np.testing.assert_allclose(np.bincount(constants) / 6000, 0.1, atol=0.02)
     # Four chains of three: the constant asked for is one of four.
     assert ((samples.prompt_BP[:, 1:-2:2] < 12).sum(1) == 4).all()
-
-
-# --- planted pieces -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("placement", ["local", "scattered"])
@@ -225,16 +207,10 @@ def test_planted_text_is_that_of_the_split_and_every_piece_counts(data_folder: P
         assert ((other != answers)[:, 0] == (np.arange(50) == place[0])).all()
 
 
-# --- the token that ends a response ---------------------------------------------------------------
-
-
 def test_the_end_is_coupled_with_the_end_of_the_prompt() -> None:
     samples = draw(EndToken(ScratchpadParity()))
     assert (samples.response_BR[:, -1] == 3).all()
     assert (samples.response_ids_BR[:, -1] == 1).all()  # that of the equals sign
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 TOKENS = np.zeros((4, 3), dtype=np.int64)

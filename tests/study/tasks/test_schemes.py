@@ -24,15 +24,12 @@ from study.tasks.schemes import (
 from study.tasks.variable_assignment import VariableAssignment
 
 
-def ids(
-    scheme: str, samples: Samples, *, training: bool, seed: int = 0, **given: Any
-) -> np.ndarray:
-    return placed(scheme, samples, training=training, seed=seed, **given).ids_BL
+def ids(scheme: str, samples: Samples, *, training: bool, **given: Any) -> np.ndarray:
+    return placed(scheme, samples, training=training, **given).ids_BL
 
 
-def placed(scheme: str, samples: Samples, *, training: bool, seed: int = 0, **given: Any) -> Placed:
-    sizes = Sizes(64, 3, 32)
-    generator = np.random.default_rng(seed)
+def placed(scheme: str, samples: Samples, *, training: bool, **given: Any) -> Placed:
+    sizes, generator = Sizes(64, 3, 32), np.random.default_rng(0)
     return place(scheme, samples, generator, PositionSettings(**given), sizes, training=training)
 
 

@@ -14,15 +14,7 @@ from olmo_sparsity.training.optim import learning_rate
 from study.tasks import trial
 from study.tasks.schemes import SCHEMES, Sizes
 from study.tasks.settings import ExperimentSettings
-from study.tasks.trial import (
-    Bench,
-    Trial,
-    _draw_batch,
-    _masters,
-    build,
-    measure,
-    train,
-)
+from study.tasks.trial import Bench, Trial, _draw_batch, _masters, build, measure, train
 from tests.study.tasks.support import make
 
 
@@ -35,15 +27,10 @@ def test_sizes_are_those_of_the_longest_test(tmp_path: Path) -> None:
     for end_token in (False, True):
         settings = make(tmp_path, schemes=list(SCHEMES), end_token=end_token)
         words, places = 3 + end_token, 17 + end_token
-        for scheme, expected in {
-            "rope": (places, words),
-            "pose": (places, words),
-            "coupled": (10, words),
-            "ppc": (10, words),
-            "auxiliary": (places, words),
-            "pointers": (places, words, 10),
-        }.items():
-            assert bench_of(settings, scheme).sizes == Sizes(*expected), scheme
+        expected = dict.fromkeys(("rope", "pose", "auxiliary"), Sizes(places, words))
+        expected |= dict.fromkeys(("coupled", "ppc"), Sizes(10, words))
+        expected["pointers"] = Sizes(places, words, 10)
+        assert {name: bench_of(settings, name).sizes for name in expected} == expected
 
 
 @pytest.mark.parametrize("num_lengths", [1, 4])
@@ -51,11 +38,8 @@ def test_a_batch_mixes_so_many_lengths(tmp_path: Path, num_lengths: int) -> None
     training = {"batch_size": 8, "lengths_per_batch": num_lengths}
     settings = make(tmp_path, schemes=["rope"], train_lengths=[1, 90], training=training)
     bench, generator = bench_of(settings, "rope"), np.random.default_rng(0)
-    num_drawn = []
-    for _ in range(20):
-        _, _, response_BL, _ = _draw_batch(bench, generator)
-        num_drawn.append(len(response_BL.sum(1).unique()))
-    assert max(num_drawn) == num_lengths
+    drawn = [_draw_batch(bench, generator)[2] for _ in range(20)]
+    assert max(len(response_BL.sum(1).unique()) for response_BL in drawn) == num_lengths
 
 
 def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:
@@ -129,8 +113,7 @@ def test_a_stopped_training_ends_as_an_uninterrupted_one(
     again, course_again = train(bench, lambda step, loss: steps.append(step), kept)
     assert steps == list(range(5, ends + 1))
     assert course_again == course
-    for one, other in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("right", [[0.9, 1, 1], [1, 1, 0.89], [1, 0.89, 1]])
@@ -139,9 +122,7 @@ def test_mastery_asks_each_k_at_the_longest_training_length(
 ) -> None:
     bench, asked = parity(tmp_path, mastery=0.9), []
 
-    def at(
-        bench: Bench, model: object, task: object, length: int, k: int, stream: int
-    ) -> SimpleNamespace:
+    def at(bench: Bench, model: Any, task: Any, length: int, k: int, stream: int) -> Any:
         asked.append((length, k))
         return SimpleNamespace(exact_match=right[k - 1])
 

@@ -1,6 +1,7 @@
 """The bounds: their arithmetic, and what they refuse."""
 
 import math
+from functools import partial
 
 import pytest
 
@@ -10,8 +11,7 @@ from study.theory.bounds import Lengths, improved_bound, stated_bound
 GOOD = Lengths(train=16, test=64, local=4)
 
 
-def improved(lengths: Lengths, risk: float) -> float:
-    return improved_bound(lengths, risk, uniform_placement=True)
+improved = partial(improved_bound, uniform_placement=True)
 
 
 def test_arithmetic() -> None:
@@ -49,8 +49,5 @@ def test_a_risk_is_a_probability(risk: float) -> None:
 def test_an_irregular_law_has_no_stated_bound(eta: float) -> None:
     with pytest.raises(ConfigError, match=r"η_L̄.*Assumption 4.2"):
         stated_bound(GOOD, 0.1, 1, eta)
-
-
-def test_other_refusals() -> None:
     with pytest.raises(ConfigError, match=r"Remark C.1"):
         improved_bound(GOOD, 0.1, uniform_placement=False)

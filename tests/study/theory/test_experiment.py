@@ -24,9 +24,7 @@ def config_path(tmp_path: Path) -> Path:
     return path
 
 
-def test_from_config_to_table(
-    config_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_config_to_table(config_path: Path, tmp_path: Path) -> None:
     run(str(config_path), [])
     rows, meta = read_results(tmp_path / "run")
     assert len(rows) == 4 * 6 * 2  # lengths 4 … 8 and 16, two seeds
@@ -41,8 +39,6 @@ def test_from_config_to_table(
     assert "exceeds L/4" in apart.refusal
     order = longest["attention", "order"]
     assert order.low <= 0.5 <= order.high
-
-    assert "| coupled | 2 | over 2 | 8 | minimax |" in capsys.readouterr().out
 
 
 def test_one_process_at_a_time_computes_one_setting_in_a_folder(
@@ -79,8 +75,6 @@ def test_bad_settings_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-# --- what is stored -------------------------------------------------------------------------------
-
 STORED = pd.DataFrame(others()["theory_quick"]["table"])
 
 
@@ -95,9 +89,8 @@ def test_bounds_hold_wherever_they_apply() -> None:
 def test_the_quick_table_holds_every_case() -> None:
     cases = STORED.groupby(["setting", "num_places", "objective"]).seeds.max()
     for k in (1, 2, 3):
-        assert all(
-            cases[setting, k, "mixture"] >= 5 for setting in ("local", "nonlocal", "coupled")
-        )
+        for setting in ("local", "nonlocal", "coupled"):
+            assert cases[setting, k, "mixture"] >= 5
         assert cases["local", k, "minimax"] >= 5
     assert set(STORED.setting) == set(SETTINGS)
     assert not np.isnan(STORED.risk).any()

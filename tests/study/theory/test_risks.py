@@ -15,10 +15,6 @@ from study.theory.sparse_attention import KeyShape, SparseAttention, build_layou
 from tests.study.theory.support import enumerated_risk, parity, random_model
 
 
-def local_data(k: int, span: int, rate: float = 0.3) -> P.Planted:
-    return parity(P.translated_shapes(P.shapes_within(k, span)), rate=rate)
-
-
 @pytest.mark.parametrize("coupled", [False, True])
 def test_the_sampled_interval_covers_the_exact_risk(coupled: bool) -> None:
     data = parity(P.uniform_subsets(2), rate=0.2, coupled=coupled)
@@ -49,8 +45,9 @@ def parity_solver(k: int, window: int, *, relative: bool = True) -> SparseAttent
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_zero_risk_stays_zero_when_the_assumptions_hold(k: int) -> None:
-    data = local_data(k, span=4 if k > 1 else 1, rate=0.0)
-    model = parity_solver(k, 4 if k > 1 else 1)
+    span = 4 if k > 1 else 1
+    data = parity(P.translated_shapes(P.shapes_within(k, span)), rate=0)
+    model = parity_solver(k, span)
     for length in (*training_lengths(16), 32, 128):
         assert sampled_risk(model, data, length, 300, [0]).mean_R[0] == 0
 
