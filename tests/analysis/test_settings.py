@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from olmo_sparsity import attribute, explain, measure
+from olmo_sparsity import explain, measure
 from olmo_sparsity.analysis.explain.explanation import ExplainRequest
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement import measurement
@@ -20,24 +19,15 @@ from olmo_sparsity.analysis.settings import (
     ModelOptions,
     ScoreSettings,
     Settings,
-    SourceSettings,
     TextOptions,
     build,
     parse_share,
 )
 from olmo_sparsity.command.arguments import build_parser
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.settings import given_options
-from tests.support.measurements import SETTINGS, SHAPE, VOCAB, loaded
-
-SCHEMAS = {
-    explain: (AskSettings, ModelOptions),
-    attribute: (SourceSettings, ModelOptions),
-    measure: (Settings, TextOptions, ModelOptions),
-}
+from tests.support.measurements import SETTINGS, VOCAB, loaded, untrained
 
 
 class Everything(dict):
@@ -49,8 +39,8 @@ class Everything(dict):
 
 def parsed(*words: str) -> dict[str, Any]:
     options = build_parser(Everything()).parse_args(words)
-    schemas = {"explain": SCHEMAS[explain], "score": (ScoreSettings,)}
-    found = schemas.get(words[0], SCHEMAS[measure])
+    schemas = {"explain": (AskSettings, ModelOptions), "score": (ScoreSettings,)}
+    found = schemas.get(words[0], (Settings, TextOptions, ModelOptions))
     return given_options(options, {item.name for schema in found for item in fields(schema)})
 
 
@@ -113,13 +103,11 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
             "contexts=1m must be numbers of tokens, such as 1k,4k",
         ),
         *(
-            (["measure", "M", "--out=o", *chosen, "--blocks=2", "--max-targets=2"], said)
-            for chosen, said in {
-                ("--targets=r",): "blocks, max_targets cannot be combined with targets",
-                ("--choices=r",): "blocks, max_targets cannot be combined with choices",
-                ("--at=w1",): "blocks, max_targets cannot be combined with at",
-                ("--target-field=a",): "blocks, max_targets cannot be combined with target_field",
-            }.items()
+            (
+                ["measure", "M", "--out=o", f"--{name}=r", "--blocks=2", "--max-targets=2"],
+                f"blocks, max_targets cannot be combined with {name.replace('-', '_')}",
+            )
+            for name in ("targets", "choices", "at", "target-field")
         ),
     ],
 )
@@ -147,19 +135,6 @@ def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
-    return build_model(ModelConfig(**SHAPE)).eval()
-
-
-@pytest.fixture(scope="module")
-def documents() -> Documents:
-    generator = np.random.default_rng(0)
-    lengths = generator.integers(10, 40, 12)
-    return Documents.of([generator.integers(0, VOCAB, length) for length in lengths])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -177,10 +152,11 @@ def documents() -> Documents:
         (replace(SETTINGS, units=("words",)), "no tokenizer"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(
-    model: Any, documents: Documents, settings: Settings, message: str
-) -> None:
-    request = MeasureRequest(model=loaded(model), documents=documents, settings=settings)
+def test_settings_that_mean_nothing_are_refused(settings: Settings, message: str) -> None:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(10, 40, 12)
+    documents = Documents.of([generator.integers(0, VOCAB, length) for length in lengths])
+    request = MeasureRequest(model=loaded(untrained()), documents=documents, settings=settings)
     with pytest.raises((ConfigError, DataError), match=message):
         measurement.measure(request.checked())
 

@@ -167,9 +167,6 @@ def test_no_target_is_an_error_and_not_an_empty_table(
         assert not any((tmp_path / "parts/recovery").iterdir())  # known before any is evaluated
 
 
-# --- controls -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("seed", "units"), [(1, "tokens"), (2, "span:4")])
 def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     seed: int, units: str, tmp_path: Path
@@ -190,9 +187,6 @@ def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     others = others[others.num_documents >= 20]
     misses = (others.net_nats_low > 0) | (others.net_nats_high < 0)
     assert misses.sum() <= 2, "of ten intervals of 95%, three miss in 1 of 90 trials"
-
-
-# --- targets, induction, sources ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("first", "repeated", "copies"), [(2.9, 2.2, True), (5.9, 5.2, False)])

@@ -24,34 +24,14 @@ from olmo_sparsity.analysis.results.summary import (
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from tests.support.measurements import losses_table
 
-ROW = {
-    "target_set": "gap",
-    "units": "tokens",
-    "selector": "add_one",
-    "k": 1,
-    "num_targets": 200,
-    "num_documents": 50,
-    "num_placebo_targets": 90,
-    "num_placebo_documents": 40,
-    "mean_ratio": 0.91,
-    "share_enough": 0.52,
-    "gap": 1.5,
-    "recovery": 0.99,
-    "low": 0.94,
-    "high": 1.03,
-    "foreign": 0.16,
-    "net": 0.48,
-    "net_low": 0.34,
-    "net_high": 0.63,
-    "net_nats": 0.73,
-    "net_equal": 0.19,
-    "net_equal_low": 0.03,
-    "net_equal_high": 0.39,
-    "excess": 0.83,
-    "excess_low": 0.8,
-    "excess_high": 0.9,
-    "excess_nats": 1.1,
-}
+ROW: dict[str, Any] = {"target_set": "gap", "units": "tokens", "selector": "add_one", "k": 1}
+ROW |= {"num_targets": 200, "num_placebo_targets": 90}
+ROW |= {"num_documents": 50, "num_placebo_documents": 40}
+ROW |= {"mean_ratio": 0.91, "share_enough": 0.52, "gap": 1.5, "foreign": 0.16}
+ROW |= {"recovery": 0.99, "low": 0.94, "high": 1.03}
+ROW |= {"excess": 0.83, "excess_low": 0.8, "excess_high": 0.9, "excess_nats": 1.1}
+ROW |= {"net": 0.48, "net_low": 0.34, "net_high": 0.63, "net_nats": 0.73}
+ROW |= {"net_equal": 0.19, "net_equal_low": 0.03, "net_equal_high": 0.39}
 
 
 def made_up(has_induction: bool = True, **changed: Any) -> Results:
