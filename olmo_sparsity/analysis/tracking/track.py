@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -108,8 +108,8 @@ def track_checkpoints(request: TrackRequest) -> Tracked | None:
 
 
 def count_track(request: TrackRequest) -> Cost:
-    """Count the cost of all checkpoints."""
-    tracking = _Tracking(request)
+    """Count the cost of all checkpoints, and write nothing."""
+    tracking = _Tracking(replace(request, out=None))
     tokens = tracking.tokens * len(tracking.checkpoints)
     return Cost(tokens, tracking.first.num_parameters, tracking.describe_cost())
 
