@@ -62,12 +62,13 @@ BOMB = "a: &a [x, x]\n" + "".join(
     "text",
     [
         *("a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml", "a: &a [*a]", DEEP, "- " * 50_000),
-        *(BOMB, "base: bad.yaml"),
+        *(BOMB, "base: back.yaml"),
     ],
 )
 def test_unreadable_files_are_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
+    (tmp_path / "back.yaml").write_text("base: bad.yaml")
     with pytest.raises(ConfigError, match=r"bad\.yaml|nowhere\.yaml"):
         load_config(path)
 
