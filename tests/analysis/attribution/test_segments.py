@@ -338,6 +338,9 @@ def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
     assert not chained.relies_on("a", statement=1)
     assert chained.sources.statements.tolist() == [(0,), (0,), (1,), (), (0,)]
     assert chained.text().startswith("w1 w2 w3 [1][2] w8 w9 [3]")
+    shown = repr(chained).splitlines()
+    assert shown[2].startswith(f"    reasoning 2, '{SECOND}', rests on b and reasoning 1 together")
+    assert shown[3].startswith(f"      reasoning 1, '{FIRST}', rests on a (")
     chained.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert f"<li>→ → reasoning 1, “{FIRST}”, rests on a (" in page
