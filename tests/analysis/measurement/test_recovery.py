@@ -120,6 +120,9 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
         for control in ("own", "foreign")
         for selector in ("add_one", "gradient", "random")
     }
+    # A rule costs what it takes for the document's own text, once.
+    num_targets = tables["costs"].groupby(["units", "selector"]).num_targets.sum().drop("all")
+    assert num_targets.tolist() == [3] * 2 * 3
 
 
 @ONE_FAMILY
