@@ -30,7 +30,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.errors import DataError
 
 pytest.importorskip("llama_cpp", reason="make test-engines")
-SERVER = os.environ.get("LLAMA_SERVER", "")  # examples/server/server.py of llama-cpp-python
+SERVER = os.environ.get("LLAMA_SERVER", "")
+"""examples/server/server.py of llama-cpp-python, or llama.cpp's own llama-server."""
 
 TEXTS = {
     "bridge.txt": "The bridge over the Elm was opened in 1921 by Katharina Weissenborn.",
@@ -94,8 +95,10 @@ def started(*words: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script = Path(__file__).with_name("llama_server.py")
-    command = [sys.executable, str(script), SERVER, str(find_smollm2_gguf()), str(port), *words]
+    model, script = str(find_smollm2_gguf()), Path(__file__).with_name("llama_server.py")
+    command = [sys.executable, str(script), SERVER, model, str(port), *words]
+    if not SERVER.endswith(".py"):
+        command = [SERVER, "-m", model, "--port", str(port), "-np", "1", "-t", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
@@ -123,7 +126,7 @@ def test_verdicts_over_http_are_those_in_this_process(llama: Any) -> None:
         np.testing.assert_allclose(there.matrix.gives, here.matrix.gives, atol=1.0)
 
 
-@needs_server
+@pytest.mark.skipif(not SERVER.endswith(".py"), reason="LLAMA_SERVER is not the example")
 def test_a_server_that_returns_too_few_tokens_is_noticed(llama: Any) -> None:
     """As the example of llama-cpp-python 0.3.36 does for what prompts share."""
     with started("--unchanged") as url, pytest.raises(DataError, match=url):

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -101,6 +102,7 @@ class Server:
             limits=httpx.Limits(max_connections=None, keepalive_expiry=2),  # less than servers'
             trust_env=False,
         )
+        weakref.finalize(self, self._client.close)
         self.dialect, self.card = DIALECTS["echo"], dict[str, Any]()
         self.has_replied = self.is_known = False
         self._recognizing = threading.Lock()
