@@ -2,8 +2,7 @@
 
 Place in the flow: *.gguf → **folder in the cache** → `load_model`. transformers converts the
 weights; what it would read wrong is completed here (RoPE of Llama 3) or rejected. GGUF has no
-checksum: a change of a weight, a template, the name of a special token, or of a number to another
-plausible one (RoPE's base doubled, context_length) cannot be detected.
+checksum: docs/models.md lists which damage cannot be detected.
 """
 
 from __future__ import annotations
@@ -129,10 +128,8 @@ def _convert(header: Header, origin: Origin, folder: Path) -> None:
                 model = _read_weights(Path(temporary))
                 _complete_config(model.config, header)
                 _check_count(model, header)
-            except UserError:
-                raise
             except Exception as error:  # a damaged file may raise almost any
-                if is_out_of_memory(error):
+                if isinstance(error, UserError) or is_out_of_memory(error):
                     raise
                 reason = one_line(f"{type(error).__name__}: {error}")
                 problem = f"transformers cannot read its weights ({reason})"
@@ -173,10 +170,6 @@ _FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The letter of `struct` for each type of an entry."""
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_TOKENIZER_ARRAYS = tuple(
-    f"tokenizer.ggml.{name}"
-    for name in ("tokens", "merges", "scores", "token_type", "precompiled_charsmap")
-)
 
 
 @dataclass(frozen=True)
@@ -263,7 +256,7 @@ def _read_header(path: Path) -> Header:
             for _ in range(num_entries):
                 start, key = reader.at, reader.string()
                 metadata[key] = reader.value(reader.number("I"))
-                if key not in _TOKENIZER_ARRAYS:
+                if not (key.startswith("tokenizer.") and isinstance(metadata[key], list)):
                     raw[key] = data[start : reader.at]
             table = []
             for _ in range(num_tensors):
@@ -283,6 +276,8 @@ def _read_header(path: Path) -> Header:
                     raise struct.error(f"'{name}' ends at byte {first + offset + num_bytes:,}")
                 tensors.append(Tensor(name, shape, kind, first + offset, num_bytes))
                 end = -(-(end + num_bytes) // align) * align
+            if first + end < len(data):
+                raise ValueError(f"{len(data) - first - end:,} bytes follow its last tensor")
     except struct.error as error:
         raise DataError(f"'{path}' ends too early ({error}); download it again") from None
     except (ValueError, KeyError, OSError, OverflowError, ZeroDivisionError, TypeError) as error:
@@ -336,7 +331,7 @@ def _check_entries(header: Header) -> None:
     for key, value in header.metadata.items():
         owner, _, name = key.partition(".")
         if owner != arch:
-            if name in known or (name.startswith("ggml.") and owner != "tokenizer"):
+            if key.endswith(tuple(known)) or ("ggml." in key and owner != "tokenizer"):
                 raise _damaged(header, f"its entry {key} is of no architecture")
             continue
         least, limit = (1, 2**31) if name.endswith(_LENGTHS) else (0, most)
@@ -417,10 +412,8 @@ def _complete_config(config: Any, header: Header) -> None:
     start = f"{header.architecture}."
     for key, value in header.metadata.items():
         name = key.removeprefix(start)
-        if name == key or name in theirs or name in _WITHOUT_EFFECT:
-            continue
-        if name.startswith("rope.scaling."):
-            continue  # below
+        if name == key or name.startswith("rope.scaling.") or name in {*theirs, *_WITHOUT_EFFECT}:
+            continue  # RoPE is scaled below
         if name == "rope.freq_base_swa":
             config.rope_parameters["sliding_attention"]["rope_theta"] = value
         elif name == "attention.sliding_window" and hasattr(config, "sliding_window"):
@@ -489,7 +482,7 @@ _WHOLE_WORDS = (
 """How text is split before merges (`tokenizer.ggml.pre`), as in llama.cpp: by GPT-2's expression,
 after splitting off each digit, or with words of the vocabulary taken whole."""
 
-_NORMAL = 1  # the type of a token that is not special
+_NORMAL, _CONTROL, _ADDED = 1, 3, 4  # types of tokens
 
 
 def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -540,33 +533,37 @@ def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
 
 
 def _check_vocabulary(header: Header, about: dict[str, Any]) -> None:
+    from gguf import Keys
+
     tokens, kinds = about["tokens"], about.get("token_type") or [1] * len(about["tokens"])
-    known = set(tokens)
+    known, is_bpe = set(tokens), about["model"] == "gpt2"
     if len(known) != len(tokens):
         raise _damaged(header, f"its vocabulary holds {Counter(tokens).most_common(1)} twice")
     if len(kinds) != len(tokens) or not {*kinds} <= {*range(1, 7)}:
         raise _damaged(header, f"its tokens are of {len(kinds)} types, {sorted({*kinds})}")
     if scores := [score for score in about.get("scores", ()) if not math.isfinite(score)]:
         raise _damaged(header, f"a token has the score {scores[0]}")
-    for key, number in about.items():
-        if key.endswith("_token_id") and not 0 <= number < len(tokens):
+    named = {key: number for key, number in about.items() if key.endswith("_token_id")}
+    for key, number in named.items():
+        if not 0 <= number < len(tokens):
             raise _damaged(header, f"tokenizer.ggml.{key}={number}, of {len(tokens)} tokens")
-    if about["model"] != "gpt2":
-        return
-    merges = [tuple(merge.split(" ")) for merge in about["merges"]]
+    odd = [tokens[number] for number in named.values() if kinds[number] == _NORMAL]
+    keys = (key for key in header.metadata if re.match(r"tokenizer\.(?!chat_template\.)", key))
+    odd += [key for key in keys if key not in vars(Keys.Tokenizer).values()]
+    merges = [tuple(merge.split(" ")) for merge in about["merges"]] if is_bpe else []
     for merge, num in Counter(merges).items():
         if num > 1 or len(merge) != 2 or not known.issuperset({*merge, "".join(merge)}):
             raise _damaged(header, f"its merge {' '.join(merge)!r} is not of its vocabulary")
-    letters, made = {*pre_tokenizers.ByteLevel.alphabet()}, {"".join(merge) for merge in merges}
-    first = about.get("bos_token_id")
-    odd = [] if first is None or kinds[first] != _NORMAL else [tokens[first]]
-    for token, kind in zip(tokens, kinds, strict=True):
+    letters = {*pre_tokenizers.ByteLevel.alphabet()}
+    made = letters | {"".join(merge) for merge in merges}
+    for token, kind in zip(tokens, kinds, strict=True) if is_bpe else ():
         if kind == _NORMAL and not letters.issuperset(token):
             raise _damaged(header, f"its token {token!r} is not of bytes")
-        if (token in made) != (kind == _NORMAL and len(token) > 1):
+        is_known = kind in (_NORMAL, _CONTROL, _ADDED) or token.startswith("[PAD")
+        if not is_known or (token in made) != (kind == _NORMAL):
             odd.append(token)
     if odd:
-        found = f"merges and types of {len(odd)} tokens ({odd[0]!r}) do not agree"
+        found = f"{len(odd)} entries or tokens ({odd[0]!r}) do not agree with the others"
         say(f"{header.path.name}: {found}; the file may be damaged")
 
 
