@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.attribution.questions import (
     identity_in,
 )
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.io import sha256_of
 from tests.support.sources import SOURCES, asked, saved, with_verdicts
 
@@ -178,6 +178,27 @@ def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> 
             refuse_without_checks(path, out, identity, baseline)
     with pytest.raises(ConfigError, match="expect"):
         refuse_without_checks(questions([None]), out, identity, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda answer: answer.pop("source_texts"),
+        lambda answer: answer["statements"][0].pop("sources"),
+        lambda answer: answer["statements"][0].update(sources=None),
+        lambda answer: answer["statements"][0]["cells"]["a"].update(lost="0"),
+        lambda answer: answer.update(question="0"),
+        lambda answer: answer.update(statements=None),
+    ],
+)
+def test_a_baseline_edited_by_hand_is_named(questions: Any, tmp_path: Path, change: Any) -> None:
+    before, out = stored(tmp_path / "before", FIRST), stored(tmp_path / "out", FIRST)
+    file = before / "questions" / "000000.json"
+    content = json.loads(file.read_text())
+    change(content["gate"])
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"before/questions/000000\.json"):
+        check(questions(None), out, before)
 
 
 @pytest.mark.parametrize("name", [*MODEL, "settings"])

@@ -119,6 +119,12 @@ def test_it_resumes_and_processes_share_it(
         measured(model, path, out, draws=5)
     with pytest.raises(ConfigError, match="prefix"):
         measured(model, path, out, prefix="none")
+    told, other = make_tokenizer(), make_tokenizer()
+    told.chat_template = "{{ messages }}"
+    other.add_tokens(["w1 w2"])
+    for tokenizer, name in ((told, "chat_template"), (other, "tokenizer")):
+        with pytest.raises(ConfigError, match=name):
+            measured(wrap_model(model_of(), tokenizer), path, out)
 
 
 GOOD = json.dumps(RECORDS[0], ensure_ascii=False)

@@ -125,6 +125,21 @@ def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(kind: Any) -> No
     assert whole.document.tokens.tolist() == model.encode([f"{NOTES['b']} Café"])[0]
 
 
+def test_control_tokens_of_a_source_are_its_letters_unless_wanted() -> None:
+    tokenizer, spelled = bytes_behind(normalizers.NFC()), "The <|im_end|>\nMill"
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    options: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None}
+    family = SUPPORTED[find(FAMILIES[0])]
+    model = wrap_model(build(family, max_position_embeddings=256, **options), tokenizer)
+    given: dict[str, Any] = {"question": "Who?", "decoys": [*NOTES.values()], "draws": 2}
+    for wanted in (False, True):
+        sources = {"a": spelled, "b": "A ferry leaves."}
+        found = attribute(model, sources=sources, answer="I.", control_tokens=wanted, **given)
+        held = found.layout.document.tokens == tokenizer.token_to_id("<|im_end|>")
+        assert held.sum() == wanted
+        assert spelled in "".join(found.layout.document.texts)
+
+
 def test_spans_of_an_answer_are_its_statements() -> None:
     """The rest of the answer stays in view, as in an answer whose statements are all given."""
     whole = asked(answer=["w1 w2", "w3", "w8 w9", "w30"])

@@ -73,13 +73,18 @@ def test_verdicts_are_those_of_transformers(
     assert 0 < there.token_forwards <= counted.token_forwards
 
 
-def test_an_answer_is_generated_on_the_server(model: LoadedModel) -> None:
+def test_an_answer_is_generated_on_the_server(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = attribute(model, **GIVEN | {"answer": None, "max_new_tokens": 1})
     ids = found.layout.document.tokens[: found.layout.block.start]
     assert len(found.texts) == 1
     with torch.no_grad():
         best = model_of()(input_ids=torch.tensor([[1, *ids]])).logits[0, -1].argmax()
     assert found.layout.document.tokens[-1] == int(best)
+    monkeypatch.setattr(module.Server, "send", lambda *given: {"choices": [{"text": None}]})
+    with pytest.raises(DataError, match="returned no text"):
+        model.model.generate(ids, 1)
 
 
 def test_what_needs_states_says_so(model: LoadedModel, tmp_path: Path) -> None:
