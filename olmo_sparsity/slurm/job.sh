@@ -6,8 +6,8 @@
 #   0  finished                         nothing
 #   2  something you can mend           nothing; the log says what
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
-#   anything else: crash, lost task     requeued; but a job that dies within 15 minutes, and has been
-#                                       restarted MAX_RESTARTS times (5), stays where it is
+#   anything else: crash, lost task     requeued; but a job that has died so within 15 minutes of a
+#                                       start more than MAX_RESTARTS times (5) stays where it is
 #
 # (A training that dies again and again without getting on refuses to start, which is a 2.)
 #
@@ -49,10 +49,10 @@ run() {
     log "not requeued: mend what is said above, then submit again"
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
     requeue "stopped when asked"
-  elif ((SECONDS > 900 || ${SLURM_RESTART_COUNT:-0} < ${MAX_RESTARTS:-5})); then
+  elif ((SECONDS > 900)) || (($(count_death) <= ${MAX_RESTARTS:-5})); then
     requeue "exit code $status"
   else
-    log "exit code $status: not requeued after $SLURM_RESTART_COUNT restarts; find the cause above"
+    log "exit code $status: not requeued after ${MAX_RESTARTS:-5} restarts; find the cause above"
   fi
   return "$status"
 }
@@ -88,6 +88,12 @@ interface_between_nodes() {
   last=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
   address=$(getent ahostsv4 "$last" | awk '{ print $1; exit }')
   ip -o route get "$address" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p'
+}
+
+# The deaths of this job so far. Preemptions are none, so SLURM_RESTART_COUNT does not tell.
+count_death() {
+  echo dead >>"slurm/logs/.deaths-$SLURM_JOB_ID"
+  wc -l <"slurm/logs/.deaths-$SLURM_JOB_ID"
 }
 
 requeue() {

@@ -276,8 +276,9 @@ def swept(bench: Bench) -> Job:
 
 
 def crashing(bench: Bench) -> Job:
-    """A job that crashes at once is not tried for ever."""
-    return bench.pretend("crashing", "exit 9", MAX_RESTARTS="1").end()
+    """A job that crashes at once is not tried for ever. A restart that it asked for is no crash."""
+    script = "((SLURM_RESTART_COUNT == 0)) && exit 75; exit 9"
+    return bench.pretend("crashing", script, MAX_RESTARTS="1").end()
 
 
 def refusing(bench: Bench) -> Job:
@@ -444,7 +445,7 @@ def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
 
 
 ENDS = {
-    crashing: ("FAILED", "1", "9:0", ["9: requeued", "9: not requeued after 1 restarts"]),
+    crashing: ("FAILED", "2", "9:0", ["9: requeued", "9: not requeued after 1 restarts"]),
     refusing: ("FAILED", "0", "2:0", ["not requeued"]),
 }
 
