@@ -89,6 +89,8 @@ class Jumps:
         self.sigmas, self.recent, self.num_skipped = sigmas, recent, num_skipped
 
     def found(self, loss: float, norm: float) -> bool:
+        if not math.isfinite(loss + norm):
+            return True  # the run ends when it writes this step's metrics
         before, self.recent = self.recent, [*self.recent, [loss, norm]][-self.WINDOW :]
         if len(before) < self.WINDOW // 4:
             return False

@@ -23,6 +23,7 @@ from olmo_sparsity.model.checkpoint_files import StoredWeights, list_checkpoints
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.optim import Jumps
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import data_section, small_run
 from tests.support import children
@@ -36,6 +37,7 @@ def settings(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     """Gradient accumulation, clipping, PoSE; ZeRO-3 cuts even the smallest weights."""
     folder = tmp_path_factory.mktemp("engines")
     smallest = {"stage": 3, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
+    smallest["contiguous_gradients"] = False  # as shipped
     (folder / "zero3.json").write_text(json.dumps({"zero_optimization": smallest}))
     settings = small_run(folder / "run", data_section(data_folder))
     settings["training"] |= {"batch_size": 8, "micro_batch_size": 2, "max_grad_norm": 0.5}
@@ -220,6 +222,49 @@ def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
     assert job.wait() == [76, -signal.SIGKILL], "\n".join(job.texts())
     assert "another process of this run is gone" in job.texts()[0]
     assert curve(finish(often)) == pytest.approx(curve(one_process), rel=1e-4)
+
+
+# --- skipped steps --------------------------------------------------------------------------------
+
+
+def end_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Weights and moments of all processes at the end, and how many steps were skipped by each."""
+    files = list_checkpoints(folder)[0].rglob("*.safetensors")
+    tensors = {f"{file.name} {name}": t for file in files for name, t in load_file(file).items()}
+    return tensors | {"skipped": torch.tensor(curve(folder, "skipped_steps"))}
+
+
+def test_processes_that_skip_steps_go_on_to_the_bit(settings: dict) -> None:
+    steady = {"skip_sigmas": 1, "learning_rate": 1e-5, "warmup_steps": 0}
+    for engine, world_size in (("single", 1), ("ddp", 2)):
+        given = on(settings, f"skips-{engine}", engine, checkpoint={"interval_steps": 44})
+        given["training"]["num_steps"] = 56
+        end = end_of(finish(given | {"optimizer": steady}, world_size))
+        skipped = end["skipped"].tolist()
+        assert 0 == skipped[31] < skipped[43] < skipped[-1]
+        shutil.rmtree(list_checkpoints(given["run_folder"])[0])
+        again = end_of(finish(given | {"optimizer": steady}, world_size))  # from step 44
+        torch.testing.assert_close(again, end, rtol=0, atol=0)
+    alone = Path(given["run_folder"]).with_name("skips-single")
+    assert skipped == curve(alone, "skipped_steps")
+
+
+def find_a_jump() -> None:
+    """In a child: in its third step."""
+    found = iter([False, False, True, False])
+    Jumps.found = lambda *_: next(found)  # type: ignore[method-assign, assignment]
+
+
+def test_a_step_that_one_process_skips_is_skipped_by_all(settings: dict) -> None:
+    ends = []
+    for ranks in ([0], [1], [0, 1]):
+        given = on(settings, f"jumps-{ranks}", "ddp", optimizer={"skip_sigmas": 9})
+        given["training"]["num_steps"] = 4
+        job = children.start(given, disturb=dict.fromkeys(ranks, find_a_jump))
+        assert job.wait() == [0, 0], "\n".join(job.texts())
+        ends.append(end_of(Path(given["run_folder"])))
+    assert ends[0]["skipped"].tolist() == [0, 0, 1, 1]
+    torch.testing.assert_close(ends[1:], ends[:1] * 2, rtol=0, atol=0)
 
 
 def fill_the_disk() -> None:

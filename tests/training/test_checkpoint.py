@@ -413,25 +413,6 @@ def test_a_decay_from_a_stable_run_is_that_of_the_run_planned_so(
         assert_equal(*ends)
 
 
-def test_a_run_that_skips_steps_goes_on_to_the_bit(make_config: MakeConfig) -> None:
-    config = make_config(
-        training__num_steps=56, optimizer__skip_sigmas=1, checkpoint__interval_steps=44,
-        optimizer__learning_rate=1e-5, optimizer__warmup_steps=0,
-    )  # fmt: skip
-    ends: list[dict] = []
-    for _ in range(2):
-        train(config)
-        last = list_checkpoints(config.run_folder)[0]
-        moments = load_file(last / "engine/moments-00000-of-00001.safetensors")
-        ends.append(load_file(last / "model.safetensors") | moments)
-        rows = read_metrics(Path(config.run_folder) / "metrics.jsonl")
-        skipped = [row["skipped_steps"] for row in rows if "loss" in row]
-        ends[-1]["skipped"] = torch.tensor(skipped)
-        assert 0 == skipped[31] < skipped[43] < skipped[-1]
-        shutil.rmtree(last)
-    assert_equal(*ends)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

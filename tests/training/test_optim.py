@@ -102,4 +102,6 @@ def test_a_jump_is_beyond_the_deviations_of_the_last_steps() -> None:
         found.append(jumps.found(*value))
         assert found[-1] == bool((value > limits).any()), step
         jumps = Jumps(2.0, jumps.recent, 0)  # as a resumed run
+        assert jumps.found(3.0, math.inf), "which later steps are not compared with"
+        assert jumps.found(math.nan, 1.0)
     assert 0 < sum(found) < 50
