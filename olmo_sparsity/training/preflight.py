@@ -9,7 +9,6 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +94,6 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
 # --- repeated deaths ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    died_after: int | None
-    """The last step that was logged before the death."""
-
-
 @contextlib.contextmanager
 def attempt(run_folder: Path, processes: Processes) -> Iterator[None]:
     """Refuse a run that died twice after the same step. The file exists only while a run is alive,
@@ -120,13 +113,13 @@ def attempt(run_folder: Path, processes: Processes) -> Iterator[None]:
 
 
 def _refuse_a_loop(path: Path) -> None:
-    died_after = None
+    died_after = None  # the last step that was logged before the death
     if path.exists():
         died_after = max(
             (row["step"] for row in read_metrics(path.with_name("metrics.jsonl"))), default=0
         )
         with contextlib.suppress(DataError):  # a damaged file does not count
-            if read_json(path, _Attempt, "").died_after == died_after:
+            if read_json(path, dict, "").get("died_after") == died_after:
                 remedy = f"find the cause in the log (memory? time limit?), then delete {path}"
                 raise UserError(f"{path.parent} died twice after step {died_after}; {remedy}")
-    write_json(path, asdict(_Attempt(died_after)))
+    write_json(path, {"died_after": died_after})
