@@ -5,8 +5,9 @@ process ever holds a whole model.
 
 One step of a model of width 768 on the CPU, in bf16, in processes that meet over gloo. Printed is
 the peak of resident memory of the largest process in each phase, less that of a process that has
-imported everything and met the others; beside it, in MiB, the formulas of a step, and of saving,
-which copies the process's part. Files that are being read count in `resume`.
+imported everything and met the others; beside it, in MiB, the formulas of a step, and of saving:
+what is held between steps, and the copy of the process's part. Files that are being read count in
+`resume`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from olmo_sparsity.config.sections import ModelConfig, TrainingConfig
 TRAINING = TrainingConfig(precision="bf16", batch_size=4, length=64, device="cpu")
 TRAINING.micro_batch_size = 1
 PHASES = ("build", "step", "save", "resume")
+HELD = {"ddp": 16, "zero1": 6, "zero2": 2, "zero3": 0}
+"""Bytes of a parameter that each process holds between steps, in bf16."""
+
+SHARED = {"ddp": 0, "zero1": 12, "zero2": 12, "zero3": 18}
+"""Bytes of which each process holds its part."""
 
 
 def model_of(layers: int) -> ModelConfig:
@@ -151,7 +157,8 @@ def main() -> None:
             size = int(found["parameters"])
             step = state_bytes("bf16", size, engine, count)
             step += int(activation_bytes(model_of(options.layers), TRAINING, 1))
-            stated = f"{step / 2**20:,.0f}, {(step + 12 * size / count) / 2**20:,.0f}"
+            save = size * (HELD[engine] + (SHARED[engine] + 12) / count)
+            stated = f"{step / 2**20:,.0f}, {save / 2**20:,.0f}"
             cells = " | ".join(f"{found[phase]:,.0f}" for phase in PHASES)
             print(f"| {engine} | {count} | {cells} | {stated} |", flush=True)
     return None

@@ -234,7 +234,8 @@ def deepspeed_settings(
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": share // micro,
         "gradient_clipping": training.max_grad_norm or 0.0,
-        "bf16": {"enabled": training.precision == "bf16"},
+        # With ZeRO-1, else bf16 gradients of all weights are held until the next step.
+        "bf16": {"enabled": training.precision == "bf16", "immediate_grad_update": True},
     }
 
 

@@ -77,13 +77,14 @@ def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
     size, part = 2 if precision == "bf16" else 4, parameters / count
     weights = size * (part if stage == 3 else parameters)
     gradients = 4 * (part if stage >= 2 else parameters)  # added up in fp32
-    in_use = size * min(parameters, BUCKET_NUMBERS[stage])
+    in_use = size * min(parameters, BUCKET_NUMBERS.get(stage, parameters))
     return int(weights + gradients + 12 * part + in_use)
 
 
-BUCKET_NUMBERS = {1: 400_000_000, 2: 400_000_000, 3: 2**26}
-"""Gradients and weights that collectives hold, by configs/deepspeed/*.json; with ZeRO-3 a bucket,
-its copy in the order of the shards, whole weights in use and those fetched ahead."""
+BUCKET_NUMBERS = {2: 150_000_000, 3: 2**26}
+"""Gradients and weights that collectives hold, by configs/deepspeed/*.json: with ZeRO-2 two buckets
+and a copy; with ZeRO-3 a bucket, its copy in the order of the shards, whole weights in use and
+those fetched ahead. ZeRO-1 casts all gradients at once."""
 
 MOST_TOKENS = 65_536
 """Tokens of a micro-batch. Larger ones gain little: its fixed cost is below 2% of a step."""
@@ -271,9 +272,8 @@ def _memory(config: RunConfig, hardware: Hardware, engine: str) -> str:
 
 def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
     """Reject a run that does not fit with a single sequence at a time."""
-    needed = state_of(config, hardware) + activation_bytes(
-        config.model, config.training, 1, hardware.kind
-    )
+    of_one = config.model, config.training, 1, hardware.kind
+    needed = state_of(config, hardware) + activation_bytes(*of_one)
     if needed > hardware.memory:
         sizes = f"{needed / 2**30:.1f} GiB a device, of {hardware.memory / 2**30:.1f}"
         raise ConfigError(

@@ -5,6 +5,8 @@ is gathered, and as Adam treats elements independently, training continues exact
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -60,6 +62,8 @@ def copy_moments(
 def to_main_memory(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Copy tensors, all at once. Copies of a GPU's are pinned: several times as fast, and PyTorch
     keeps the memory for the next checkpoint, at most twice the size."""
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
+        ctypes.CDLL(None).malloc_trim(0)  # memory of freed tensors that glibc keeps
     copies, on_gpu = {}, False
     for name, tensor in tensors:
         on_gpu = tensor.device.type == "cuda"

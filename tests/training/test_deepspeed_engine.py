@@ -46,7 +46,7 @@ def test_a_deepspeed_file_configures_communication_alone(
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 1.0,
-        "bf16": {"enabled": False},
+        "bf16": {"enabled": False, "immediate_grad_update": True},
         "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000},
     }
 

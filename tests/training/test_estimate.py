@@ -90,6 +90,14 @@ def test_state_is_what_the_table_says() -> None:
         assert found == [1000 * bf16, 1000 * fp32], engine
 
 
+def test_buckets_are_those_of_the_shipped_files() -> None:
+    for stage, num in ((1, 0), (2, 3), (3, 4)):
+        path = CONFIGS / f"deepspeed/zero{stage}.json"
+        size = json.loads(path.read_text())["zero_optimization"]["reduce_bucket_size"]
+        small, large = (state_bytes("bf16", n, f"zero{stage}", 4) for n in (10**9, 2 * 10**9))
+        assert 2 * small - large == 2 * num * size
+
+
 @pytest.mark.parametrize("count", [1, 8, 16, 64])
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("c4_*.yaml")), ids=lambda path: path.stem)
 def test_the_ladder_needs_no_option_on_any_number_of_gpus(path: Path, count: int) -> None:
