@@ -65,7 +65,7 @@ class Condition:
 
 
 def read_claims() -> dict[str, Claim]:
-    stored = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    stored = yaml.load(CLAIMS.read_text(encoding="utf-8"), yaml.CSafeLoader)
     return {name: Claim(name=name, **fields) for name, fields in stored["claims"].items()}
 
 
@@ -167,7 +167,7 @@ def family(claims: dict[str, Claim]) -> dict[str, object]:
 
 
 def write() -> str:
-    stored = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    stored = yaml.load(CLAIMS.read_text(encoding="utf-8"), yaml.CSafeLoader)
     claims = read_claims()
     parts = [stored["about"].strip().format(**family(claims))]
     for group, question in stored["groups"].items():

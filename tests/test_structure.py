@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import takewhile
 from pathlib import Path
@@ -51,9 +51,10 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(nodes: Iterator[ast.AST]) -> set[str]:
+@cache
+def imports(path: Path) -> set[str]:
     found = set()
-    for node in nodes:
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -78,19 +79,21 @@ NAMES = {name_of(path): path for path in MODULES if path.stem != "__init__"}
 
 def imports_of(name: str) -> set[str]:
     """Return modules of the package that a module imports: at once, in a function, for types."""
-    found = imports(ast.walk(ast.parse(NAMES[name].read_text())))
-    found |= {other.rpartition(".")[0] for other in found}
+    found = imports(NAMES[name])
+    found = found | {other.rpartition(".")[0] for other in found}
     return found & NAMES.keys() - {name}
 
 
-GRAPH = {name: imports_of(name) - EXCEPT.get(name, set()) for name in NAMES}
+@cache
+def graph() -> dict[str, set[str]]:
+    return {name: imports_of(name) - EXCEPT.get(name, set()) for name in NAMES}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_packages_import_only_what_lies_below(path: Path) -> None:
     package = name_of(path).split(".")[1:2]
     if package and package[0] in ALLOWED:
-        found = imports(ast.walk(ast.parse(path.read_text())))
+        found = imports(path)
         assert not any(name.split(".")[0] == "analysis" for name in found)
         ours = {name.split(".")[1] for name in found if name.startswith("olmo_sparsity.")}
         packages = {inner.stem for inner in PACKAGE.iterdir()}
@@ -99,7 +102,7 @@ def test_packages_import_only_what_lies_below(path: Path) -> None:
 
 def test_the_package_never_imports_the_study() -> None:
     for path in MODULES:
-        found = {name.split(".")[0] for name in imports(ast.walk(ast.parse(path.read_text())))}
+        found = {name.split(".")[0] for name in imports(path)}
         assert not found & {"study", "benchmarks", "tests"}, name_of(path)
 
 
@@ -115,7 +118,7 @@ def test_packages_of_the_tool_import_only_those_above_them(name: str) -> None:
     folder = PACKAGE / "analysis" / name
     above = {*takewhile(lambda other: other != name, ORDER), name}
     for path in folder.glob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
-        for found in GRAPH.get(name_of(path), set()):
+        for found in graph().get(name_of(path), set()):
             if found.startswith("olmo_sparsity.analysis."):
                 assert found.split(".")[2] in above, f"{name_of(path)} imports {found}"
 
@@ -130,7 +133,7 @@ def test_no_package_of_the_tool_has_more_than_ten_modules() -> None:
 
 
 def test_no_circle_of_imports() -> None:
-    TopologicalSorter(GRAPH).prepare()  # CycleError names the circle
+    TopologicalSorter(graph()).prepare()  # CycleError names the circle
 
 
 def test_exceptions_are_needed() -> None:
@@ -141,9 +144,7 @@ def test_exceptions_are_needed() -> None:
 def test_tests_import_no_tests() -> None:
     """Tests share helpers through tests/support."""
     for path in ROOT.glob("tests/**/*.py"):
-        shared = [
-            name for name in imports(ast.walk(ast.parse(path.read_text()))) if ".test_" in name
-        ]
+        shared = [name for name in imports(path) if ".test_" in name]
         assert not shared, f"{path} imports {shared}"
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from olmo.data.iterable_dataset import IterableDataset
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.config.sections import PositionsConfig, StageConfig, TrainingConfig
@@ -48,6 +47,8 @@ def same(left: Batch, right: Batch) -> bool:
 
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_order_is_that_of_olmos_iterable_dataset(epoch: int) -> None:
+    from olmo.data.iterable_dataset import IterableDataset
+
     theirs = IterableDataset(
         [[0]] * 101, 4, seed=9, epoch=epoch, drop_last=True, rank=0, world_size=1
     )

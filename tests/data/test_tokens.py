@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from olmo.data.memmap_dataset import MemMapDataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.analysis.inputs.corpus import is_heldout, read_records
@@ -85,6 +84,8 @@ def test_shards_hold_every_document_once_and_on_its_side(
 @pytest.mark.usefixtures("small_shards")
 def test_olmo_reads_the_shards_as_they_are_and_cuts_the_same_sequences(data: DataConfig) -> None:
     """None of them crosses from one shard to the next."""
+    from olmo.data.memmap_dataset import MemMapDataset
+
     prepare(data)
     opened = open_shards(data, "train")
     assert len(opened.paths) > 5

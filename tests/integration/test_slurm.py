@@ -23,7 +23,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.report.figures import curves_of
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.sweep import expand
@@ -466,6 +465,8 @@ def test_what_becomes_of_a_job(job: Job, facts: list[str], said: list[str]) -> N
 @asks(chained)
 def test_the_chain_of_figure_2(job: Job, whole: Results) -> None:
     """It trains two configs and measures them at two lengths and steps, each by an array."""
+    from olmo_sparsity.analysis.report.figures import curves_of
+
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
     folder = job.run_folder.with_name("chained-results")
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")

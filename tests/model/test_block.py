@@ -8,8 +8,6 @@ import math
 import pytest
 import torch
 
-from olmo_sparsity.model import layers
-from olmo_sparsity.model.layers import rotate
 from tests.support.models import FIELDS, GAPPED, draw_tokens, tiny_olmo
 
 
@@ -36,12 +34,14 @@ def test_a_compiled_rotation_has_the_gradient_that_the_compiler_finds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """PyTorch 2.11 compiles the gradient of our own function as 0, other versions do not."""
+    from olmo_sparsity.model import layers
+
     angles = torch.rand(2, 1, 6, 4)
     tables = angles.cos(), angles.sin()
     x_BHLK, weights = torch.randn(2, 3, 6, 12, requires_grad=True), torch.randn(2, 3, 6, 12)
-    (rotate(x_BHLK, *tables) * weights).sum().backward()
+    (layers.rotate(x_BHLK, *tables) * weights).sum().backward()
     expected, x_BHLK.grad = x_BHLK.grad, None
     monkeypatch.setattr(layers, "_Rotation", None)
-    (torch.compile(rotate, backend="aot_eager")(x_BHLK, *tables) * weights).sum().backward()
+    (torch.compile(layers.rotate, backend="aot_eager")(x_BHLK, *tables) * weights).sum().backward()
     assert x_BHLK.grad is not None
     torch.testing.assert_close(x_BHLK.grad, expected)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from olmo.config import ModelConfig as UpstreamConfig
-from olmo.model import OLMo
 from torch import Tensor
 
+from olmo_sparsity.analysis.kernels.attention import causal_bias
 from olmo_sparsity.analysis.kernels.losses import mean_loss
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.layers import causal_bias
-from olmo_sparsity.model.olmo import PositionedOLMo
 from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
+
+if TYPE_CHECKING:
+    from olmo.model import OLMo
+
+    from olmo_sparsity.model.olmo import PositionedOLMo
 
 UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {
     "rope": {},
@@ -39,6 +41,8 @@ UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {
 
 def test_settings_are_those_of_upstream() -> None:
     """`ModelConfig` repeats them, with other defaults where its comment says so."""
+    from olmo.config import ModelConfig as UpstreamConfig
+
     ours, theirs = fields(ModelConfig), fields(UpstreamConfig)
     assert [item.name for item in ours[: len(theirs)]] == [item.name for item in theirs]
     changed = {
@@ -51,6 +55,9 @@ def test_settings_are_those_of_upstream() -> None:
 
 
 def upstream_of(model: PositionedOLMo) -> OLMo:
+    from olmo.config import ModelConfig as UpstreamConfig
+    from olmo.model import OLMo
+
     theirs = UpstreamConfig.__dataclass_fields__
     fields = {name: value for name, value in vars(model.config).items() if name in theirs}
     with warnings.catch_warnings():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -16,7 +16,9 @@ from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.io import write_manifest
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill, save_weights
-from olmo_sparsity.model.olmo import PositionedOLMo
+
+if TYPE_CHECKING:  # ai2-olmo takes a second to import
+    from olmo_sparsity.model.olmo import PositionedOLMo
 
 COUNTED = torch.arange(12)[None]
 GAPPED = torch.tensor([[0, 1, 2, 3, 9, 10, 11, 12, 30, 31, 32, 33]])

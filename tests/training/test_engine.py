@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from olmo.model import RMSLayerNorm
 from torch import nn
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
@@ -20,7 +19,6 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.layers import RMSNorm
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine, choose_precision, own_device, own_gpu
 from olmo_sparsity.training.optim import Jumps
@@ -174,7 +172,10 @@ def test_a_compiled_step_is_two_graphs(
     """Of the model and of a chunk of its losses. Where the compiler breaks off, what follows runs
     uncompiled, and says nothing."""
     torch.compiler.reset()
+    from olmo.model import RMSLayerNorm
     from torch._dynamo.testing import CompileCounterWithBackend  # imports the compiler
+
+    from olmo_sparsity.model.layers import RMSNorm
 
     graphs = CompileCounterWithBackend("aot_eager")
     compiler = partial(torch.compile, backend=graphs, fullgraph=True)

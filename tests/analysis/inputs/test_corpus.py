@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +99,8 @@ def test_records_beside_plain_text_are_not_chosen_from_silently(tmp_path: Path, 
 
 
 def test_c4_streams_the_split_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     asked = []
 
     def rows() -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pandas as pd
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -72,19 +72,30 @@ def test_files_are_documents_of_the_same_numbers_and_names(model: LoadedModel) -
         assert {d.group for d in documents} == {""}
         assert documents.name == str(text)
     renamed = [{"body": row["text"], "text": "no"} for row in ROWS]
-    for rows in (pd.DataFrame(renamed), datasets.Dataset.from_list(renamed), renamed):
+    for rows in (pd.DataFrame(renamed), dataset().from_list(renamed), renamed):
         assert read(open_documents(rows, model, field="body")) == TEXTS
 
 
-DATASET = datasets.Dataset.from_list(ROWS)
+@cache
+def dataset() -> Any:
+    import datasets
+
+    return datasets.Dataset.from_list(ROWS)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [TEXTS, ROWS, tuple(TEXTS), FRAME, DATASET, DATASET.to_iterable_dataset()],
-    ids=lambda rows: type(rows).__name__,
-)
+def stream() -> Any:
+    return dataset().to_iterable_dataset()
+
+
+def splits() -> Any:
+    import datasets
+
+    return datasets.DatasetDict(a=dataset(), b=dataset())
+
+
+@pytest.mark.parametrize("rows", [TEXTS, ROWS, tuple(TEXTS), FRAME, dataset, stream])
 def test_what_python_holds_are_the_same_documents(rows: Any, model: LoadedModel) -> None:
+    rows = rows() if callable(rows) else rows
     documents = open_documents(rows, model)
     assert read(documents) == TEXTS
     assert names(documents)[3] == f"{type(rows).__name__}:4"
@@ -177,7 +188,7 @@ def test_more_than_can_be_held_is_refused_before_it_is_read(
         ("notes.txt", {"limit": 1}, "limit=1"),
         ([], {}, "list holds no documents"),
         ([3, 4], {}, "2 x malformed line"),
-        (datasets.DatasetDict(a=DATASET, b=DATASET), {}, "several splits, a, b"),
+        (splits, {}, "several splits, a, b"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -186,7 +197,7 @@ def test_what_cannot_be_read_is_one_line(
 ) -> None:
     Path("notes.txt").write_text("notes")
     with pytest.raises(UserError, match=message) as caught:
-        open_documents(text, model, **options)
+        open_documents(text() if callable(text) else text, model, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -198,11 +209,11 @@ def test_the_hub_is_asked_for_what_is_named(
 ) -> None:
     asked = []
 
-    def load_dataset(*args: Any, **options: Any) -> datasets.IterableDataset:
+    def load_dataset(*args: Any, **options: Any) -> Any:
         asked.append((*args, options["split"]))
-        return DATASET.to_iterable_dataset()
+        return stream()
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     for text, wanted in (
         ("owner/name", ("owner/name", None, "train")),
         ("hub:name", ("name", None, "train")),

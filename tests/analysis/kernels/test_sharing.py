@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from olmo_sparsity.analysis.kernels.attention import causal_bias
 from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.model.layers import causal_bias
 from tests.support.families import (
     COPIES_FAR,
     COUNTED,

@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
+from olmo_sparsity.analysis.kernels.attention import causal_bias
 from olmo_sparsity.analysis.models.compatibility import position_limit
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.analysis.results.summary import LOUD_NOISE, describe_noise
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.layers import causal_bias
 from tests.support.families import (
     CPU,
     PAGE,

@@ -10,11 +10,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from olmo_sparsity.analysis.kernels.attention import causal_bias
 from olmo_sparsity.analysis.models import huggingface
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.use import forget
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.layers import causal_bias
 from tests.support.families import (
     COUNTED,
     CPU,
