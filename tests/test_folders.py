@@ -22,6 +22,7 @@ from olmo_sparsity.folders import (
     LOCK,
     STALE_S,
     Owner,
+    Pieces,
     WorkFolder,
     differences,
     holder,
@@ -230,6 +231,26 @@ def test_other_settings_are_refused_by_name(
     folder.identity.write_text(folder.identity.read_text().replace("64", "65"))
     with pytest.raises(DataError, match=r"settings\.json"):
         folder.identify(SETTINGS)
+
+
+@pytest.mark.parametrize("names", [[0, 2, 10, 9_999_999], ["step000001", "step000120"]])
+def test_a_piece_is_read_again_unless_it_is_damaged_or_of_something_else(
+    names: list[int | str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    pieces = Pieces(tmp_path)
+    for name in names:
+        assert pieces.read(name, "a text") is None
+        pieces.write(name, "a text", {"number": name})
+    assert [pieces.read(name, "a text") for name in names] == [{"number": name} for name in names]
+    assert pieces.read(names[0], "another text") is None
+    files = sorted(tmp_path.iterdir())
+    assert [json.loads(file.read_text())["number"] for file in files] == names
+    assert not capsys.readouterr().err
+    files[0].write_text(files[0].read_text().replace("0", "3"))
+    assert pieces.read(names[0], "a text") is None
+    assert files[0].name in capsys.readouterr().err
+    pieces.write(names[0], "a text", {})
+    assert pieces.read(names[0], "a text") == {}
 
 
 def test_differences_are_found_at_the_leaves(

@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -337,6 +339,18 @@ def test_auto_is_a_setting_and_a_slow_save_says_once_what_it_needs(
         "step000011",
     ]
     assert capsys.readouterr().err.count("a preempted job needs as long a Grace") == 1
+
+
+@pytest.mark.parametrize("took_s", [None, 0.0, checkpoint.SLOW_S + 100])
+def test_only_a_slow_save_says_how_long_it_took(
+    took_s: float | None, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    begun = None if took_s is None else time.monotonic() - took_s
+    with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
+        writer.save(checkpoint.TrainerState(1, 1, ""), lambda _: None, lambda _: [], begun)
+    said = re.findall(r"took (\d+) s", capsys.readouterr().err)
+    assert len(said) == (took_s is not None and took_s > checkpoint.SLOW_S)
+    assert all(took_s <= float(seconds) < took_s + 60 for seconds in said)
 
 
 def test_a_checkpoint_of_before_goes_on(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from olmo_sparsity.analysis.inputs.documents import (
     Controls,
@@ -385,8 +385,24 @@ def test_a_character_belongs_to_the_token_that_completes_it(
     assert whole == "a🚀�🚀"
 
 
-def test_a_token_keeps_the_characters_that_it_completes() -> None:
-    """It ends within the next one."""
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "ĠðŁ": 1, "ļĢ": 2}, "a"))
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="�"), min_size=1)
+    | st.text("a é🚀", min_size=1),
+    data=st.data(),
+)
+def test_tokens_that_end_anywhere_keep_the_characters_that_they_complete(
+    text: str, data: st.DataObject
+) -> None:
+    """Bytes are cut into tokens at random. Up to each of them, all tokens before it are decoded."""
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    ((letters, _),) = as_bytes.pre_tokenize_str(text)  # one letter for each byte
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(letters)))) | {len(letters)})
+    tokens = [letters[first:end] for first, end in zip([0, *cuts], cuts, strict=False)]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, tokens[0]))
     tokenizer.decoder = decoders.ByteLevel()
-    assert token_texts(tokenizer, [0, 1, 2]) == ["a", " ", "🚀"]
+    ids = [vocabulary[token] for token in tokens]
+    pieces = token_texts(tokenizer, ids)
+    for end in range(1, len(ids) + 1):
+        complete = tokenizer.decode(ids[:end]).rstrip("�")
+        assert "".join(pieces[:end]) == complete

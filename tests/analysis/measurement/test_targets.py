@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity import measure
@@ -105,18 +107,25 @@ def test_of_every_token_as_many_are_drawn_as_wanted_on_average() -> None:
     assert not len(targets_by_text(documents, replace(settings, sets=("gap",))))
 
 
-def test_targets_for_a_first_look_and_the_first_that_has_a_unit() -> None:
-    losses = losses_table(
-        document=0, target=[*range(10, 22)], loss_short=3.0, loss_long=np.arange(12) / 4
-    ).assign(placebo_loss_long=3.0 - MIN_GAP)
-    eight = [(place, place + 1) for place in range(10, 18)]
-    assert largest_gaps(losses) == eight
-    assert largest_gaps(losses[:3], num_targets=2) == eight[:2]
-    assert largest_gaps(losses.assign(loss_long=2.99), num_targets=3) == eight[:1]
-    assert largest_gaps(losses, "placebo_loss_long") == eight
-    mixed = losses.assign(loss_long=3.0 - MIN_GAP * np.array([0.5] * 5 + [1.01] * 7))
-    assert largest_gaps(mixed) == [(place, place + 1) for place in range(15, 22)]
-    assert largest_gaps(losses[:0]) == []
+@given(
+    gaps=st.lists(st.sampled_from([-1.0, 0.0, MIN_GAP / 2, MIN_GAP, 2 * MIN_GAP]), max_size=12),
+    num_targets=st.integers(1, 9),
+    column=st.sampled_from(["loss_long", "placebo_loss_long"]),
+)
+def test_a_first_look_is_at_the_largest_gaps(
+    gaps: list[float], num_targets: int, column: str
+) -> None:
+    """Of equal gaps at the first. If all are small, at the largest alone."""
+    places = [*range(10, 10 + len(gaps))]
+    losses = losses_table(document=0, target=places, loss_short=0.0, loss_long=9.0)
+    losses[column] = -np.array(gaps)
+    order = sorted(range(len(gaps)), key=lambda i: -gaps[i])[:num_targets]
+    chosen = [i for i in order if gaps[i] >= MIN_GAP] or order[:1]
+    found = largest_gaps(losses, column, num_targets)
+    assert found == [(10 + i, 11 + i) for i in sorted(chosen)]
+
+
+def test_the_first_target_has_a_unit() -> None:
     for windows, units, first in (
         (Windows(16, 6), "tokens", 16),
         (Windows("all", 4), "span:3", 7),
