@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     **{f"study/tables/{path.name}": f"tables/{path.name}" for path in ROOT.glob("study/tables/*")},
     "README.md": "index.md",
-    "olmo_sparsity/slurm/README.md": "slurm.md",
     "olmo_sparsity/slurm/accept_example.md": "accept_example.md",
     "benchmarks/README.md": "benchmarks.md",
     "study/records/benchmarks.md": "benchmarks_record.md",

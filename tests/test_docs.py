@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 ALL_RESULTS = pytest.mark.skipif(
     "OLMO_SPARSITY_ALL_RESULTS" not in os.environ, reason="part of `make results-check`"
 )
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "slurm/README.md"]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
 def blocks_in(page: str, language: str) -> list[str]:

@@ -496,12 +496,13 @@ def assert_same(found: Results, whole: Results) -> None:
         pd.testing.assert_frame_equal(getattr(whole, name), getattr(found, name), atol=1e-5)
 
 
-# --- docs/train.md and slurm/README.md ------------------------------------------------------------
+# --- docs/train.md -------------------------------------------------------------------------------
 
-PAGES = "".join((ROOT / page).read_text() for page in ("docs/train.md", "slurm/README.md"))
 COMMANDS = [
     shlex.split(line, comments=True)
-    for block in re.findall(r"```bash\n(.*?)```", PAGES, flags=re.DOTALL)
+    for block in re.findall(
+        r"```bash\n(.*?)```", (ROOT / "docs/train.md").read_text(), flags=re.DOTALL
+    )
     for line in block.splitlines()
     if line.startswith(("sbatch", "squeue")) or "--slurm" in line
 ]
