@@ -1,16 +1,8 @@
 """Add position coupling, or Predictive Position Coupling (PPC), to a model with position IDs.
 
-Place in the flow: tokens and coupled IDs → **PositionCoupling(model)** → a joint loss, or a freely
-generated response.
-
-Tokens that belong together share a position ID. In training the IDs of prompt and response are
-given; in PPC the model also learns to predict the ID of each next response token. At test only the
-prompt's IDs are given: the model feeds back its own tokens *and* its own IDs, so one wrong ID
-affects everything after it.
-
-IDs enter by the model's own positions (RoPE, on all or part of a head: `model.rotary_fraction`) and
-by a learned embedding (`embed_ids`). Which IDs a sample gets in training, so that every ID up to
-the test length is seen, is drawn in data/positions.py. One's own task: docs/tasks.md.
+Tokens that belong together share a position ID. In training all IDs are given, and in PPC the model
+also learns to predict those of the response; at test it feeds back its own tokens *and* its own
+IDs. IDs enter by the model's positions (`model.rotary_fraction`) and by a learned embedding.
 
 Dimension key: B samples, P prompt length, R response length, L = P + R, N response places of a
 batch, D width, V vocabulary, I number of IDs.

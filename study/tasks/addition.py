@@ -1,7 +1,5 @@
 """The task of adding two n-digit numbers; coupled IDs join digits of equal significance.
 
-Place in the flow: a task → samples.
-
 Prompt `a_1 … a_n + b_1 … b_n =`, most significant digit first, with numbers uniform below 10^n.
 Response: the n+1 digits of the sum, least significant first, so that each depends on two places and
 a carry. One ID per significance, counted in writing order; `+` and `=` have the ID before the

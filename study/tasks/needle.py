@@ -1,7 +1,5 @@
 """The needle-in-a-haystack task: recall the value that followed a key. It depends on one place.
 
-Place in the flow: a task → samples.
-
 A prompt of length n is hay (random words), a needle `key value` at a random place, then `?` and the
 key; the response is its value. Hay uses the same words as values,
 so that only the key before a value distinguishes it. Coupled IDs: prompt tokens have their place,

@@ -1,7 +1,5 @@
 """The parity tasks: of k marked bits among l, and of all bits with a scratchpad.
 
-Place in the flow: a task → samples.
-
 Sparse parity is to predict the XOR of k marked bits among l. A sample of length 2l is l pairs
 (mark, bit). k of the marks, chosen uniformly, show which bits count. The paper names the
 distribution D^sp_{l,k} and the lengths; marks next to bits are our reading.

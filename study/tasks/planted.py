@@ -1,7 +1,5 @@
 """Plant the pieces of an answer into text: k of them, far before a cue, determine its one token.
 
-Place in the flow: a prepared text → samples. The text is that of `olmo-sparsity prepare`.
-
 Whatever k is, there are 256 answers: each piece is one of 256^(1/k) marks of an alphabet of its
 own. A prompt has eight slots, and its pieces stand in k of them, drawn anew: so the distance of a
 piece has one distribution for all k. Local slots are adjacent, in the first eighth of the prompt;

@@ -1,7 +1,4 @@
-"""Read, write and format the table of a task experiment. Never imports torch.
-
-Place in the flow: experiment.py → accuracy.parquet + meta.json.
-"""
+"""Read, write and format the table of a task experiment. Never imports torch."""
 
 from __future__ import annotations
 

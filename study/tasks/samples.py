@@ -1,7 +1,5 @@
 """Define what a task provides: prompts, target responses, and the position IDs that couple them.
 
-Place in the flow: a task → **samples** → schemes.py gives them position IDs → model.
-
 Nothing here knows a model. A task of one's own needs only what `Task` lists; docs/tasks.md
 writes one.
 

@@ -1,7 +1,5 @@
 """Place samples under each scheme: the tokens a model reads, and their position IDs.
 
-Place in the flow: samples → **schemes** (data/positions.py draws) → model.
-
     rope, nope, alibi   IDs counted from 0; the model rotates by them, ignores them, or subtracts
                         their distance
     pose                counted from 0 at test; in training cut into chunks that skip ahead, over

@@ -1,7 +1,5 @@
 """The variable assignment task: follow a chain of copies from the queried name to a constant.
 
-Place in the flow: a task → samples.
-
 A prompt is m statements `name = source`, written `name source` without the sign, then `?` and a
 name. A source is a constant or another name; the k statements of the chain lead from the queried
 name to a constant. The others form chains of the same length, so that only the query distinguishes

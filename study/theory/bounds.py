@@ -1,7 +1,5 @@
 """Compute the paper's two bounds, and reject lengths and risks that they do not cover.
 
-Place in the flow: last of the arithmetic; experiment.py compares risks with them.
-
 The constant in each O(·) is not public. Here it is 1: a measured risk above the value shows that it
 must be larger, and a value above 1 is vacuous (the loss is at
 most 1).

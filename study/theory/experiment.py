@@ -1,7 +1,4 @@
-"""Run a theory experiment: learn on lengths L/2 … L, measure risk up to 8L next to both bounds.
-
-Place in the flow: settings → planted data → learning → risks, bounds → results.
-"""
+"""Run a theory experiment: learn on lengths L/2 … L, measure risk up to 8L next to both bounds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Train a hypothesis of the attention class on strings of lengths L/2 … L, for all seeds at once.
 
-Place in the flow: planted.py → strings of mixed lengths → sparse_attention.py with trained tables.
-
 There are two objectives. Eq. (3) is the mixture: the mean risk over the lengths. The minimax
 objective of the answer to the reviewers is the largest risk, approximated by weighting the lengths
 with a softmax of their running risks. (With risks of single batches, noise would choose the length;

@@ -1,10 +1,5 @@
 """Define k-sparse planted distributions (Definition 3.2), and sample strings of any length.
 
-Place in the flow: first of the theory modules. A `PositionLaw` gives the distribution of the k
-planted places at each length, a `Planted` adds tokens, label and background. Both are finite
-tables, so sampling, enumeration, locality and regularity (Assumption 4.2) are computed, not
-assumed.
-
 A string of length L is drawn in three steps: S* from Q^pos_L, then the tokens at S* together with
 the label from Q^voc, then every other token i.i.d. from the background.
 

@@ -1,7 +1,4 @@
-"""Read, write and summarize the table of a theory experiment. Never imports torch.
-
-Place in the flow: experiment.py → table.parquet + meta.json → study/tables/theory.md.
-"""
+"""Read, write and summarize the table of a theory experiment. Never imports torch."""
 
 from __future__ import annotations
 

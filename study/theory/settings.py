@@ -1,8 +1,4 @@
-"""The settings of a theory experiment, read from YAML and `--key.sub=value` overrides, and checked.
-
-Place in the flow: first; experiment.py receives the result. Wrong settings are rejected before
-anything is computed.
-"""
+"""The settings of a theory experiment, read from YAML and `--key.sub=value` overrides, and checked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Implement the sparse functional attention class (Definition 3.3), exactly and differentiably.
 
-Place in the flow: strings from planted.py → **attention, and its risk** → learning.py trains it.
-
     h(X) = Σ_S key(S, X_S) · value(X_S) / Σ_S key(S, X_S)        S over all k-subsets of the string
 
 `key` is non-negative and depends on the position IDs of S only through their differences
