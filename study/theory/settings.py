@@ -1,4 +1,4 @@
-"""The settings of a theory experiment, read from YAML and `--key.sub=value` overrides, and checked."""
+"""The settings of a theory experiment, from YAML and `--key.sub=value` overrides, checked."""
 
 from __future__ import annotations
 
