@@ -121,7 +121,7 @@ def _add_explain(sub: Parser) -> None:
     what = sub.add_mutually_exclusive_group(required=True)
     what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
     what.add_argument("--prompt", metavar="TEXT", help=f"{help['prompt']}. {AT_FILE}")
-    record = "of --text FILE:N, the N-th record of a file (.jsonl, .parquet): the field of its text"
+    record = "of --text FILE:N, the N-th record of a file (.jsonl, .parquet): its text (text)"
     sub.add("--field", metavar="NAME", help=record)
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     _add(sub, help, target="TEXT")

@@ -242,10 +242,10 @@ def _text_of(path: str, field: str | None) -> str:
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.inputs.texts import open_text
 
-    if field is None:
-        return read_text(path)
     file, _, number = path.rpartition(":")
-    for record in open_text(file, field)[1] if file else ():
+    if field is None and not (number.isdigit() and Path(file).is_file()):
+        return read_text(path)
+    for record in open_text(file, field or "text")[1] if file else ():
         if record.name.rpartition(":")[2] == number:
             return record.text
     raise ConfigError(f"--text={path} with --field must be FILE:N, a record with text, N from 1")

@@ -184,9 +184,10 @@ def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
         "tokens in all": f"{tokens * training.num_steps:,} in {training.num_steps:,} steps",
         "FLOPs in all": f"{flops * training.num_steps:.3g}",
     }
-    if share := training.batch_size % count:
-        below = training.batch_size - share
-        lines["batch"] = f"{count} processes do not divide it; {below} and {below + count} do"
+    below = training.batch_size - training.batch_size % count
+    lines["batch"] = f"{count} processes do not divide it; {below} and {below + count} do"
+    if below == training.batch_size:
+        lines["batch"] = f"{below} = {count} processes × {below // count}"
     if hardware.gpu and hardware.gpu.tflops:
         lines |= _time(config, hardware, parameters, flops)
     engines = ("ddp", "zero1", "zero2", "zero3") if count > 1 else (config.engine.name,)

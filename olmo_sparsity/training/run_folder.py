@@ -312,7 +312,8 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
                 panels[1].plot(heldout.step, heldout[part], **style)
         for axes, title in zip(panels, titles, strict=True):
             axes.set(title=title, xlabel="step")
-            axes.legend(frameon=False)
+            if axes.lines:  # no evaluation yet
+                axes.legend(frameon=False)
         return figure
 
     drawing.save(draw, out)

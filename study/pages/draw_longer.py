@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from olmo_sparsity.drawing import BLACK, BLUE, GREY, RED, save
 from study.pages.stored import ROOT, task_rows
 
-PICTURE = ROOT / "docs/figures/longer.png"
-
 
 def rows_of(*names: str) -> pd.DataFrame:
     return pd.concat([pd.DataFrame(task_rows(name)).assign(result=name) for name in names])
@@ -51,4 +49,4 @@ def draw() -> Figure:
 
 
 if __name__ == "__main__":
-    save(draw, PICTURE)
+    save(draw, ROOT / "docs/figures/longer.png")

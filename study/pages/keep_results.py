@@ -1,12 +1,9 @@
-"""Store a result in docs/results: python -m study.pages.keep_results FOUND [NAME] [--no-rows]
+"""Store a result in study/results: python -m study.pages.keep_results FOUND [NAME] [--no-rows]
 
 FOUND is the folder of a measurement, of a task or theory result or of a training run, or a table
-(.csv) or record (.json) of a benchmark. NAME is what the pages call it; default: the name of FOUND.
-A result of the same name is replaced; the entries of a record are added to the stored ones.
-
-Of a measurement: summary, mean losses, provenance, and the rows of its targets by `add_one` (of all
-selectors, if there is none), from which the summary can be computed again (--no-rows leaves them
-out). Of a task: its table and provenance. Of a training run: the evaluations.
+(.csv) or record (.json) of a benchmark; a result of the same NAME is replaced, a record added to.
+Of a measurement: summary, mean losses, provenance, and the rows of its targets by `add_one` (else
+of all selectors), from which the summary can be computed again. Of a run: its evaluations.
 """
 
 from __future__ import annotations
@@ -173,13 +170,10 @@ def keep_other(name: str, value: Any) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("found", type=Path)
-    parser.add_argument("name", nargs="?", help="default: the name of FOUND")
+    parser.add_argument("name", nargs="?", help="what the pages call it (default: as FOUND)")
     parser.add_argument("--no-rows", action="store_true")
     options = parser.parse_args()
     with locked(RESULTS, waits=True):
         found = options.found
-        keep(
-            found,
-            options.name or (found.stem if found.is_file() else found.name),
-            not options.no_rows,
-        )
+        named = found.stem if found.is_file() else found.name
+        keep(found, options.name or named, not options.no_rows)

@@ -104,12 +104,18 @@ def test_usage_errors_exit_2(words: list[str]) -> None:
 
 
 def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    rows = [{"body": "no"}, {"body": "The bridge was opened by Ada. It was Ada"}]
+    rows = [
+        {"body": "no", "text": "no"},
+        {"body": "The bridge was opened by Ada. It was Ada", "text": "one two two"},
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["explain", "demo", "--field", "body", "--at", "Ada", "--short", "2", "-k1", "--json"]
     assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"]
     assert "must be FILE:N" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")
+    words = ["explain", "demo", "--at", "two", "--short", "1", "-k1", "--json"]  # the field `text`
+    assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
+    assert "Ada" not in capsys.readouterr().out
 
 
 def test_stopped_questions_go_on(

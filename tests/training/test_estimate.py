@@ -118,6 +118,7 @@ def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixtu
     assert "engine.name=ddp needs 155.0" in capsys.readouterr().err
     zero3 = ["--engine.name=zero3", "--training.compile=false"]
     assert main([*words, *seven, *zero3, "--gpus=64"]) == 0
+    assert "batch: 512 = 64 processes × 8" in capsys.readouterr().out
     for wrong in (["--gpu=h101"], ["--nodes=3"]):
         assert main([*words, "--gpus=8", *wrong]) == 2
 

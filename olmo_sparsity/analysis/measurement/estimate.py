@@ -78,13 +78,17 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = No
     chosen = f"about {cost.num_evaluated:,.0f} evaluated"
     if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
-    widths = (f"±{w / (cost.num_own * shard[1]) ** 0.5:.2f} of {n}" for n, w in WIDTHS.items())
+    num_own = cost.num_own * shard[1]
+    widths = "none, as no target of the sample passes"
+    if num_own:
+        ends = (f"±{w / num_own**0.5:.2f} of {n}" for n, w in WIDTHS.items())
+        widths = f"about {' and '.join(ends)} (by stored measurements)"
     lines = [
         describe_induction(trial.induction, plan.settings.far_states),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
         f"targets         {cost.num_losses:,} with both losses, {chosen}",
-        f"intervals       about {' and '.join(widths)} (by stored measurements)",
+        f"intervals       {widths}",
         f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",

@@ -62,6 +62,12 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
     assert counting.scorer.token_forwards == plan.scorer.token_forwards - before > 0
 
 
+def test_a_sample_without_a_target_has_no_interval(model: Any) -> None:
+    settings = replace(FEW, sets=("gap",), min_gap=1e9)
+    text = str(estimate(Plan.of(loaded(model), documents(*[48] * 4, seed=1), settings)))
+    assert "intervals       none, as no target of the sample passes" in text
+
+
 @pytest.mark.parametrize(
     ("settings", "changed"),
     [
