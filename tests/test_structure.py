@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
 from itertools import takewhile
@@ -104,13 +103,6 @@ def test_the_package_never_imports_the_study() -> None:
     for path in MODULES:
         found = {name.split(".")[0] for name in imports(path)}
         assert not found & {"study", "benchmarks", "tests"}, name_of(path)
-
-
-def test_the_study_is_not_packaged() -> None:
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "packages"
-    ]
-    assert packages["find"]["include"] == ["olmo_sparsity*"]
 
 
 @pytest.mark.parametrize("name", ORDER)

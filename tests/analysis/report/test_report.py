@@ -10,7 +10,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -245,42 +244,33 @@ def test_json_comes_through_html_whole(text: str) -> None:
     assert [tag for tag, _ in page.elements] == ["script", "p"]
 
 
-@pytest.fixture
-def figures() -> ModuleType:
-    from olmo_sparsity.analysis.report import figures  # imports matplotlib
+def test_every_format_is_written_without_its_date(results: Results, tmp_path: Path) -> None:
+    from olmo_sparsity.analysis.report.figures import draw_figure2
 
-    return figures
-
-
-def test_every_format_is_written_without_its_date(
-    figures: ModuleType, results: Results, tmp_path: Path
-) -> None:
     hostile = replace(
         results, meta=replace(META, model={"name": r"$\frac{1$ <b>&amp;</b> 模型 ]]> _x^"})
     )
     for suffix, head in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         path, again = (tmp_path / name / f"figure{suffix}" for name in "ab")
-        figures.draw_figure2([hostile], path)
-        figures.draw_figure2([hostile], again)
+        draw_figure2([hostile], path)
+        draw_figure2([hostile], again)
         assert path.read_bytes().startswith(head)
         assert path.read_bytes() == again.read_bytes()
-    figures.draw_figure2(
-        [replace(results, summary=results.summary.iloc[:0])], tmp_path / "none.png"
-    )
+    draw_figure2([replace(results, summary=results.summary.iloc[:0])], tmp_path / "none.png")
 
 
-def test_what_cannot_be_drawn_is_refused(
-    figures: ModuleType, results: Results, tmp_path: Path
-) -> None:
+def test_what_cannot_be_drawn_is_refused(results: Results, tmp_path: Path) -> None:
+    from olmo_sparsity.analysis.report.figures import draw_figure2
+
     for name, times, labels in (("jpg", 1, None), ("png", 0, None), ("png", 2, ["one"] * 3)):
         with pytest.raises(ConfigError):
-            figures.draw_figure2([results] * times, tmp_path / f"figure.{name}", labels)
+            draw_figure2([results] * times, tmp_path / f"figure.{name}", labels)
 
 
-def test_recovery_and_removal_are_those_of_the_first_selector(
-    figures: ModuleType, results: Results
-) -> None:
-    figure = figures.draw_headline(figures.curves_of([results], ["a model"]))
+def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) -> None:
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+
+    figure = draw_headline(curves_of([results], ["a model"]))
     rows = results.summary.query("target_set == 'gap' and selector == 'add_one'")
     columns = (("recovery", "foreign"), ("removal", "placebo_removal"))
     for axes, names in zip(figure.axes, columns, strict=True):
@@ -290,10 +280,9 @@ def test_recovery_and_removal_are_those_of_the_first_selector(
         assert len(drawn) == 2 * len(UNITS)
 
 
-def test_a_run_is_drawn_by_length_and_by_step_too(
-    figures: ModuleType, results: Results, tmp_path: Path
-) -> None:
+def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Path) -> None:
     """By k: the longest windows at the last step. Equal places are curves of their own."""
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_figure2, draw_headline
 
     def at(run: str, long: int, step: int, recovery: float) -> Results:
         model = {"name": f"runs/{run}/checkpoints/step{step}", "trained": {"step": step}}
@@ -302,16 +291,16 @@ def test_a_run_is_drawn_by_length_and_by_step_too(
 
     places = ((16, 9, 0.1), (64, 9, 0.2), (64, 5, 0.3), (64, 7, 0.4))
     every = [at(run, *place) for run in "ab" for place in places]
-    curves = figures.curves_of(every, [run for run in "ab" for _ in places])
+    curves = curves_of(every, [run for run in "ab" for _ in places])
     assert [curve.rows.length.iloc[0] for curve in curves] == [64, 64]
-    figure = figures.draw_headline(curves)
+    figure = draw_headline(curves)
     by_k, _, by_length, by_step = figure.axes
     assert set(by_k.lines[0].get_ydata()) == {0.2}
     for axes, wanted in ((by_length, {16: 0.1, 64: 0.2}), (by_step, {5: 0.3, 7: 0.4, 9: 0.2})):
         assert dict(zip(*axes.lines[0].get_data(), strict=True)) == wanted
-    figures.draw_figure2(every, tmp_path / "figure.svg", ["RoPE", "PoSE"])
+    draw_figure2(every, tmp_path / "figure.svg", ["RoPE", "PoSE"])
     assert "RoPE" in (tmp_path / "figure.svg").read_text()
-    same = figures.curves_of([*every[:2], every[0]], ["a"] * 3)
+    same = curves_of([*every[:2], every[0]], ["a"] * 3)
     assert [curve.rows.length.iloc[0] for curve in same] == [16, 64, 16]
 
 

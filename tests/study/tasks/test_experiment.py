@@ -105,49 +105,6 @@ def test_a_run_goes_on_where_it_stopped(
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
-OWN_TASK = """
-from dataclasses import dataclass
-from typing import ClassVar
-import numpy as np
-from study.tasks.samples import Samples
-@dataclass(frozen=True)
-class Copy:
-    num_words: int = 3
-    length_step: ClassVar[int] = 1
-    @property
-    def vocabulary(self): return tuple(map(str, range(self.num_words)))
-    def sample(self, generator, num_samples, length, k=None):
-        x = generator.integers(0, self.num_words, (num_samples, length))
-        i = np.tile(np.arange(1, length + 1), (num_samples, 1))
-        return Samples(x, x, i, i[:, :length])
-    def largest_k(self, length): return None
-    def largest_id(self, length): return length
-    def solve(self, samples): return samples.prompt_BP
-"""
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "expected"),
-    [
-        ("i[:, :length]", "i[:, :-1]", "response_ids_BR has shape"),
-        ("@dataclass(frozen=True)", "", "nor a dataclass your_file.py:Task"),
-        ("map(str, range(self.num_words))", "map(str, range(2))", "the vocabulary has 2 words"),
-        ("return length\n", "return length - 1\n", "position IDs 1 to 5, but the first is 1"),
-        ("return samples.prompt_BP", "return 0 * samples.prompt_BP", "solve() does not give"),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_what_is_wrong_with_it_is_said_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture, right: str, wrong: str, expected: str
-) -> None:
-    assert right in OWN_TASK
-    file = tmp_path / "copy_task.py"
-    file.write_text(OWN_TASK.replace(right, wrong))
-    path = write(small_task(tmp_path / "run") | {"task": {"name": f"{file}:Copy"}}, tmp_path)
-    assert main([str(path)]) == 2
-    assert expected in capsys.readouterr().err
-
-
 K: dict[str, Any] = {"task": {"name": "sparse_parity"}, "schemes": ["rope"]}
 K |= {"train_lengths": [20, 20], "test_lengths": [20], "train_ks": [4], "test_ks": [4]}
 

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from study.tasks.__main__ import main
 from study.tasks.experiment import run_settings
 from study.tasks.schemes import SCHEMES
 from study.tasks.settings import build_task, load_settings
+from tests.conftest import small_task
+from tests.study.tasks.support import write
 
 ROOT = Path(__file__).parents[3]
 OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
@@ -51,3 +54,24 @@ def test_the_same_task_runs_under_every_scheme(tmp_path: Path) -> None:
     rows = run_settings(settings)
     assert {row.scheme for row in rows} == set(SCHEMES)
     assert all(0 <= row.token_accuracy <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "expected"),
+    [
+        ("response_ids_BR=ids_Bn[:, ::-1]", "response_ids_BR=ids_Bn[:, 1:]", "_BR has shape"),
+        ("@dataclass(frozen=True)", "", "nor a dataclass your_file.py:Task"),
+        ("num_letters)), ", "num_letters - 1)), ", "the vocabulary has 8 words"),
+        ("return length + 1", "return length", "but the first is 1"),
+        ("[:, -2::-1]", "[:, :-1]", "solve() does not give"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture, right: str, wrong: str, expected: str
+) -> None:
+    _, code = OWN_TASK
+    assert code.count(right) == 1
+    (tmp_path / "own.py").write_text(code.replace(right, wrong))
+    task = {"task": {"name": f"{tmp_path}/own.py:Backwards"}}
+    assert main([str(write(small_task(tmp_path / "run") | task, tmp_path))]) == 2
+    assert expected in capsys.readouterr().err
