@@ -126,8 +126,6 @@ def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
     assert build(Settings, {"ks": 4, "selectors": "add_one"}) == Settings(
         ks=(4,), selectors=("add_one",)
     )
-    with pytest.raises(TypeError, match="unexpected keyword argument 'unit'"):
-        explain("demo", text="a", unit="words")  # type: ignore[call-arg] # wrong
     with pytest.raises(ConfigError, match="control must be one of unrelated, matched, shuffled"):
         build(Settings, {"control": "some"})
     with pytest.raises(ConfigError, match="chat must be true or false, not 'yes'"):

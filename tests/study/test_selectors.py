@@ -11,9 +11,9 @@ from olmo_sparsity.analysis.settings import Reading
 from study import selectors
 from tests.support.brute import (
     CPU,
+    DOCUMENT,
     OF_KINDS,
     READINGS,
-    VOCAB,
     Brute,
     assert_ranked,
     question,
@@ -29,15 +29,15 @@ def test_rules_against_brute_force(
     windows: Windows, kind: str, rule: str, far_states: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selectors, "PLACES_AT_ONCE", 30)  # of drop_one: its rows in parts
-    model, document = tiny("olmo"), np.random.default_rng(1).integers(0, VOCAB, 40)
+    model = tiny("olmo")
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
-    block = list(windows.blocks(document))[2]
+    block = list(windows.blocks(DOCUMENT))[2]
     targets = list(range(block.num_targets))[-3:]
     units, by_hand = units_of(kind, block.num_far)
     k = min(4, len(by_hand))
     choice = getattr(selectors, rule)(scorer, question(scorer, block, targets, k, units))
     for row, target in enumerate(targets):
-        brute = Brute(model, document, windows, block.start + target, far_states)
+        brute = Brute(model, DOCUMENT, windows, block.start + target, far_states)
         expected = brute.influences(rule, by_hand)
         np.testing.assert_allclose(choice.score_TU[row], expected, atol=2e-5)
         assert_ranked(choice, row, expected, k)

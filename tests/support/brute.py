@@ -27,6 +27,7 @@ from tests.support.models import FIELDS
 
 VOCAB = 61
 CPU = torch.device("cpu")
+DOCUMENT = np.random.default_rng(1).integers(0, VOCAB, 40)
 shown_alone = partial(Scorer, device=CPU, far_states="isolated")
 
 OURS: dict[str, dict[str, Any]] = {

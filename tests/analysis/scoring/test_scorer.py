@@ -30,11 +30,11 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
 from tests.support.brute import (
     CPU,
+    DOCUMENT,
     LONG_BLOCK,
     ONE_FAMILY,
     OURS,
     READINGS,
-    VOCAB,
     WINDOWS,
     Brute,
     behind,
@@ -51,7 +51,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def document() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, VOCAB, 40)
+    return DOCUMENT
 
 
 @pytest.fixture(scope="module")

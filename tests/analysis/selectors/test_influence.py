@@ -19,6 +19,7 @@ from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.errors import ConfigError
 from tests.support.brute import (
     CPU,
+    DOCUMENT,
     KINDS,
     OF_KINDS,
     OURS,
@@ -42,13 +43,8 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module")
-def document() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, VOCAB, 40)
-
-
-@pytest.fixture(scope="module")
-def block(document: np.ndarray) -> Block:
-    return next(iter(Windows(16, 6, 4).blocks(document)))
+def block() -> Block:
+    return next(iter(Windows(16, 6, 4).blocks(DOCUMENT)))
 
 
 # --- the tests ------------------------------------------------------------------------------------
@@ -67,7 +63,6 @@ def block(document: np.ndarray) -> Block:
 )
 def test_selectors(
     model: Any,
-    document: np.ndarray,
     windows: Windows,
     selector: str,
     kind: str,
@@ -76,13 +71,13 @@ def test_selectors(
 ) -> None:
     monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 9)
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
-    block = list(windows.blocks(document))[2]
+    block = list(windows.blocks(DOCUMENT))[2]
     targets = list(range(block.num_targets))[-3:]
     units, by_hand = units_of(kind, block.num_far)
     k = min(4, len(by_hand))
     choice = SELECTORS[selector](scorer, question(scorer, block, targets, k, units))
     for row, target in enumerate(targets):
-        brute = Brute(model, document, windows, block.start + target, far_states)
+        brute = Brute(model, DOCUMENT, windows, block.start + target, far_states)
         expected = brute.influences(selector, by_hand)
         np.testing.assert_allclose(choice.score_TU[row], expected, atol=2e-5)
         assert_ranked(choice, row, expected, k)
@@ -92,7 +87,6 @@ def test_selectors(
 @pytest.mark.parametrize(("windows", "kind"), OF_KINDS[:3])
 def test_pairs_of_so_few_units_are_the_best_of_all(
     model: Any,
-    document: np.ndarray,
     windows: Windows,
     kind: str,
     far_states: Reading,
@@ -100,13 +94,13 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
 ) -> None:
     monkeypatch.setattr(influence, "NUM_FIRST", 10)
     monkeypatch.setattr(influence, "NUM_PARTNERS", 9)
-    block = list(windows.blocks(document))[1]
+    block = list(windows.blocks(DOCUMENT))[1]
     targets = [0, block.num_targets - 1][-block.num_targets :]
     scorer = Scorer(model, CPU, far_states=far_states)
     units, by_hand = units_of(kind)
     choice = SELECTORS["pairs"](scorer, question(scorer, block, targets, 4, units))
     for row, target in enumerate(targets):
-        brute = Brute(model, document, windows, block.start + target, far_states)
+        brute = Brute(model, DOCUMENT, windows, block.start + target, far_states)
         falls = {
             pair: brute.loss([]) - brute.loss({*by_hand[pair[0]], *by_hand[pair[1]]})
             for pair in combinations(range(len(by_hand)), 2)

@@ -15,9 +15,9 @@ from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.analysis.settings import Reading
 from tests.support.brute import (
     CPU,
+    DOCUMENT,
     OURS,
     READINGS,
-    VOCAB,
     assert_ranked,
     question,
     shown_alone,
@@ -31,17 +31,10 @@ def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
 
 
-@pytest.fixture(scope="module")
-def document() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, VOCAB, 40)
-
-
 @READINGS
-def test_the_gate_gradient_is_a_finite_difference(
-    model: Any, document: np.ndarray, far_states: Reading
-) -> None:
+def test_the_gate_gradient_is_a_finite_difference(model: Any, far_states: Reading) -> None:
     """Against opening one far token's gate a little, in a mask written out by hand."""
-    block = next(iter(Windows(14, 6, 1).blocks(document)))
+    block = next(iter(Windows(14, 6, 1).blocks(DOCUMENT)))
     scorer = Scorer(model, CPU, far_states=far_states)
     found = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
     tokens = torch.from_numpy(block.tokens[:-1])[None]
@@ -67,16 +60,16 @@ def test_the_gate_gradient_is_a_finite_difference(
 
 
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
-def test_attention_is_that_of_the_long_window(document: np.ndarray, kind: str) -> None:
+def test_attention_is_that_of_the_long_window(kind: str) -> None:
     """Against all weights of all layers, which transformers gives for a whole window."""
     model = tiny("llama")
     model.model.set_attn_implementation("eager")
     for windows in (Windows(14, 4, 3), Windows(14, 4, 3, prefix=(60, 3))):
-        block, size = next(iter(windows.blocks(document))), len(windows.prefix)
+        block, size = next(iter(windows.blocks(DOCUMENT))), len(windows.prefix)
         scorer, (units, by_hand) = shown_alone(model), units_of(kind)
         choice = SELECTORS["attention"](scorer, question(scorer, block, [0, 2], 3, units))
         for row, target in enumerate((0, 2)):
-            tokens = torch.tensor([[*windows.prefix, *document[: 14 + target].tolist()]])
+            tokens = torch.tensor([[*windows.prefix, *DOCUMENT[: 14 + target].tolist()]])
             with torch.no_grad():
                 layers = model.model(tokens, output_attentions=True).attentions
             weights = torch.stack(layers)[:, 0, :, -1].mean((0, 1))[size:]
