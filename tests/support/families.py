@@ -272,7 +272,7 @@ def error(index: int) -> float:
 
 
 def errors_on_the_page() -> list[str]:
-    return re.findall(r"^\| .*ForC.* \| (\d\.\de-\d\d) \|$", PAGE.read_text(), re.M)
+    return re.findall(r"^\| .* \| (\d\.\de[-+]\d\d) \|$", PAGE.read_text(), re.M)
 
 
 def page(errors: list[str]) -> str:
