@@ -31,9 +31,8 @@ def draw() -> Figure:
             of_length = parity[(parity.train_k == train_k) & (parity.length == length)]
             lines(axes, of_length.sort_values("test_k"), "test_k", f"{length} tokens", color)
         axes.axvline(train_k, color=GREY, linestyle=":", linewidth=0.8)
-        axes.set(
-            xlabel="k: marked bits that decide", title=f"Sparse parity, trained on k ≤ {train_k}"
-        )
+        axes.set(xlabel="k: marked bits that decide", xticks=(1, 2, 4, 8, 12, 16))
+        axes.set_title(f"Sparse parity, trained on k ≤ {train_k}")
     planted = rows_of("planted_1", "planted_8").query("task == 'scattered'").sort_values("length")
     for scheme, name, color in (("pose", "RoPE + PoSE", BLUE), ("rope", "RoPE", RED)):
         for k, style in ((1, "-"), (8, "--")):
@@ -41,6 +40,7 @@ def draw() -> Figure:
             lines(panels[2], chosen, "length", f"{name}, k = {k}", color, style)
     panels[2].axvline(256, color=GREY, linestyle=":", linewidth=0.8)
     panels[2].set_xscale("log", base=2)
+    panels[2].set_xticks(lengths := sorted(set(planted.length)), [str(n) for n in lengths])
     panels[2].set(xlabel="tokens (trained on 256)", title="Planted pieces in Wikipedia")
     panels[0].set(ylabel="right answers", ylim=(0, 1.02))
     for axes in panels:
