@@ -101,7 +101,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         device = own_device(config.training.device, processes)
         share = processes.rank, processes.world_size
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
-        config = resolve(config, shards, device, processes.world_size)
+        config = resolve(config, shards, device, Hardware.here(device, processes.world_size))
         if config.evaluation.track:  # imports the tool
             from olmo_sparsity.training.tracking import Tracking
 
@@ -261,7 +261,7 @@ def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> Tra
 
 
 def resolve(
-    config: RunConfig, shards: TokenShards, device: torch.device, world_size: int = 1
+    config: RunConfig, shards: TokenShards, device: torch.device, hardware: Hardware
 ) -> RunConfig:
     """A copy with the fields set that hardware and tokenizer determine; rejects what does not fit
     the shards."""
@@ -272,7 +272,7 @@ def resolve(
         raise ConfigError(f"{model.vocab_size=} {least}")
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
-    return for_hardware(replace(config, model=model), device, Hardware.here(device, world_size))
+    return for_hardware(replace(config, model=model), device, hardware)
 
 
 def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:
@@ -312,15 +312,15 @@ def cost_of(
     check_sinks(config.logging)
     named, missing = hardware is not None, dict[str, str]()
     hardware = hardware or Hardware.here(device)
+    if named and config.engine.name == "auto":
+        engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
+        config = replace(config, engine=engine)
     try:
-        config = resolve(config, open_shards(config.data, "train", None), device)
+        config = resolve(config, open_shards(config.data, "train", None), device, hardware)
     except DataError as error:
         missing = {"text": str(error)}  # the cost is known without it
         name = config.data.tokenizer.name
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         config = replace(config, model=with_vocabulary(config.model, size or 0))
-    if named and config.engine.name == "auto":
-        engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
-        config = replace(config, engine=engine)
-    config = for_hardware(config, device, hardware)
+        config = for_hardware(config, device, hardware)
     return config, hardware, missing | estimate(config, hardware)

@@ -10,41 +10,42 @@ from olmo_sparsity.drawing import BLACK, BLUE, GREY, RED, save
 from study.pages.stored import ROOT, task_rows
 
 
-def rows_of(*names: str) -> pd.DataFrame:
-    return pd.concat([pd.DataFrame(task_rows(name)).assign(result=name) for name in names])
+def lost(rows: pd.DataFrame, trained: int) -> pd.DataFrame:
+    """The share of right answers at the trained length minus that at others, by model and k."""
+    right = rows.pivot_table(index=["task", "seed", "k"], columns="length", values="exact_match")
+    return right.rsub(right[trained], axis=0)
 
 
-def lines(axes: Axes, rows: pd.DataFrame, x: str, label: str, color: str, style: str = "-") -> None:
-    """A thin line a model, and their mean."""
-    for _, of_model in rows.groupby("seed"):
-        axes.plot(of_model[x], of_model.exact_match, style, color=color, alpha=0.3, linewidth=0.6)
-    mean = rows.groupby(x).exact_match.mean()
-    axes.plot(mean.index, mean, style, color=color, label=label, marker="o", markersize=2.5)
+def panel(axes: Axes, losses: pd.DataFrame, trained: int, times: dict[int, str]) -> None:
+    """A dot a model, a line for the mean, a color for how many times the trained length."""
+    for factor, color in times.items():
+        found = losses[factor * trained]
+        mean = found.groupby("k").mean()
+        axes.plot(mean.index, mean, color=color, label=f"{factor} times the trained length")
+        for (task, _, k), value in found.items():
+            fill = "none" if task == "local" else color
+            axes.plot(k, value, "o", color=color, markerfacecolor=fill, markersize=3, alpha=0.7)
+    axes.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks := sorted(set(losses.index.get_level_values("k"))), [str(k) for k in ks])
+    axes.set(xlabel="k: tokens that determine the answer", ylim=(-0.05, 1.05))
+    axes.legend(frameon=False)
 
 
 def draw() -> Figure:
-    figure = Figure(figsize=(7.2, 2.5), layout="constrained")
+    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    parity = rows_of("sparse_parity_mastery")
-    for axes, train_k in zip(panels, (2, 4), strict=False):
-        for length, color in ((50, BLACK), (200, BLUE), (500, RED)):
-            of_length = parity[(parity.train_k == train_k) & (parity.length == length)]
-            lines(axes, of_length.sort_values("test_k"), "test_k", f"{length} tokens", color)
-        axes.axvline(train_k, color=GREY, linestyle=":", linewidth=0.8)
-        axes.set(xlabel="k: marked bits that decide", xticks=(1, 2, 4, 8, 12, 16))
-        axes.set_title(f"Sparse parity, trained on k ≤ {train_k}")
-    planted = rows_of("planted_1", "planted_8").query("task == 'scattered'").sort_values("length")
-    for scheme, name, color in (("pose", "RoPE + PoSE", BLUE), ("rope", "RoPE", RED)):
-        for k, style in ((1, "-"), (8, "--")):
-            chosen = planted[(planted.scheme == scheme) & (planted.result == f"planted_{k}")]
-            lines(panels[2], chosen, "length", f"{name}, k = {k}", color, style)
-    panels[2].axvline(256, color=GREY, linestyle=":", linewidth=0.8)
-    panels[2].set_xscale("log", base=2)
-    panels[2].set_xticks(lengths := sorted(set(planted.length)), [str(n) for n in lengths])
-    panels[2].set(xlabel="tokens (trained on 256)", title="Planted pieces in Wikipedia")
-    panels[0].set(ylabel="right answers", ylim=(0, 1.02))
-    for axes in panels:
-        axes.legend(frameon=False)
+    parity = pd.DataFrame(task_rows("sparse_parity_mastery")).assign(k=lambda rows: rows.test_k)
+    parity = parity[(parity.train_k == 4) & (parity.k <= 4)]
+    panel(panels[0], lost(parity, 50), 50, {4: BLUE, 10: RED})
+    named = {k: pd.DataFrame(task_rows(f"planted_{k}")).assign(k=k) for k in (1, 8)}
+    planted = dict(list(pd.concat(named.values()).groupby("scheme")))
+    for axes, scheme in zip(panels[1:], ("pose", "rope"), strict=True):
+        panel(axes, lost(planted[scheme], 256), 256, {2: BLACK, 4: BLUE})
+    titles = ("Sparse parity, RoPE + PoSE", "Planted pieces, RoPE + PoSE", "Planted, RoPE alone")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title)
+    panels[0].set_ylabel("right answers lost")
     return figure
 
 

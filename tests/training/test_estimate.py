@@ -25,7 +25,7 @@ from olmo_sparsity.training.estimate import (
     state_bytes,
     state_of,
 )
-from olmo_sparsity.training.start import for_hardware
+from olmo_sparsity.training.start import cost_of, for_hardware
 from tests.conftest import MakeConfig
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +77,20 @@ def test_micro_batches_are_as_large_as_memory_allows(make_config: MakeConfig, en
     assert config.training.micro_batch_size == 0
     config.training.micro_batch_size = 20
     assert for_hardware(config, cpu, room).training.micro_batch_size == 16, "at most"
+
+
+def test_the_cost_is_the_same_before_and_after_the_text_is_prepared(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the named hardware: this machine has hardly memory."""
+    monkeypatch.setattr(Hardware, "here", lambda *_: Hardware(1, 1, 1.0, None))
+    config = make_config(training__batch_size=96, training__micro_batch_size="auto")
+    missing = replace(config, data=replace(config.data, folder="missing"))
+    for one in (config, missing):
+        found, _, lines = cost_of(one, Hardware(2, 1, 80e9, find_gpu("h100")))
+        assert found.training.micro_batch_size == 48
+        assert lines["batch"] == "96 = 2 processes × 48"
+        assert ("text" in lines) == (one is missing)
 
 
 def test_state_is_what_the_table_says() -> None:

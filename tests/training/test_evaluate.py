@@ -14,14 +14,17 @@ from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.estimate import Hardware
 from olmo_sparsity.training.start import build_evaluation, resolve
 from tests.conftest import MakeConfig
+
+CPU = torch.device("cpu")
 
 
 def test_losses_by_position_are_means_over_those_positions(make_config: MakeConfig) -> None:
     config = make_config(evaluation__length=50, evaluation__batch_size=3)
     heldout = open_shards(config.data, "heldout")
-    config = resolve(config, heldout, torch.device("cpu"))
+    config = resolve(config, heldout, CPU, Hardware.here(CPU))
     engine = Engine(build_model(config.model), config.training, config.optimizer)
     found = build_evaluation(heldout, config).losses(engine)
     assert [(row["from"], row["to"]) for row in found] == [(0, 16), (16, 32), (32, 50)]
@@ -43,7 +46,7 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
     """Of a parrot, which knows what followed a token the last time, and of a fresh model."""
     config = make_config(training__length=20, evaluation__batch_size=1)
     heldout = open_shards(config.data, "heldout")
-    config = resolve(config, heldout, torch.device("cpu"))
+    config = resolve(config, heldout, CPU, Hardware.here(CPU))
     engine = Engine(build_model(config.model), config.training, config.optimizer)
     assert abs(build_evaluation(heldout, config).induction_drop(engine)) < 0.1
 
