@@ -47,6 +47,10 @@ def tiny(class_name: str, **settings: Any) -> transformers.PreTrainedModel:
     return model_class(model_class.config_class(**settings)).eval()
 
 
+def llama(**settings: Any) -> transformers.PreTrainedModel:
+    return tiny("LlamaForCausalLM", **(SIZES | settings))
+
+
 FIELDS: dict[str, Any] = {
     "d_model": 32,
     "n_heads": 4,

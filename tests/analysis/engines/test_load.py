@@ -134,8 +134,7 @@ def test_questions_resume_after_a_server_has_died(
 
 
 @pytest.mark.parametrize(
-    ("name", "shares"),
-    [("BLOOM", True), ("Qwen 3 Next", True), ("LFM 2", True), ("Mamba", False)],
+    ("name", "shares"), [("BLOOM", True), ("Qwen 3 Next", True), ("LFM 2", True), ("Mamba", False)]
 )
 def test_prompts_that_share_states_score_as_whole_ones(name: str, shares: bool) -> None:
     """Mamba of transformers forgets its state when more tokens than one follow."""

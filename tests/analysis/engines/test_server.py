@@ -18,7 +18,6 @@ from tests.support.explanations import make_tokenizer
 from tests.support.fake_server import VOCABULARY, WRONG, FakeServer, TableModel
 
 TOKENIZER = as_tokenizer(make_tokenizer(bos=False))
-OWNERS = ["me", "vllm", "sglang", "sglang without id", "llamacpp"]
 PASSING = ["slow", "429", "500", "503", "cut off", "closed", "restarted"]
 LASTING = ["fewer", "other", "404", "abc", "half a letter", "huge", "brackets", "constant", *WRONG]
 
@@ -40,6 +39,12 @@ def servers() -> Iterator[list[FakeServer]]:
         server.stop()
 
 
+@pytest.fixture(params=["me", "vllm", "sglang", "sglang without id", "llamacpp"])
+def server(request: pytest.FixtureRequest, servers: list[FakeServer]) -> FakeServer:
+    servers.append(FakeServer(TOKENIZER, request.param))
+    return servers[0]
+
+
 def prompts(seed: int, num: int = 6, tail: int = 4) -> list[Prompt]:
     """Their last tokens are equal, as of one answer behind several sources."""
     rows = np.random.default_rng(seed).integers(3, VOCABULARY, size=(num, 12 + tail))
@@ -57,19 +62,14 @@ def are_true(found: list[np.ndarray], asked: list[Prompt], model: TableModel) ->
     return all(np.allclose(own, true, atol=1e-9) for own, true in zip(found, truths, strict=True))
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-def test_scores_are_those_of_the_model(owner: str, servers: list[FakeServer]) -> None:
-    servers.append(FakeServer(TOKENIZER, owner))
-    asked = prompts(0, num=20)
-    engine = opened(servers[0])
-    assert are_true(engine.score([*asked, asked[0]]), [*asked, asked[0]], servers[0].model)
+def test_scores_are_those_of_the_model(server: FakeServer) -> None:
+    engine, asked = opened(server), prompts(0, num=20)
+    assert are_true(engine.score([*asked, asked[0]]), [*asked, asked[0]], server.model)
     assert engine.token_forwards == 20 * 15  # equal prompts are sent once
 
 
-@pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("fault", PASSING)
-def test_what_passes_is_repeated(owner: str, fault: str, servers: list[FakeServer]) -> None:
-    servers.append(server := FakeServer(TOKENIZER, owner))
+def test_what_passes_is_repeated(server: FakeServer, fault: str) -> None:
     engine, asked = opened(server), prompts(1)
     at = server.number + 2  # past the probe that begins a call
 
@@ -84,11 +84,9 @@ def test_what_passes_is_repeated(owner: str, fault: str, servers: list[FakeServe
     assert server.number > at
 
 
-@pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("fault", LASTING)
-def test_what_lasts_ends_the_call(owner: str, fault: str, servers: list[FakeServer]) -> None:
+def test_what_lasts_ends_the_call(server: FakeServer, fault: str) -> None:
     """And the same call gives all numbers when the server is sound."""
-    servers.append(server := FakeServer(TOKENIZER, owner))
     engine, asked = opened(server, patience_s=0.05), prompts(2, tail=10)
     at = server.number + 2
     server.fault = lambda number: fault if number >= at else None
@@ -98,14 +96,12 @@ def test_what_lasts_ends_the_call(owner: str, fault: str, servers: list[FakeServ
     assert are_true(engine.score(asked), asked, server.model)
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-def test_replies_that_were_exchanged_are_noticed(owner: str, servers: list[FakeServer]) -> None:
+def test_replies_that_were_exchanged_are_noticed(server: FakeServer) -> None:
     """Or impossible: a server whose replies do not tell their prompt gets one at a time."""
-    servers.append(server := FakeServer(TOKENIZER, owner))
     engine, asked = opened(server, at_once=4, timeout_s=5.0), prompts(3)
     server.delay_s, server.most_now = 0.02, 0
     engine.score(asked)
-    if owner in ("sglang without id", "llamacpp"):
+    if server.owner in ("sglang without id", "llamacpp"):
         assert server.most_now == 1
         return
     assert server.most_now > 1
@@ -114,11 +110,7 @@ def test_replies_that_were_exchanged_are_noticed(owner: str, servers: list[FakeS
         engine.score(asked)
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-def test_a_server_that_returns_as_another_model_is_noticed(
-    owner: str, servers: list[FakeServer]
-) -> None:
-    servers.append(server := FakeServer(TOKENIZER, owner))
+def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -> None:
     engine, asked = opened(server), prompts(1)
     server.model = TableModel(seed=1)  # between two calls
     with pytest.raises(DataError, match="another model"):
@@ -137,9 +129,7 @@ def test_a_server_that_returns_as_another_model_is_noticed(
         engine.score(asked)
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-def test_noise_is_measured_and_no_other_model(owner: str, servers: list[FakeServer]) -> None:
-    servers.append(server := FakeServer(TOKENIZER, owner))
+def test_noise_is_measured_and_no_other_model(server: FakeServer) -> None:
     for noise in (0.04, 0.08):
         server.noise = noise
         for _ in range(5):

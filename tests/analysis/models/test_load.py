@@ -31,6 +31,7 @@ from tests.support.models import (
     SIZES,
     TOKEN_IDS,
     draw_tokens,
+    llama,
     steps,
     tiny,
     truncate,
@@ -164,10 +165,6 @@ def test_what_is_no_model_is_named(
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(DataError, match=r"holds no step\* folder"):
         load_model(str(tmp_path))
-
-
-def llama(**settings: Any) -> transformers.PreTrainedModel:
-    return tiny("LlamaForCausalLM", **(SIZES | settings))
 
 
 @torch.no_grad()
@@ -307,7 +304,7 @@ def test_adapter_folders_that_cannot_be_read_are_one_line(
 def test_a_name_on_the_hub_may_have_a_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path)
+    llama().save_pretrained(tmp_path)
     asked = []
 
     def snapshot_download(name: str, revision: str | None, **_: Any) -> str:
@@ -353,7 +350,7 @@ def test_the_dtype_is_that_of_the_checkpoint_where_the_cpu_multiplies_in_it(
 def test_the_fused_causal_kernel_runs_with_gaps_and_without_a_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, seen = HuggingFaceLM(tiny("LlamaForCausalLM", **SIZES)), []
+    model, seen = HuggingFaceLM(llama()), []
     attend = F.scaled_dot_product_attention
 
     def spy(*args: Any, **kwargs: Any) -> Tensor:

@@ -16,12 +16,7 @@ from olmo_sparsity import measure
 from olmo_sparsity.analysis.models.load import identity_of, load_model, wrap_model
 from olmo_sparsity.analysis.models.pretrained_tokenizer import tokens_before
 from olmo_sparsity.errors import ConfigError, DataError
-from tests.support.models import SIZES, tiny
-
-
-def llama(**settings: Any) -> transformers.PreTrainedModel:
-    return tiny("LlamaForCausalLM", **(SIZES | settings))
-
+from tests.support.models import llama
 
 BOS, EOS = ("<s>", 0), ("</s>", 1)
 WRAPPED = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[BOS, EOS])

@@ -15,7 +15,7 @@ from torch import Tensor
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.model.exchange import config_of
-from tests.support.models import SIZES, tiny, truncate
+from tests.support.models import llama, truncate
 
 
 def change_weights(folder: Path, norm: Tensor | None) -> None:
@@ -31,7 +31,7 @@ def change_field(folder: Path, **fields: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path)
+    llama().save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -59,7 +59,7 @@ def test_damaged_hugging_face_folders_are_named(
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path, max_shard_size="20KB")
+    llama().save_pretrained(tmp_path, max_shard_size="20KB")
     return tmp_path
 
 
