@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,9 +56,7 @@ def test_prepare_train_losses_export_in_order(
         (["--dry-run", "--gpu", "a100"], "--gpu describes the GPUs of a dry run"),
         (["--gpus", "8"], "use --dry-run --gpus N"),
         (["--data.folder=/nowhere/at/all"], "/nowhere/at/all is not prepared; run `olmo-sparsity"),
-        (["--init_from=/nowhere"], "'/nowhere' does not exist; pass a run, a checkpoint"),
         (["--run_folder=/proc/nowhere"], "run_folder=/proc/nowhere cannot be written"),
-        (["--data.heldout_share=0.0"], "holds work with heldout_share=0.2 (now 0.0)"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -78,7 +74,6 @@ def test_mistakes_in_a_run(
         (["report", "x", "--out", "r.html", "--max-documents", "0"], "must be at least 1"),
         (["report", "x", "--out", "r.pdf"], "must end in .html"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
-        (["measure", "x", "--out", "y", "--long", "8", "--short", "32"], "must be below long=8"),
         (["figure", "study/results", "--out", "x.png"], "holds no measurement"),
         (["explain", "demo", "--text", "x.jsonl", "--field", "a"], "--text=x.jsonl with --field"),
         (["explain", "demo", "--prompt", "x", "--field", "a"], "--field=a is of --text FILE:N"),
@@ -92,15 +87,10 @@ def test_mistakes_in_other_commands(
     assert expected in complaint(capsys, *words)
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["nonsense"], ["train"], ["losses", "x", "--seed=3"], ["train", "a", "b"]]
-)
+@pytest.mark.parametrize("words", [[], ["losses", "x", "--seed=3"], ["train", "a", "b"]])
 def test_usage_errors_exit_2(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "olmo_sparsity", *words], capture_output=True, text=True
-    )
-    assert done.returncode == EXIT_BAD_INPUT
-    assert "Traceback" not in done.stderr
+    with pytest.raises(SystemExit, match=f"^{EXIT_BAD_INPUT}$"):
+        main(words)
 
 
 def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
