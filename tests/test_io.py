@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.io import (
-    read_bounded,
-    read_json,
-    verify_manifest,
-    write_atomically,
-    writing,
-)
+from olmo_sparsity.io import read_bounded, read_json, verify_manifest, write_atomically, writing
 from tests.support.models import steps
 
 

@@ -12,12 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.data.positions import (
-    draw_positions,
-    pose,
-    randomized,
-    restart,
-)
+from olmo_sparsity.data.positions import draw_positions, pose, randomized, restart
 
 
 def law_of_pose(length: int, target: int, num_chunks: int) -> dict[tuple[int, ...], float]:

@@ -66,7 +66,6 @@ def test_the_units_that_were_named_first_come_first(units: list[str]) -> None:
     ("changed", "said"),
     [
         ({"num_placebo_documents": 8}, "; net excess +0.48 [+0.30, +0.67] (+0.73"),
-        ({"net_low": -0.1}, ": no more than chance explains."),
         ({"net_low": 0.0}, ": no more than chance explains."),
         ({"net_low": -0.3, "net_high": 0.0}, ": no more than chance explains."),
         ({"net_low": -0.3, "net_high": -0.1}, ": less than by chance."),
@@ -110,9 +109,7 @@ def test_what_is_not_doubtful_is_not_said() -> None:
         assert bool(more) == bool(said)
 
 
-def test_a_description_has_all_of_the_main_set_and_least_of_others(
-    results: Results,
-) -> None:
+def test_a_description_has_all_of_the_main_set_and_least_of_others(results: Results) -> None:
     """A header again where the columns are others."""
     of_bigram = results.summary[results.summary.target_set == "bigram"]
     others = [of_bigram.assign(target_set=name, net=0.1) for name in ("digits", "bigram")]
@@ -191,8 +188,6 @@ def test_columns_are_those_that_mean_something(
     assert ("mean of ratios 0.91, 52% of targets" in table) == ("mean_ratio" not in changed)
     assert ("compare in nats" in table) == (changed.get("gap") == 0.099)
     assert ("intervals are over documents" in table) == (changed.get("num_documents") == 9)
-    width = 22 + 22 if changed.keys().isdisjoint(REMOVAL) else 19 + 6
-    assert {len(line) for line in table.splitlines()[-2:]} == {28 + 2 * 4 + 19 + 21 + width}
     assert (
         table.splitlines()[1:-2] + table.splitlines()[-1:]
         == (format_summary(pd.DataFrame([ROW | changed]), "a set", header=False).splitlines()[1:])
