@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -59,14 +58,10 @@ def batch() -> Batch:
     return Batch(tokens, torch.arange(16).expand(6, 16), labels)
 
 
-def new_model(config: RunConfig) -> Any:
+def engine_for(config: RunConfig) -> Engine:
     config.model.vocab_size = 300
     torch.manual_seed(0)
-    return build_model(config.model)
-
-
-def engine_for(config: RunConfig) -> Engine:
-    return Engine(new_model(config), config.training, config.optimizer)
+    return Engine(build_model(config.model), config.training, config.optimizer)
 
 
 def test_gradient_accumulation_equals_one_batch(make_config: MakeConfig, batch: Batch) -> None:

@@ -35,12 +35,8 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     config = make_config(training__num_steps=40, training__batch_size=16)
     assert train(config) is Outcome.FINISHED
     folder = Path(config.run_folder)
-    assert {path.name for path in folder.iterdir()} == {
-        "config.yaml",
-        "environment.json",
-        "metrics.jsonl",
-        "checkpoints",
-    }
+    whole = {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints"}
+    assert {path.name for path in folder.iterdir()} == whole
     curve = [row["loss"] for row in rows(config) if "loss" in row]
     assert len(curve) == 40
     assert sum(curve[-5:]) / 5 < curve[0] - 0.5
@@ -107,11 +103,8 @@ def test_lengths_grow_and_cannot_change(make_config: MakeConfig, tmp_path: Path)
     config.training.lengths[0].until = 5
     with pytest.raises(ConfigError, match=r"training\.length\[0\]\.until=4 \(now 5\)"):
         train(config)
-    branch = replace(
-        config,
-        run_folder=str(tmp_path / "branch"),
-        branch_from=str(list_checkpoints(config.run_folder)[0]),
-    )
+    last = str(list_checkpoints(config.run_folder)[0])
+    branch = replace(config, run_folder=str(tmp_path / "branch"), branch_from=last)
     with pytest.raises(ConfigError, match=r"was trained with training\.length\[0\]\.until=4"):
         train(branch)
 
@@ -126,13 +119,8 @@ def test_micro_batches_of_shorter_sequences_hold_as_many_tokens(
         return backward(self, part, *given)
 
     monkeypatch.setattr(Engine, "backward", noting)
-    train(
-        make_config(
-            training__length=[{"tokens": 4, "until": 1}, {"tokens": 16}],
-            training__micro_batch_size=2,
-            training__num_steps=2,
-        )
-    )
+    length = [{"tokens": 4, "until": 1}, {"tokens": 16}]
+    train(make_config(training__length=length, training__micro_batch_size=2, training__num_steps=2))
     assert shapes == [(8, 4), (8, 4), (2, 16), (2, 16)]
 
 

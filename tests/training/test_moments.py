@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.training.moments import (
-    KEYS,
-    MomentSlice,
-    SavedMoments,
-    copy_moments,
-    share_out,
-)
+from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments, share_out
 
 
 def cut(state: dict[str, dict[str, torch.Tensor]], world_size: int) -> Iterator[list[MomentSlice]]:

@@ -35,6 +35,12 @@ def test_decay_groups(make_config: MakeConfig) -> None:
 def test_adamw_is_that_of_pytorch() -> None:
     """Ours calls its methods without the wrappers that import the compiler (test_sweep.py)."""
     config, ends = OptimizerConfig(weight_decay=0.3), []
+
+    def upstream_of(model: nn.Module) -> torch.optim.AdamW:
+        betas = (config.beta1, config.beta2)
+        groups = [{"params": list(model.parameters()), "weight_decay": 0.3}]
+        return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
+
     for build in (lambda model: build_optimizer(model, config), upstream_of):
         torch.manual_seed(0)
         model = nn.Linear(5, 3)
@@ -48,13 +54,6 @@ def test_adamw_is_that_of_pytorch() -> None:
         states = [optimizer.state[parameter] for parameter in model.parameters()]
         ends.append([model.state_dict(), states])
     torch.testing.assert_close(*ends, rtol=0, atol=0)
-
-
-def upstream_of(model: nn.Module) -> torch.optim.AdamW:
-    config = OptimizerConfig()
-    betas = (config.beta1, config.beta2)
-    groups = [{"params": list(model.parameters()), "weight_decay": 0.3}]
-    return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
 
 def test_the_linear_schedule_is_that_of_transformers() -> None:
