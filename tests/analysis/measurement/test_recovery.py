@@ -156,7 +156,6 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     assert (spent.token_forwards > 0).all()
 
 
-EVERYTHING = Windows("all", 6, 3, prefix=(60,))
 LATER = Windows("all", 6, 4, least=5)
 
 

@@ -27,14 +27,7 @@ from olmo_sparsity.analysis.models import huggingface, identity, use
 from olmo_sparsity.analysis.models.identity import read_state
 from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.errors import ConfigError, DataError
-from tests.support.explanations import (
-    SHORT,
-    TEXT,
-    WORDS,
-    asked,
-    make_model,
-    make_tokenizer,
-)
+from tests.support.explanations import SHORT, TEXT, WORDS, asked, make_model, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
 from tests.support.sources import GIVEN
 
