@@ -221,7 +221,7 @@ def explain(options: argparse.Namespace) -> int:
     }
     asked = explanation.ExplainRequest.of(**given)
     if options.dry_run:
-        print(explanation.count_cost(asked))
+        print(explanation.count_cost(asked, options.check))
         return 0
     result = explanation.explain(asked)
     if not options.json:

@@ -255,9 +255,9 @@ def explain(request: ExplainRequest) -> Explanation:
         return _answer(prepared, spans, request.foreign)
 
 
-def count_cost(request: ExplainRequest) -> Cost:
+def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
     with _prepared(request) as (prepared, spans):
-        return count(prepared, spans)
+        return count(prepared, spans, request.foreign if with_check else None)
 
 
 @contextmanager
@@ -299,11 +299,14 @@ def _targets_with_far_part(prepared: Prepared) -> Spans:
     return kept
 
 
-def count(prepared: Prepared, spans: Spans) -> Cost:
-    """Count what the targets cost. A check costs as much for each unrelated text."""
+def count(prepared: Prepared, spans: Spans, foreign: Any = None) -> Cost:
+    """Count what the targets cost, and their check on `foreign` texts."""
     scorer = counting(prepared.scorer)
+    prepared = replace(prepared, scorer=scorer)
     with in_use(scorer.model):
-        _evaluate(replace(prepared, scorer=scorer), spans)
+        targets, _, _ = _evaluate(prepared, spans)
+        if foreign is not None:
+            check(prepared, targets, foreign)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from olmo_sparsity import estimate_cost, explain
-from olmo_sparsity.analysis.explain.explanation import Explanation, to_json
+from olmo_sparsity.analysis.explain.explanation import Explanation, count, to_json
 from olmo_sparsity.analysis.explain.prompt import unrelated
 from olmo_sparsity.analysis.inputs.documents import Controls
 from olmo_sparsity.analysis.inputs.windows import Windows
@@ -226,6 +226,14 @@ def test_the_count_is_what_is_spent(model: Any, far_states: str, selector: str, 
     off = {"pairs": 0.2, "add_one_screened": 0.02, "halving": 0.05}.get(selector, 0)
     assert cost.token_forwards == pytest.approx(asked(model, **given).token_forwards, rel=off)
     assert cost.flops == 2 * cost.num_parameters * cost.token_forwards
+    if selector == "add_one":
+        found = asked(model, **given)
+        counted = count(
+            found.prepared, [(t.target, t.end) for t in found.targets.itertuples()], FOREIGN
+        )
+        found.check(foreign=FOREIGN)
+        spent = found.prepared.scorer.token_forwards
+        assert counted.token_forwards == pytest.approx(spent, rel=0.02)
 
 
 def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
