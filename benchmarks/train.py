@@ -44,7 +44,7 @@ from olmo_sparsity.model.exchange import hugging_face_model
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.estimate import count_parameters, flops_per_token
+from olmo_sparsity.training.estimate import Hardware, count_parameters, flops_per_token
 from olmo_sparsity.training.start import build_batches, resolve
 
 CONFIG = Path(__file__).parents[1] / "configs/quick.yaml"
@@ -58,7 +58,8 @@ def configured(
     words = [f"--training.precision={precision}", "--training.device=cpu", *settings]
     config = load_config(CONFIG, words)
     shards = open_shards(config.data, "train")
-    config = resolve(config, shards, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    config = resolve(config, shards, cpu, Hardware.here(cpu))
     return config, build_batches(shards, config, processes or Processes())
 
 
