@@ -503,7 +503,7 @@ COMMANDS = [
     for block in re.findall(
         r"```bash\n(.*?)```", (ROOT / "docs/train.md").read_text(), flags=re.DOTALL
     )
-    for line in block.splitlines()
+    for line in block.replace("\\\n", " ").splitlines()
     if line.startswith(("sbatch", "squeue")) or "--slurm" in line
 ]
 
