@@ -151,6 +151,7 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
                 {"question": None},
                 {"reasoning": ["w1"]},
                 {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+                {"messages": [{"role": r, "content": "w1"} for r in ("tool", "user", "assistant")]},
             )
         ),
     ],
