@@ -86,6 +86,8 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     common = AttributeRequest(
         model=loaded, decoys=options.decoys, settings=settings, loading=loading
     )
+    if options.gate:
+        gate.read_expectations(path)  # a wrong one is an error before anything is computed
     if options.dry_run:
         print(questions.count_questions(common, path))
         return 0

@@ -251,6 +251,7 @@ def test_the_command_exits_with_1_where_a_check_fails(
 ) -> None:
     out = tmp_path / "out"
     assert run("out", [RECORD], "--gate") == 2  # nothing is expected
+    assert run("out", [RECORD | {"expect": {"source": "a"}}], "--gate", "--dry-run") == 2
     assert run("out", [RECORD | {"expect": "none"}], "--gate") in (0, 1)
     (named,) = pd.read_parquet(out / "statements.parquet").sources
     wrong = "a" if "a" not in named else "none"
