@@ -234,7 +234,7 @@ def stuck(bench: Bench) -> Job:
 def accepted(bench: Bench) -> Job:
     device = ("--training.device=cpu", "--training.precision=fp32")
     words = ("slurm/accept.sbatch", str(bench.config), *device)
-    variables = {"OUT": str(bench.folder / "accepted"), "STEPS": "300", "LARGEST": "0.001"}
+    variables = {"OUT": str(bench.folder / "accepted"), "ACCEPT_STEPS": "300", "LARGEST": "0.001"}
     return bench.sbatch("accepted", *TWO_NODES, *words, MEASURE=" ".join(FEW), **variables).end(900)
 
 
