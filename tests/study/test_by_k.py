@@ -7,9 +7,12 @@ import pandas as pd
 import pytest
 
 from study.by_k import counted, models_of_parity, slope, verdicts_of_parity, verdicts_of_planted
+from study.pages.stored import ROOT, task_rows, tasks
 from study.tasks.parity import SparseParity
+from study.tasks.results import Row
 
 KS = (1, 2, 3, 4, 6, 8, 16)
+OTHERS = ("_mastery", "_1_chunk", "_biases", "_unscaled")
 
 
 def parity(fall: float, beyond: str = "counts", noise: float = 0.004) -> pd.DataFrame:
@@ -100,3 +103,28 @@ def test_placements_are_judged_apart_and_a_model_short_is_void() -> None:
     assert tuple(verdicts_of_planted(table).values()) == ("yes", "no", "no")
     table.loc[(table.task == "scattered") & (table.k == 8) & (table.seed == 81), 256] = 0.9
     assert tuple(verdicts_of_planted(table).values()) == ("void", "no", "void")
+
+
+def test_the_page_counts_earlier_models_as_they_are_stored() -> None:
+    """docs/longer.md: those that know k = 2 and 4 at 50 tokens, with PoSE and scaled queries."""
+    lost = []
+    for name in tasks():
+        if not name.startswith("sparse_parity") or name.endswith(OTHERS):
+            continue
+        rows = pd.DataFrame(task_rows(name)).query("scheme == 'pose' and train_k >= 4")
+        right = rows.pivot_table("exact_match", ["train_k", "seed"], ["test_k", "length"])
+        if {(k, n) for k in (2, 4) for n in (50, 200)} <= {*right.columns}:
+            known = right[right[[(2, 50), (4, 50)]].min(axis=1) >= 0.99]
+            lost += [(m[2, 50] - m[2, 200], m[4, 50] - m[4, 200]) for _, m in known.iterrows()]
+    two, four = np.array(lost).T
+    assert (len(lost), (four > two + 1e-9).sum(), (four - two >= 0.05 - 1e-9).sum()) == (36, 33, 15)
+    assert [round(mean, 3) for mean in (two.mean(), four.mean())] == [0.004, 0.084]
+    text = (ROOT / "docs/longer.md").read_text()
+    assert "36 earlier models" in text
+    assert "k = 2 loses 0.004 on average and k = 4 0.084" in text
+    wrong = sum(round(1000 * (1 - row.exact_match)) for row in at_four_times("planted_8"))
+    assert (wrong, [row.exact_match for row in at_four_times("planted_1")]) == (67, [1.0] * 4)
+
+
+def at_four_times(name: str) -> list[Row]:
+    return [row for row in task_rows(name) if row.scheme == "pose" and row.length == 1024]
