@@ -9,6 +9,7 @@ import subprocess
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 
 from study.pages.stored import ROOT, evaluations, measurements, others, task_rows, tasks
@@ -100,8 +101,8 @@ def without_gone(settings: Any) -> Any:
 def test_the_command_of_a_stored_result_still_asks_for_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The text of planted pieces is not prepared here; settings ask only for its vocabulary.
-    monkeypatch.setattr("study.tasks.planted._text", lambda *_: ([], 1024))
+    # The text of planted pieces is not prepared here; settings draw one sample of it.
+    monkeypatch.setattr("study.tasks.planted._text", lambda *_: (np.zeros(2048, int), 1024))
     meta = tasks()[name]["meta"]
     python, option, module, config, *overrides = shlex.split(meta["command"])
     settings = load_settings(config, overrides)
