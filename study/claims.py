@@ -78,7 +78,7 @@ def registered() -> dict[str, Registered]:
             if heading := re.fullmatch(r"## (\S+) · (.*)", line):
                 date, entry = heading.groups()
             elif row := re.fullmatch(
-                r"\| ([A-Z]\d+) \| (.*?) \| (.*?) \|(?: (\S+) \| \w+ \|)?", line
+                r"\| ([A-Z]\d+[a-z]?) \| (.*?) \| (.*?) \|(?: (\S+) \| \w+ \|)?", line
             ):
                 name, claim, threshold, first = row.groups()
                 found[name] = Registered(claim, threshold, first or date, entry or "First claims")
@@ -119,7 +119,7 @@ def decided_by(claim: Claim) -> str:
     first = next((condition for condition in found if not condition.holds), found[0])
     same = [c for c in found if (c.column, c.operator) == (first.column, first.operator)]
     column = re.sub(r"(max|min)\((.*)\)", r"\2", first.column)
-    column = re.sub(r"_low|\[2\]", ", lower end", re.sub(r"_high|\[3\]", ", upper end", column))
+    column = re.sub(r"_low|\[2\]", " low", re.sub(r"_high|\[3\]", " high", column))
     sign = first.operator.replace(">=", "≥").replace("<=", "≤")
     shown = f"{column.replace('_', ' ')} {lowest_to_highest(same)}, {sign} {first.bound:g}"
     net = [row for row in claim.rows if ": net " in row and not re.search(r" minus |\.md#", row)]

@@ -16,6 +16,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.statistics import beyond_controls, with_t_intervals
 from study.pages.stored import read_meta, rule_of, stored_rows
+from study.tables_of_rows import markdown
 
 POPULATIONS = {
     "Wikipedia": "prose_wikipedia_contextual_seed1",
@@ -73,19 +74,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--draws", type=int, default=400)
     draws = parser.parse_args().draws
-    print(
-        "| population | documents with placebo targets | bootstrap | t-based | width | width, t |"
-    )
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    lines = [["population", "documents with placebo targets", "bootstrap", "t-based"]]
+    lines[0] += ["width", "width, t"]
     for called, name in POPULATIONS.items():
         rows = population(name)
-        for num in SIZES:
-            if num > parts(rows)[1].document.nunique():
-                continue
+        for num in (size for size in SIZES if size <= parts(rows)[1].document.nunique()):
             found = coverage(rows, num, draws)
-            numbers = (f"{found[key]:.2f}" for key in ("before", "after"))
-            widths = (f"{found[key]:.2f}" for key in ("width_before", "width_after"))
-            print(f"| {called} | {num} | {' | '.join([*numbers, *widths])} |", flush=True)
+            shown = (found[key] for key in ("before", "after", "width_before", "width_after"))
+            lines.append([called, str(num), *(f"{number:.2f}" for number in shown)])
+    print(markdown(lines))
 
 
 if __name__ == "__main__":

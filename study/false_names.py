@@ -19,6 +19,7 @@ import numpy as np
 
 from olmo_sparsity.analysis.attribution.statements import Trial, Trials
 from olmo_sparsity.analysis.attribution.verdicts import Verdict, judge
+from study.tables_of_rows import markdown
 
 SOURCES, DECOYS, SPREADS = (1, 2, 3, 4, 5, 10), (2, 4, 8), (0.3, 1.0, 3.0)
 TAILS = ("normal", "t3")
@@ -130,9 +131,8 @@ def table(share: Callable[..., str], rows: Iterable[tuple], columns: Iterable[tu
     columns, rows = [*columns], [*rows]
     keys = ("sources", "decoys", "SD")[: len(rows[0])]
     lines = [[*keys, *(", ".join(map(str, column)) for column in columns)]]
-    lines += [["---"] * len(lines[0])]
     lines += [[*map(str, row), *(share(*row, *column) for column in columns)] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(lines)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Token by token: does a prediction that needs few distant tokens survive longer inputs?
 
-`python -m study.longer RESULTS --tokens data/prose --out study/results/longer` reads one
-measurement a model: choosers `reference_101` to `103`, judges `reference_104` to `106` of what
-these chose, and the losses of `rope_201` … and `pose_211` …; the rules are those registered in
-study/records/thresholds.md.
+`python -m study.longer RESULTS --tokens data/prose` reads one measurement a model: choosers
+`reference_101` to `103`, judges `reference_104` to `106` of what these chose, and the losses of
+`rope_201` … and `pose_211` …, and stores the targets and slopes in study/results. Without RESULTS
+it judges the stored targets again, by the rules registered in study/records/thresholds.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.data.shards import Manifest
+from olmo_sparsity.io import writing
 from study.command import run_command
+from study.pages.keep_results import keep_other
+from study.pages.stored import RESULTS
 
 KEY = ["document", "target"]
 CHOOSERS, JUDGES = (
@@ -27,11 +30,13 @@ TRAINED = {
     "rope": ("rope_201", "rope_202", "rope_203"),
     "pose": ("pose_211", "pose_212", "pose_213"),
 }
+MODELS = (*TRAINED["rope"], *TRAINED["pose"])
 DEPTHS = (200, 999)
 LEAST_GAP, ENOUGH, NEVER = 0.25, 0.9, 64
 LEAST = (1500, 300, 300)  # targets, documents, targets with a k
 CONTROLS = ("gap", "log_distance", "log_depth", "log_count", "part", "bigram")
 DRAWS, PERMUTATIONS = 2000, 200
+STORED = RESULTS / "longer.parquet"
 
 
 def losses_of(folder: Path) -> pd.DataFrame:
@@ -88,7 +93,7 @@ def with_penalties(targets: pd.DataFrame, results: Path) -> pd.DataFrame:
     for name, loss in choosers.items():
         others = [value for other, value in choosers.items() if other != name]
         targets[f"null_{name}"] = loss - np.mean(others, axis=0)
-    for name in (*TRAINED["rope"], *TRAINED["pose"]):
+    for name in MODELS:
         losses = losses_of(results / name).loc[at]
         targets[name] = losses.loss_long.to_numpy() - np.mean(list(choosers.values()), axis=0)
         gain = losses.loss_short - losses.loss_long
@@ -160,7 +165,7 @@ def summary_of(targets: pd.DataFrame) -> pd.DataFrame:
         "beyond_256": deep,
     }
     rows = []
-    for name in (*TRAINED["rope"], *TRAINED["pose"], *(f"null_{name}" for name in CHOOSERS)):
+    for name in (*MODELS, *(f"null_{name}" for name in CHOOSERS)):
         row: dict[str, float | str] = {"model": name, **slope_of(targets, name)}
         row["permuted"] = permuted_slope(targets, name)
         row["few"] = deep[deep.k <= 2][name].mean()
@@ -182,7 +187,7 @@ def verdicts_of(summary: pd.DataFrame, targets: pd.DataFrame) -> dict[str, str]:
     if any(number < least for number, least in zip(numbers, LEAST, strict=True)):
         return dict.fromkeys(("E1", "E1r", "E1n"), "void")
     by = summary.set_index("model")
-    pose, rope = by.loc[[*TRAINED["pose"]]], by.loc[[*TRAINED["rope"]]]
+    pose, rope, both = (by.loc[[*of]] for of in (TRAINED["pose"], TRAINED["rope"], MODELS))
     null = by.loc[[f"null_{name}" for name in CHOOSERS]]
     confirmed = ((pose.slope >= 0.05) & (pose.slope_low > 0)).all()
     refuted = (pose.slope_high < 0.02).all()
@@ -192,8 +197,7 @@ def verdicts_of(summary: pd.DataFrame, targets: pd.DataFrame) -> dict[str, str]:
         for at in ("few", "many")
     )
     covered = ((null.slope_low <= 0) & (null.slope_high >= 0)).sum() >= 2
-    trained = by.loc[[*TRAINED["rope"], *TRAINED["pose"]]]
-    harmless = covered and (null.slope <= 0.02).all() and (trained.permuted.abs() < 0.02).all()
+    harmless = covered and (null.slope <= 0.02).all() and (both.permuted.abs() < 0.02).all()
     return {
         "E1": "yes" if confirmed else "no" if refuted else "open",
         "E1r": "yes" if large else "no",
@@ -203,21 +207,20 @@ def verdicts_of(summary: pd.DataFrame, targets: pd.DataFrame) -> dict[str, str]:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("study.longer", description=__doc__)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--tokens", type=Path, required=True, help="the prepared training text")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the two tables")
+    parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("--tokens", type=Path, help="the prepared training text")
 
     def run(options: argparse.Namespace, _: list[str]) -> None:
-        targets = targets_of(options.results, options.tokens)
+        if options.results:
+            found = targets_of(options.results, options.tokens).drop(columns="text").round(4)
+            with writing(STORED) as partial:
+                found.to_parquet(partial, compression="zstd")
+        targets = pd.read_parquet(STORED)
         summary = summary_of(targets)
-        options.out.mkdir(parents=True, exist_ok=True)
-        targets.to_parquet(options.out / "targets.parquet")
-        summary.to_csv(options.out / "slopes.csv", index=False, float_format="%.4f")
+        keep_other("longer", summary.round(4).replace({np.nan: None}).to_dict("list"))
         print(summary[["model", "slope", "slope_low", "slope_high", "few", "many"]].round(3))
-        print(
-            f"{len(targets)} targets, {targets.k.notna().sum()} with k;",
-            verdicts_of(summary, targets),
-        )
+        print(len(targets), "targets,", targets.k.notna().sum(), "with k")
+        print(verdicts_of(summary, targets))
 
     return run_command(parser, run, words)
 

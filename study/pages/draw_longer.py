@@ -7,7 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from olmo_sparsity.drawing import BLACK, BLUE, GREY, RED, save
+from study.longer import NEVER, STORED, TRAINED
 from study.pages.stored import ROOT, task_rows
+
+NAMES = {"rope": "RoPE alone", "pose": "RoPE + PoSE"}
 
 
 def lost(rows: pd.DataFrame, trained: int) -> pd.DataFrame:
@@ -16,7 +19,9 @@ def lost(rows: pd.DataFrame, trained: int) -> pd.DataFrame:
     return right.rsub(right[trained], axis=0)
 
 
-def panel(axes: Axes, losses: pd.DataFrame, trained: int, times: dict[int, str]) -> None:
+def panel(
+    axes: Axes, title: str, losses: pd.DataFrame, trained: int, times: dict[int, str]
+) -> None:
     """A dot a model, a line for the mean, a color for how many times the trained length."""
     for factor, color in times.items():
         found = losses[factor * trained]
@@ -25,27 +30,41 @@ def panel(axes: Axes, losses: pd.DataFrame, trained: int, times: dict[int, str])
         for (task, _, k), value in found.items():
             fill = "none" if task == "local" else color
             axes.plot(k, value, "o", color=color, markerfacecolor=fill, markersize=3, alpha=0.7)
+    axes.set(title=title, xlabel="k: tokens that determine the answer", ylim=(-0.05, 1.05))
+    finish(axes, {k: str(k) for k in mean.index}, "right answers lost")
+
+
+def finish(axes: Axes, ticks: dict[float, str], lost: str) -> None:
     axes.axhline(0, color=GREY, linewidth=0.5, zorder=0)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ks := sorted(set(losses.index.get_level_values("k"))), [str(k) for k in ks])
-    axes.set(xlabel="k: tokens that determine the answer", ylim=(-0.05, 1.05))
+    axes.set_xticks([*ticks], [*ticks.values()])
+    axes.set_ylabel(lost)
     axes.legend(frameon=False)
 
 
+def penalties(axes: Axes) -> None:
+    """A thin line a model, a thick one for the mean: what shorter training costs, by k*."""
+    targets = pd.read_parquet(STORED).dropna(subset=["k"])
+    for (scheme, models), color in zip(TRAINED.items(), (RED, BLUE), strict=True):
+        found = targets.groupby("k")[[*models]].mean()
+        axes.plot(found.index, found, color=color, linewidth=0.5)
+        axes.plot(found.index, found.mean(axis=1), color=color, label=NAMES[scheme])
+    axes.set(title="Wikipedia, next token", xlabel="k*: tokens that recover 0.9 of the gain")
+    finish(axes, {k: f"{k:.0f}" if k < NEVER else "more" for k in found.index}, "nats lost")
+
+
 def draw() -> Figure:
-    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
+    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    panels = figure.subplots(2, 2).flat
     parity = pd.DataFrame(task_rows("sparse_parity_mastery")).assign(k=lambda rows: rows.test_k)
     parity = parity[(parity.train_k == 4) & (parity.k <= 4)]
-    panel(panels[0], lost(parity, 50), 50, {4: BLUE, 10: RED})
+    panel(panels[0], "Sparse parity, RoPE + PoSE", lost(parity, 50), 50, {4: BLUE, 10: RED})
     named = {k: pd.DataFrame(task_rows(f"planted_{k}")).assign(k=k) for k in (1, 8)}
     planted = dict(list(pd.concat(named.values()).groupby("scheme")))
-    for axes, scheme in zip(panels[1:], ("pose", "rope"), strict=True):
-        panel(axes, lost(planted[scheme], 256), 256, {2: BLACK, 4: BLUE})
-    titles = ("Sparse parity, RoPE + PoSE", "Planted pieces, RoPE + PoSE", "Planted, RoPE alone")
-    for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title)
-    panels[0].set_ylabel("right answers lost")
+    for axes, scheme in zip(panels[1:3], ("pose", "rope"), strict=True):
+        title = f"Planted pieces, {NAMES[scheme]}"
+        panel(axes, title, lost(planted[scheme], 256), 256, {2: BLACK, 4: BLUE})
+    penalties(panels[3])
     return figure
 
 

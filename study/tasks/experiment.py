@@ -20,7 +20,8 @@ from olmo_sparsity.folders import WorkFolder, locked
 from olmo_sparsity.io import read_json, sha256_of, write_atomically
 from olmo_sparsity.runtime import Progress, choose_device, device_name, provenance
 from olmo_sparsity.settings import merge
-from study.tasks.results import Row, write_results
+from study.tables_of_rows import write_rows
+from study.tasks.results import TABLE, Row
 from study.tasks.settings import (
     MAY_CHANGE,
     ExperimentSettings,
@@ -63,7 +64,7 @@ def run_settings(
     with locked(folder, waits=True):  # the last shard's table has the trials of all
         rows, of_trials = _collect(folder, identity)
         about = {"command": command, "settings": fixed} | of_trials
-        write_results(folder, rows, about | provenance(device_name(device)))
+        write_rows(folder / TABLE, rows, about | provenance(device_name(device)))
     return rows
 
 

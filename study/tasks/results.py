@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.tables_of_rows import markdown, read_rows, write_rows
+import pandas as pd
+
+from study.tables_of_rows import markdown, read_rows
 
 TABLE = "accuracy.parquet"
 
@@ -44,10 +46,6 @@ class Row:
     num_samples: int
 
 
-def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
-    write_rows(folder / TABLE, rows, meta)
-
-
 def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
     return read_rows(folder / TABLE, Row, "python -m study.tasks CONFIG")
 
@@ -63,29 +61,18 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
-# --- the table as text ----------------------------------------------------------------------------
-
-
 def format_table(rows: list[Row]) -> str:
     """Markdown: a line per scheme and k, a column per length. A cell has the mean of exact_match
     over seeds, and the lowest and highest end of all seeds' intervals."""
-    lengths = sorted({row.length for row in rows})
-    cells: dict[tuple[str, ...], dict[int, list[Row]]] = {}
-    for row in sorted(rows, key=lambda row: (row.train_k or 0, row.test_k or 0)):
-        ks = [str(k) for k in (row.train_k, row.test_k) if k is not None]
-        cells.setdefault((row.scheme, *ks), {}).setdefault(row.length, []).append(row)
-    names = ["scheme"]
-    names += ["trained k ≤"] if any(row.train_k is not None for row in rows) else []
-    names += ["k"] if any(row.test_k is not None for row in rows) else []
-    lines = [names + [str(length) for length in lengths]]
-    for name, by_length in cells.items():
-        lines.append([*name, *(format_cell(by_length.get(length, [])) for length in lengths)])
-    return markdown(lines)
-
-
-def format_cell(rows: list[Row]) -> str:
-    if not rows:
-        return ""
-    mean = sum(row.exact_match for row in rows) / len(rows)
-    low, high = min(row.low for row in rows), max(row.high for row in rows)
-    return f"{mean:.3f} [{low:.2f}, {high:.2f}]"
+    table = pd.DataFrame(rows).astype({"train_k": "Int64", "test_k": "Int64"})
+    names = {"scheme": "scheme", "train_k": "trained k ≤", "test_k": "k"}
+    keys = [key for key in names if table[key].notna().any()]
+    table = table.sort_values(["train_k", "test_k"], kind="stable")
+    cells = table.groupby([*keys, "length"], sort=False).agg(
+        {"exact_match": "mean", "low": "min", "high": "max"}
+    )
+    shown = cells.apply(lambda cell: "{:.3f} [{:.2f}, {:.2f}]".format(*cell), axis=1)
+    order = shown.index.droplevel("length").unique()
+    by_length = shown.unstack().loc[order].fillna("").reset_index()
+    header = [names.get(column, str(column)) for column in by_length]
+    return markdown([header, *by_length.astype(str).values.tolist()])

@@ -13,10 +13,11 @@ import torch
 
 from olmo_sparsity.folders import WorkFolder
 from olmo_sparsity.runtime import Progress, format_duration, provenance
+from study.tables_of_rows import write_rows
 from study.theory import bounds
 from study.theory.learning import learn, training_lengths
 from study.theory.planted import Planted, locality, regularity, translated_shapes
-from study.theory.results import Row, cases_table, summarise, write_results
+from study.theory.results import TABLE, Row, cases_table, summarise
 from study.theory.settings import (
     CaseConfig,
     TheoryConfig,
@@ -53,7 +54,7 @@ def _compute(config: TheoryConfig, plans: list[_Plan], command: str) -> None:
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),
     }
-    write_results(config.output, rows, meta)
+    write_rows(Path(config.output) / TABLE, rows, meta)
     print(cases_table(summarise(rows), ["attention"]))
     print(f"{len(rows):,} risks in {format_duration(seconds)}: {config.output}/table.parquet")
 

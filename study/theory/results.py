@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from study.tables_of_rows import markdown, read_rows, write_rows
+from olmo_sparsity.analysis.results.statistics import quantile
+from study.tables_of_rows import markdown, read_rows
 
 TABLE = "table.parquet"
 CASE = [
@@ -65,25 +66,17 @@ class Row:
     refusal: str = ""
 
 
-def write_results(folder: str | Path, rows: list[Row], meta: dict[str, Any]) -> None:
-    write_rows(Path(folder) / TABLE, rows, meta)
-
-
 def read_results(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
     return read_rows(Path(folder) / TABLE, Row, f"python -m study.theory CONFIG --output={folder}")
 
 
 # --- over seeds -----------------------------------------------------------------------------------
 
-# Student's t, 97.5%, for 1, 2, … degrees of freedom; beyond the list the normal 1.96 is within 12%.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
-
 
 def half_width(values_N: np.ndarray) -> float:
-    """An end of the 95% interval of their mean."""
-    freedom = len(values_N) - 1
-    factor = _T[freedom - 1] if freedom <= len(_T) else 1.96
-    return float(factor * values_N.std(ddof=1) / math.sqrt(len(values_N)))
+    """An end of the 95% interval of their mean, by Student's t."""
+    num = len(values_N)
+    return float(quantile(0.025, num - 1) * values_N.std(ddof=1) / math.sqrt(num))
 
 
 def summarise(rows: Sequence[Row]) -> pd.DataFrame:
@@ -103,8 +96,6 @@ def _summarise(group: pd.DataFrame) -> dict[str, Any]:
     about |= group[means].astype(float).mean(skipna=False).to_dict()
     return about | {"risk_low": max(0.0, low), "risk_high": min(1.0, high), "seeds": len(group)}
 
-
-# --- the table as text ----------------------------------------------------------------------------
 
 _NAMES = {"attention": "", "rope": "transformer, RoPE: ", "pose": "transformer, RoPE + PoSE: "}
 

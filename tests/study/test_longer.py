@@ -6,6 +6,7 @@ from study import longer
 from study.benchmarks import checkpoint_metrics
 from study.longer import (
     CHOOSERS,
+    MODELS,
     TRAINED,
     permuted_slope,
     slope_of,
@@ -13,8 +14,6 @@ from study.longer import (
     summary_of,
     verdicts_of,
 )
-
-MODELS = [*TRAINED["rope"], *TRAINED["pose"]]
 
 
 def planted(rng: np.random.Generator, of_pose: float, of_null: float = 0.0) -> pd.DataFrame:
