@@ -1,13 +1,12 @@
-"""llama.cpp in this process and behind a real server, with SmolLM2: `make test-engines` alone.
+"""llama.cpp in this process and behind a real server, and vLLM, with SmolLM2: `make test-engines`.
 
-vLLM and SGLang are not here: their requests and replies are tried as documented, on the server of
-tests/support/fake_server.py, and not against real ones.
+SGLang is not here: its requests and replies are tried as documented, on the server of
+tests/support/fake_server.py, and not against a real one.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,36 +26,33 @@ from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.models.smollm2 import find_smollm2_gguf
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.errors import DataError
 
-pytest.importorskip("llama_cpp", reason="make test-engines")
 SERVER = os.environ.get("LLAMA_SERVER", "")
 """examples/server/server.py of llama-cpp-python, or llama.cpp's own llama-server."""
 
-TEXTS = {
-    "bridge.txt": "The bridge over the Elm was opened in 1921 by Katharina Weissenborn.",
-    "mill.txt": "The mill at the lake has four wheels and grinds rye for two villages.",
-}
-DECOYS = [
-    "The school in the valley teaches ninety children in three rooms.",
-    "A ferry leaves the northern quay at noon and returns before dusk.",
-    "The baker sells loaves of barley on Tuesdays, and cakes on Fridays.",
-    "The tower was painted white after the great storm of that winter.",
-    "Two brothers from the coast built the first boats with iron keels.",
-    "The library lends books for a month, and maps for a single week.",
-]
+VLLM = os.environ.get("VLLM_SERVER", "")
+"""The URL of a running vLLM server, whose model is the folder that `smollm2` is converted to."""
+
 GIVEN: dict[str, Any] = {
-    "sources": TEXTS,
+    "sources": {
+        "bridge.txt": "The bridge over the Elm was opened in 1921 by Katharina Weissenborn.",
+        "mill.txt": "The mill at the lake has four wheels and grinds rye for two villages.",
+    },
     "question": "Who opened the bridge?",
     "answer": ["The bridge was opened by Katharina Weissenborn."],
-    "decoys": DECOYS,
+    "decoys": Path(__file__).parents[2] / "docs/examples/other_notes.jsonl",
     "prefix": "\n",
 }
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return load_model("llama:smollm2")
+@pytest.fixture(scope="module", params=["llama:smollm2", VLLM])
+def engine(request: pytest.FixtureRequest) -> Any:
+    if request.param != VLLM:
+        pytest.importorskip("llama_cpp", reason="make test-engines")
+        return load_model(request.param)
+    if not VLLM:
+        pytest.skip("VLLM_SERVER names no server")
+    return load_model(VLLM, tokenizer="smollm2")
 
 
 def prompts(model: Any) -> list[Prompt]:
@@ -65,38 +61,39 @@ def prompts(model: Any) -> list[Prompt]:
     return [Prompt(np.array(ids), after) for ids in model.encode(texts)]
 
 
-def test_numbers_are_near_those_of_transformers(llama: Any) -> None:
-    asked = prompts(llama)
-    here = llama.model.score(asked)
+def test_numbers_are_near_those_of_transformers(engine: Any) -> None:
+    asked = prompts(engine)
+    here = engine.model.score(asked)
     reference = ModelLogprobs(Scorer(load_model("smollm2", dtype="fp32").model)).score(asked)
+    # llama.cpp rounds activations to 8 bits.
+    most = 1e-3 if isinstance(engine.model, Servers) else 0.2
     for own, other in zip(here, reference, strict=True):
-        # llama.cpp rounds activations to 8 bits.
-        assert np.abs(own - other).mean() < 0.2
-        assert abs(own.sum() - other.sum()) < 1.0
+        assert np.abs(own - other).mean() < most
+        assert abs(own.sum() - other.sum()) < 5 * most
 
 
-def test_what_prompts_share_changes_no_number(llama: Any) -> None:
-    asked = prompts(llama)
-    together = llama.model.score(asked)
+def test_what_prompts_share_changes_no_number(engine: Any) -> None:
+    asked = prompts(engine)
+    together = engine.model.score(asked)
     for prompt, own in zip(asked, together, strict=True):
-        np.testing.assert_allclose(llama.model.score([prompt])[0], own, atol=1e-4)
+        np.testing.assert_allclose(engine.model.score([prompt])[0], own, atol=1e-4)
 
 
-def test_the_source_is_named(llama: Any) -> None:
-    found = attribute(llama, **GIVEN)
+def test_the_source_is_named(engine: Any) -> None:
+    found = attribute(engine, **GIVEN)
     assert found.relies_on("bridge.txt")
-    assert attribute(llama, **GIVEN).statements.equals(found.statements)
-    made = attribute(llama, **GIVEN | {"answer": None, "max_new_tokens": 8})
+    assert attribute(engine, **GIVEN).statements.equals(found.statements)
+    made = attribute(engine, **GIVEN | {"answer": None, "max_new_tokens": 8})
     assert made.layout.block.num_targets <= 8
 
 
 @contextmanager
-def started(*words: str) -> Iterator[str]:
+def started() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     model, script = str(find_smollm2_gguf()), Path(__file__).with_name("llama_server.py")
-    command = [sys.executable, str(script), SERVER, model, str(port), *words]
+    command = [sys.executable, str(script), SERVER, model, str(port)]
     if not SERVER.endswith(".py"):
         command = [SERVER, "-m", model, "--port", str(port), "-np", "1", "-t", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -110,24 +107,15 @@ def started(*words: str) -> Iterator[str]:
                 time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
 
 
-needs_server = pytest.mark.skipif(not SERVER, reason="LLAMA_SERVER names no server")
-
-
-@needs_server
-def test_verdicts_over_http_are_those_in_this_process(llama: Any) -> None:
+@pytest.mark.skipif(not SERVER, reason="LLAMA_SERVER names no server")
+def test_verdicts_over_http_are_those_in_this_process() -> None:
+    llama = load_model("llama:smollm2")
     with started() as url, started() as other:
         remote = load_model(f"{url},{other}", tokenizer="smollm2")
         there, here = attribute(remote, **GIVEN), attribute(llama, **GIVEN)
         assert there.statements.sources.equals(here.statements.sources)
         np.testing.assert_allclose(there.matrix.gives, here.matrix.gives, atol=1.0)
-
-
-@pytest.mark.skipif(not SERVER.endswith(".py"), reason="LLAMA_SERVER is not the example")
-def test_a_server_that_returns_too_few_tokens_is_noticed(llama: Any) -> None:
-    """As the example of llama-cpp-python 0.3.36 does for what prompts share."""
-    with started("--unchanged") as url, pytest.raises(DataError, match=url):
-        Servers([url], llama.tokenizer, timeout_s=20, patience_s=5)

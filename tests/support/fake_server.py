@@ -55,6 +55,7 @@ class FakeServer:
         self.tokenizer, self.owner, self.fault, self.key = tokenizer, owner, fault, key
         self.model, self.number, self.delay_s = TableModel(seed), 0, 0.0
         self.noise, self._rng = 0.0, np.random.default_rng(seed)
+        self.card = dict[str, Any]()
         self.num_now = self.most_now = 0
         self.prompts, self.bodies = list[list[int]](), list[dict[str, Any]]()
         self.port, self._lock = 0, threading.Lock()
@@ -69,7 +70,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                listed = [{"id": "table", "owned_by": server.owner.split()[0]}]
+                listed = [{"id": "table", "owned_by": server.owner.split()[0]} | server.card]
                 server._reply(self, {"data": listed}, None)
 
             def do_POST(self) -> None:

@@ -37,9 +37,8 @@ class LlamaCpp(Engine):
         model = self._open(2 * BATCH).model
         if llama_cpp.llama_model_has_encoder(model):
             raise DataError(f"'{path}' holds an encoder; pass a decoder-only model")
-        self.vocab_size = int(
-            llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        )
+        vocab = llama_cpp.llama_model_get_vocab(model)
+        self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
         self.num_parameters = int(llama_cpp.llama_model_n_params(model))
         self.max_positions = int(llama_cpp.llama_model_n_ctx_train(model))
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)

@@ -251,7 +251,7 @@ class Server:
 
     # --- which model it is ---
 
-    def meet(self, like: Server | None = None) -> None:
+    def meet(self, like: Server) -> None:
         """Find out which requests the server takes, and whether its numbers can be used."""
         listed = self.request("/v1/models")
         try:
@@ -272,8 +272,7 @@ class Server:
         if self.noise > NOISIEST_NATS:
             numbers = f"{self.noise:.2f} nats a token between requests (most: {NOISIEST_NATS})"
             raise self._wrong(f"gives one text log-probabilities that vary by {numbers}")
-        if like is not None:
-            self.refuse_other(self.probe, like.probe, f"than {like.url}")
+        self.refuse_other(self.probe, like.probe, f"than {like.url}")
         self._check_places()
 
     def recognize(self) -> None:
@@ -337,8 +336,7 @@ class Servers(Engine):
     """Servers of one model, each with `at_once` requests at a time; with one, if nothing in a reply
     tells which prompt it is of."""
 
-    device = torch.device("cpu")
-    """Of what is left to compute here: nothing."""
+    device = torch.device("cpu")  # nothing is left to compute here
 
     dtype_name = "of the server"
     vocab_size = 0
@@ -356,7 +354,7 @@ class Servers(Engine):
         self.servers = [Server(url, tokenizer, timeout_s, patience_s) for url in urls]
         self.at_once, self.vocab_size = at_once, 1 + max(tokenizer.get_vocab().values())
         for server in self.servers if meet else ():
-            server.meet(self.servers[0] if server is not self.servers[0] else None)
+            server.meet(self.servers[0])
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Threads take the sorted prompts in turn, so that neighbours meet what a server's cache

@@ -331,12 +331,14 @@ def _load_engine(
     model = Servers(urls, without_space_before(ours), meet=not only_counts)
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
+    lengths = [n for one in model.servers if isinstance(n := one.card.get("max_model_len"), int)]
     return LoadedModel(
         model=model,
         tokenizer=ours,
         name=f"{first.model} ({first.url})",
         num_parameters=0,
-        limit=None,
+        # The length counts the last token of a prompt, and one that is generated behind it.
+        limit=PositionLimit(min(lengths) - 2, "max_model_len, less two") if lengths else None,
         batch_noise=first.noise,
         # Of names only: numbers vary by rounding, so folders of results keep those of the probe.
         weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),

@@ -73,6 +73,18 @@ def test_verdicts_are_those_of_transformers(
     assert 0 < there.token_forwards <= counted.token_forwards
 
 
+def test_a_prompt_leaves_a_place_for_a_generated_token(server: FakeServer) -> None:
+    """vLLM replies to one of `max_model_len` tokens that `max_tokens` is 0."""
+    server.prompts, tokenizer = [], make_tokenizer()
+    attribute(load_model(server.url, tokenizer=tokenizer), **GIVEN)
+    longest = max(len(prompt) for prompt in server.prompts if prompt[0] == 1)
+    server.card = {"max_model_len": longest + 1}
+    assert attribute(load_model(server.url, tokenizer=tokenizer), **GIVEN).texts
+    server.card = {"max_model_len": longest}
+    with pytest.raises(ConfigError, match="max_model_len"):
+        attribute(load_model(server.url, tokenizer=tokenizer), **GIVEN)
+
+
 def test_an_answer_is_generated_on_the_server(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
