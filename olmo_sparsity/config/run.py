@@ -83,8 +83,6 @@ def _schedule(config: RunConfig) -> Rules:
         yield f"checkpoint.keep_steps={beyond} must lie between 1 and {training.num_steps=}"
     if optimizer.schedule == "wsd" and not 0 < optimizer.cooldown_steps <= num_stable:
         yield f"{optimizer.cooldown_steps=} must be 1 to {num_stable}, the steps after the warm-up"
-    if optimizer.skip_sigmas is not None and engine.name.startswith("zero"):
-        yield f"{optimizer.skip_sigmas=} cannot be combined with {engine.name=!s}; take ddp"
     if engine.name == "zero3" and training.compile:
         yield "training.compile=true cannot be combined with engine.name=zero3; take zero2"
 

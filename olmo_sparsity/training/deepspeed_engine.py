@@ -9,6 +9,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,7 @@ class ZeroEngine(Engine):
         built = (type(self.deepspeed), type(self.zero).__name__)
         stage = self.deepspeed.zero_optimization_stage()
         if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
-            found = f"{built[0].__name__} with {built[1]}, stage {stage}, not {expected}"
-            raise UserError(f"engine.name: DeepSpeed built {found}; change engine.deepspeed_config")
+            raise UserError(f"engine.deepspeed_config gives {built}, stage {stage}, not {expected}")
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -121,8 +121,15 @@ class ZeroEngine(Engine):
     def update(self, learning_rate: float, is_skipped: Callable[[Tensor], bool]) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        # DeepSpeed knows the norm when it calls the optimizer, once or for each of its shards.
+        skips, step = cache(lambda: is_skipped(self.norm)), type(self.optimizer).step
+        self.optimizer.step = lambda: None if skips() else step(self.optimizer)
         self.deepspeed.step()
-        norm = self.deepspeed.get_global_grad_norm()
+        return self.norm
+
+    @property
+    def norm(self) -> Tensor:
+        norm = self.zero._global_grad_norm
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
 
     # --- state for checkpoints ------------------------------------------------------------------

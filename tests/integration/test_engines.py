@@ -227,26 +227,28 @@ def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
 # --- skipped steps --------------------------------------------------------------------------------
 
 
-def end_of(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights and moments of all processes at the end, and how many steps were skipped by each."""
-    files = list_checkpoints(folder)[0].rglob("*.safetensors")
-    tensors = {f"{file.name} {name}": t for file in files for name, t in load_file(file).items()}
-    return tensors | {"skipped": torch.tensor(curve(folder, "skipped_steps"))}
+def states_of(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """Weights and moments of all processes in each checkpoint, the newest first."""
+    return [
+        {f"{file.name} {name}": t for file in files for name, t in load_file(file).items()}
+        for files in (path.rglob("*.safetensors") for path in list_checkpoints(folder))
+    ]
 
 
 def test_processes_that_skip_steps_go_on_to_the_bit(settings: dict) -> None:
     steady = {"skip_sigmas": 1, "learning_rate": 1e-5, "warmup_steps": 0}
-    for engine, world_size in (("single", 1), ("ddp", 2)):
+    curves = []
+    for engine, world_size in (("single", 1), ("ddp", 2), ("zero2", 2)):
         given = on(settings, f"skips-{engine}", engine, checkpoint={"interval_steps": 44})
         given["training"]["num_steps"] = 56
-        end = end_of(finish(given | {"optimizer": steady}, world_size))
-        skipped = end["skipped"].tolist()
+        folder = finish(given | {"optimizer": steady}, world_size)
+        (end, _), skipped = states_of(folder), curve(folder, "skipped_steps")
         assert 0 == skipped[31] < skipped[43] < skipped[-1]
-        shutil.rmtree(list_checkpoints(given["run_folder"])[0])
-        again = end_of(finish(given | {"optimizer": steady}, world_size))  # from step 44
-        torch.testing.assert_close(again, end, rtol=0, atol=0)
-    alone = Path(given["run_folder"]).with_name("skips-single")
-    assert skipped == curve(alone, "skipped_steps")
+        shutil.rmtree(list_checkpoints(folder)[0])
+        finish(given | {"optimizer": steady}, world_size)  # from step 44
+        torch.testing.assert_close(states_of(folder)[0], end, rtol=0, atol=0)
+        curves += [skipped, curve(folder, "skipped_steps")]
+    assert curves[1:] == curves[:1] * 5
 
 
 def find_a_jump() -> None:
@@ -255,16 +257,22 @@ def find_a_jump() -> None:
     Jumps.found = lambda *_: next(found)  # type: ignore[method-assign, assignment]
 
 
-def test_a_step_that_one_process_skips_is_skipped_by_all(settings: dict) -> None:
-    ends = []
-    for ranks in ([0], [1], [0, 1]):
-        given = on(settings, f"jumps-{ranks}", "ddp", optimizer={"skip_sigmas": 9})
-        given["training"]["num_steps"] = 4
-        job = children.start(given, disturb=dict.fromkeys(ranks, find_a_jump))
-        assert job.wait() == [0, 0], "\n".join(job.texts())
-        ends.append(end_of(Path(given["run_folder"])))
-    assert ends[0]["skipped"].tolist() == [0, 0, 1, 1]
-    torch.testing.assert_close(ends[1:], ends[:1] * 2, rtol=0, atol=0)
+@pytest.mark.parametrize(
+    ("engine", "precision"),
+    [("ddp", "fp32"), ("zero1", "fp32"), ("zero1", "bf16"), ("zero2", "bf16"), ("zero3", "fp32")],
+)
+def test_a_step_that_one_process_skips_is_skipped_by_all(
+    settings: dict, engine: str, precision: str
+) -> None:
+    given = on(settings, f"jumps-{engine}-{precision}", engine, optimizer={"skip_sigmas": 9})
+    given["training"] |= {"num_steps": 4, "precision": precision}
+    given["checkpoint"]["keep_steps"] = [2, 3]
+    job = children.start(given, disturb={1: find_a_jump})
+    assert job.wait() == [0, 0], "\n".join(job.texts())
+    assert curve(given["run_folder"], "skipped_steps") == [0, 0, 1, 1]
+    last, third, second = states_of(Path(given["run_folder"]))
+    torch.testing.assert_close(third, second, rtol=0, atol=0)
+    assert not any(torch.equal(tensor, third[name]) for name, tensor in last.items())
 
 
 def fill_the_disk() -> None:
