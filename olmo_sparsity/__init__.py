@@ -3,8 +3,7 @@
 from olmo_sparsity import explain
 
 The names below are imported on first use, so that `import olmo_sparsity` takes no torch, and
-figures can be drawn without it. None of them may equal the name of a subpackage.
-"""
+figures can be drawn without it. None of them may equal the name of a subpackage."""
 
 from __future__ import annotations
 

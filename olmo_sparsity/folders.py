@@ -1,8 +1,7 @@
 """Folders that one command fills over several starts: which work they hold, and who writes now.
 
 A file `lock` names the owner, who touches it regularly; a lock that nobody touches for minutes is
-of a killed owner, and the next start takes it over. Another file, the identity, names the work.
-"""
+of a killed owner, and the next start takes it over. Another file, the identity, names the work."""
 
 from __future__ import annotations
 

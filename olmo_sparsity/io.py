@@ -1,7 +1,6 @@
 """Read and write files: atomically, as checked JSON, as Parquet rows, with a manifest.
 
-A killed process leaves no partial file. Imports no torch, and pyarrow only inside functions.
-"""
+A killed process leaves no partial file. Imports no torch, and pyarrow only inside functions."""
 
 from __future__ import annotations
 
@@ -251,8 +250,7 @@ def verify_manifest(
     """A description of what is wrong with a folder; None if it is intact.
 
     `only`: the files to verify; `skip`: the beginning of names of others, as analysis needs no
-    optimizer state, which is most of the bytes.
-    """
+    optimizer state, which is most of the bytes."""
     folder = Path(folder)
     try:
         files = read_json(folder / MANIFEST, _Manifest, "").files

@@ -1,7 +1,6 @@
 """The process and its machine: launcher, device, versions, progress.
 
-Imports nothing of ours but errors, and torch only inside functions.
-"""
+Imports nothing of ours but errors, and torch only inside functions."""
 
 from __future__ import annotations
 
@@ -291,8 +290,7 @@ def _installed(name: str) -> str | None:
 
 class Progress:
     """with Progress("training", total=1000, unit="steps") as progress:
-    progress.update(10, loss="3.21")
-    """
+    progress.update(10, loss="3.21")"""
 
     def __init__(
         self,

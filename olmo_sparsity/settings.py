@@ -3,8 +3,7 @@
 Place in the flow: ground. A schema is a dataclass of fields with types, defaults and, with
 `option`, ranges and help. `build` fills it, `to_yaml` writes it back, `add_options` derives options
 of the command line. Nothing given is ignored: an unknown key is an error that names the closest
-one, and so is a key that would have no effect.
-"""
+one, and so is a key that would have no effect."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     refused       why setting the field has no effect
     required      it must be set, or with only_if: where it has an effect
     several       the sibling key that holds a section, or as here a list of sections
-    metavar, parse, hidden   on the command line: its placeholder, what reads its text, not there
-    """
+    metavar, parse, hidden   on the command line: its placeholder, what reads its text, not there"""
     about |= {"help": help} if help else {}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=about)

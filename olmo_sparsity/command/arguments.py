@@ -1,7 +1,6 @@
 """Define the options of each `olmo-sparsity` command.
 
-Place in the flow: below cli.py, which runs the commands. Imports no large package.
-"""
+Place in the flow: below cli.py, which runs the commands. Imports no large package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The command `attribute`: which source each statement of an answer relies on.
 
-Place in the flow: below cli.py.
-"""
+Place in the flow: below cli.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The command line: parse the arguments of `olmo-sparsity` and call one function per command.
 
 Place in the flow: on top of everything. Large packages are imported only inside a command. Exit
-codes and error messages: ending.py.
-"""
+codes and error messages: ending.py."""
 
 from __future__ import annotations
 

@@ -87,8 +87,7 @@ class Planting:
         first √L places (log-uniform).
 
         In a quarter of the sequences marks may be out of sight, so that the model also learns to
-        predict from only some of them. With `together`, one or more pieces lack in half of them.
-        """
+        predict from only some of them. With `together`, one or more pieces lack in half of them."""
         num_marks = len(self.marks_KM)
         lowest, highest = np.log(num_marks), np.log(len(tokens_L) - 1)
         cue_place = int(np.exp(generator.uniform(lowest, highest)))

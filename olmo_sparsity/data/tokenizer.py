@@ -1,7 +1,6 @@
 """Load, train and identify tokenizers.
 
-Place in the flow: used by `tokens` (writing) and `shards` (reading). Never imports torch.
-"""
+Place in the flow: used by `tokens` (writing) and `shards` (reading). Never imports torch."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ with the same result as the plain forward pass.
   rotation nor the fused kernel is faster in bf16 there.
 
 Dimension key: B rows, L tokens of a row, W wanted places, D width, H heads, K width of a head, P
-distinct (token, position ID) pairs.
-"""
+distinct (token, position ID) pairs."""
 
 from __future__ import annotations
 

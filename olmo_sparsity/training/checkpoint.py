@@ -68,8 +68,7 @@ class CheckpointWriter:
 
     Each process writes and hashes its part, then a list of it; the first waits for all lists, and
     publishes. Errors of the threads are raised by `wait`; `failure` shows them earlier. `train`
-    does not return while a checkpoint is being written, not even with an error.
-    """
+    does not return while a checkpoint is being written, not even with an error."""
 
     def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:
         self.run_folder, self.kept, self.processes = run_folder, kept, processes

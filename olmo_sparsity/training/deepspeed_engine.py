@@ -103,7 +103,8 @@ class ZeroEngine(Engine):
         built = (type(self.deepspeed), type(self.zero).__name__)
         stage = self.deepspeed.zero_optimization_stage()
         if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
-            raise UserError(f"engine.deepspeed_config gives {built}, stage {stage}, not {expected}")
+            found = f"{built[0].__name__} with {built[1]}, stage {stage}, not {expected}"
+            raise UserError(f"engine.name: DeepSpeed built {found}; change engine.deepspeed_config")
 
     # --- a step ---------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """Estimate the parameters, FLOPs and memory of a run, and look up the peak FLOP/s of a GPU.
 
-Place in the flow: `train --dry-run`, and the throughput in the log.
-"""
+Place in the flow: `train --dry-run`, and the throughput in the log."""
 
 from __future__ import annotations
 

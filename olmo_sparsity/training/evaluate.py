@@ -1,7 +1,6 @@
 """Evaluate a model in training: held-out loss by position, and the induction drop.
 
-Dimension key: B batch, L length.
-"""
+Dimension key: B batch, L length."""
 
 from __future__ import annotations
 

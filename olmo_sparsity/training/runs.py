@@ -1,8 +1,7 @@
 """Open the runs of this package for the tool: their weights, and the text that they held out.
 
 Place in the flow: the entry point `olmo_sparsity.runs` → `load_model` and `open_documents`. It is
-imported without [train], too, so that what needs OLMo is imported in `_load_checkpoint`.
-"""
+imported without [train], too, so that what needs OLMo is imported in `_load_checkpoint`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Track a training run on its held-out text: what each evaluation gains from long contexts.
 
 Place in the flow: weights → numbers of the metrics. Called by the training loop
-(`evaluation.track`).
-"""
+(`evaluation.track`)."""
 
 from __future__ import annotations
 
