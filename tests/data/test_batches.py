@@ -78,22 +78,6 @@ def test_each_epoch_sees_every_sequence_once_with_new_positions(shards: TokenSha
     assert not same(first[0], second[0])
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_a_global_batch_does_not_depend_on_the_world_size(
-    shards: TokenShards, world_size: int
-) -> None:
-    whole = list(islice(batches(shards).from_step(2), 4))
-    shares = [
-        list(islice(batches(shards, rank=rank, world_size=world_size).from_step(2), 4))
-        for rank in range(world_size)
-    ]
-    for step, batch in enumerate(whole):
-        for rank in range(world_size):
-            part = shares[rank][step]
-            assert torch.equal(part.tokens_BL, batch.tokens_BL[rank::world_size])
-            assert torch.equal(part.positions_BL, batch.positions_BL[rank::world_size])
-
-
 def staged(shards: TokenShards, **changes: Any) -> TrainingBatches:
     """Sequences of 16 tokens in the first three steps, of 32 in two more, then of 64."""
     length_at = TrainingConfig(
