@@ -292,20 +292,14 @@ class Progress:
     """with Progress("training", total=1000, unit="steps") as progress:
     progress.update(10, loss="3.21")"""
 
-    def __init__(
-        self,
-        title: str,
-        total: int | None,
-        unit: str,
-        *,
-        enabled: bool = True,
-        log_every_s: float = 30,
-    ) -> None:
+    LOG_EVERY_S = 30.0
+
+    def __init__(self, title: str, total: int | None, unit: str, *, enabled: bool = True) -> None:
         self.title, self.total, self.unit = title, total, unit
         self.enabled = enabled
         self.done = self.done_at_start = 0
         self.live = sys.stderr.isatty()
-        self.pause_s = 0.1 if self.live else log_every_s
+        self.pause_s = 0.1 if self.live else self.LOG_EVERY_S
         self.started = time.perf_counter()
         self.shown_at = -float("inf") if self.live else self.started
         self.text = ""

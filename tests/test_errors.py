@@ -29,8 +29,11 @@ def test_names_reach_the_terminal_as_text(words: list[str], capsys: pytest.Captu
     assert printable(said.replace("\n", "")) == said.replace("\n", "")
 
 
-def test_names_in_progress_are_text_too(capsys: pytest.CaptureFixture) -> None:
-    with Progress("training", 2, "steps", log_every_s=0) as progress:
+def test_names_in_progress_are_text_too(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "LOG_EVERY_S", 0)
+    with Progress("training", 2, "steps") as progress:
         progress.update(1, trial=ORDERS)
         progress.note(ORDERS)
     lines = capsys.readouterr().err.splitlines()

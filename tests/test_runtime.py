@@ -39,8 +39,11 @@ def test_launchers(
     assert read_launch() == expected
 
 
-def test_a_stopped_line_names_no_time_that_is_left(capsys: pytest.CaptureFixture) -> None:
-    with contextlib.suppress(ValueError), Progress("training", 9, "steps", log_every_s=0) as it:
+def test_a_stopped_line_names_no_time_that_is_left(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "LOG_EVERY_S", 0)
+    with contextlib.suppress(ValueError), Progress("training", 9, "steps") as it:
         it.update(1)
         raise ValueError
     shown, last = capsys.readouterr().err.splitlines()

@@ -139,8 +139,7 @@ def _named_files(source: str) -> list[tuple[str, str]]:
         found = Path(source).iterdir() if is_folder else map(Path, glob(source))
         files = sorted(path for path in found if path.is_file())
         if not files:
-            kind = "a folder" if is_folder else "a glob"
-            raise ConfigError(f"--source={source} is {kind} without files")
+            raise ConfigError(f"--source={source} is a folder or glob without files")
         return [(path.name, str(path)) for path in files]
     name, _, path = source.partition("=")
     return [(name, path) if path else (Path(source).name, source)]

@@ -127,8 +127,7 @@ class TrainingBatches:
         self.sequences = Sequences(shards, length)
         if len(self.sequences) < batch_size:
             found = f"{len(self.sequences)} sequences of {length} tokens, below {batch_size=}"
-            remedy = "prepare more text or lower training.batch_size or training.length"
-            raise DataError(f"{shards.paths[0].parent}: training text of {found}; {remedy}")
+            raise DataError(f"{shards.paths[0].parent} holds {found}; prepare more text")
         self._order: tuple[int, np.ndarray] | None = None
 
     @property

@@ -240,5 +240,4 @@ def open_shards(
 def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
     """A document has at least its EOS; the last one ends with the file."""
     if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
-        problem = f"does not hold the ends of documents, up to {num_tokens:,} tokens"
-        raise DataError(f"{path} {problem}; {_remedy(path.parent)}")
+        raise DataError(f"{path} does not hold the ends of documents; {_remedy(path.parent)}")

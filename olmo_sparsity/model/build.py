@@ -57,6 +57,5 @@ def build_theirs(config: ModelConfig) -> PreTrainedModel:
     for item in fields(config):
         value, values = getattr(config, item.name), allowed.get(item.name, (item.default,))
         if item.name not in read and value not in values:
-            rule = f"model.architecture={config.architecture} has {values[0]} there"
-            raise ConfigError(f"model.{item.name}={value}: {rule}")
+            raise ConfigError(f"model.{item.name}={value}: {config.architecture} has {values[0]}")
     return getattr(transformers, family.class_name)(transformers_config(config, family))

@@ -154,5 +154,4 @@ def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:
     theirs, ours = (flatten(load_saved_config(f / "config.yaml")) for f in (checkpoint, run_folder))
     fixed = [key for key in {*ours, *theirs} if key == "seed" or key.startswith("model.")]
     if changed := differences(*({key: of.get(key) for key in fixed} for of in (theirs, ours))):
-        reason = f"is of another run than '{run_folder}' ({', '.join(changed)})"
-        raise DataError(f"'{checkpoint}' {reason}; move it")
+        raise DataError(f"'{checkpoint}' is of another run ({', '.join(changed)}); move it")

@@ -165,8 +165,7 @@ def family_of(essence: Mapping[str, Any]) -> Family:
     closest = max(families, key=num_alike)
     for name, wanted in closest.fields().items():
         if essence[name] != wanted:
-            reason = f"{closest.class_name} has {wanted} there"
-            raise ConfigError(f"model.{name}={essence[name]} cannot be exported: {reason}")
+            raise ConfigError(f"model.{name}={essence[name]} cannot be exported, only {wanted}")
     return closest
 
 

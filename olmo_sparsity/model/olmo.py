@@ -154,8 +154,7 @@ def refuse_unsupported(config: ModelConfig) -> None:
     if config.block_type != "sequential":
         raise ConfigError(f"model.block_type={config.block_type} is not supported; use sequential")
     if config.init_fn not in ("normal", "mitchell", "full_megatron"):
-        known = "normal, mitchell or full_megatron"
-        raise ConfigError(f"model.init_fn={config.init_fn} must be {known}")
+        raise ConfigError(f"model.init_fn={config.init_fn}: only normal, mitchell, full_megatron")
     if config.rope and rotated_width(config) < 2:
         raise ConfigError(f"model.rotary_fraction={config.rotary_fraction} rotates nothing")
     if config.rope and rotated_width(config) < 4 and (config.rope_scaling or {}).get("rope_type"):

@@ -136,8 +136,7 @@ def from_rope_parameters(given: Mapping[str, Any], source: str) -> dict[str, Any
         return None
     if kind not in _READ or not given.get("truncate", True):
         found = f"rope_type={kind}" if kind not in _READ else "truncate=False of its YaRN"
-        known = f"default, {', '.join(_READ)}"
-        raise ConfigError(f"init_from='{source}': {found} has no counterpart here, only {known}")
+        raise ConfigError(f"init_from='{source}': {found}, supported: default, {', '.join(_READ)}")
     scaling = {name: given[name] for name in _READ[kind] if given.get(name) is not None}
     factors = [given.get(name) or 0 for name in ("mscale", "mscale_all_dim")]
     if kind == "yarn" and all(factors):  # of DeepSeek

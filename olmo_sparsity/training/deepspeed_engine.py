@@ -195,8 +195,7 @@ def import_deepspeed(device: torch.device) -> Any:
     except ImportError as error:
         raise ConfigError(f"engine.name: {error}; pip install 'deepspeed>={OLDEST}'") from None
     if Version(deepspeed.__version__) < Version(OLDEST):
-        found = f"DeepSpeed {deepspeed.__version__} divides gradients by micro-batches"
-        raise ConfigError(f"engine.name: {found}; pip install 'deepspeed>={OLDEST}'")
+        raise ConfigError(f"DeepSpeed {deepspeed.__version__}: pip install 'deepspeed>={OLDEST}'")
     # Disables shared-memory collectives, which are for inference, and the search for extensions,
     # which starts compilers. They would be compiled on first use, under a lock that a killed
     # process never releases.

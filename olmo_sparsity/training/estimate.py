@@ -142,10 +142,9 @@ def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
     return max(fitting, default=1)
 
 
-def state_of(config: RunConfig, hardware: Hardware, engine: str = "") -> int:
+def state_of(config: RunConfig, hardware: Hardware) -> int:
     parameters = count_parameters(without_memory(config.model))
-    given = (config.training.precision, parameters, engine or config.engine.name)
-    return state_bytes(*given, hardware.count)
+    return state_bytes(config.training.precision, parameters, config.engine.name, hardware.count)
 
 
 def without_memory(sizes: ModelConfig) -> nn.Module:
@@ -277,5 +276,5 @@ def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
     if needed > hardware.memory:
         sizes = f"{needed / 2**30:.1f} GiB a device, of {hardware.memory / 2**30:.1f}"
         raise ConfigError(
-            f"engine.name={config.engine.name} needs {sizes}; take zero3 or more GPUs"
+            f"engine.name={config.engine.name} needs {sizes}; take more GPUs, or zero3"
         )

@@ -5,8 +5,6 @@ is gathered, and as Adam treats elements independently, training continues exact
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import write_tensors
+from olmo_sparsity.runtime import release_freed_memory
 
 KEYS = ("exp_avg", "exp_avg_sq")
 
@@ -62,8 +61,7 @@ def copy_moments(
 def to_main_memory(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Copy tensors, all at once. Copies of a GPU's are pinned: several times as fast, and PyTorch
     keeps the memory for the next checkpoint, at most twice the size."""
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
-        ctypes.CDLL(None).malloc_trim(0)  # memory of freed tensors that glibc keeps
+    release_freed_memory()
     copies, on_gpu = {}, False
     for name, tensor in tensors:
         on_gpu = tensor.device.type == "cuda"
@@ -92,8 +90,7 @@ class SavedMoments:
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
         if not paths or counts != {len(paths)}:
             written = " and ".join(map(str, sorted(counts))) or "some"
-            found = f"{len(paths)} files of optimizer state of {written} that were written"
-            raise DataError(f"{folder} holds {found}; delete it to resume from the one before")
+            raise DataError(f"{folder}: {len(paths)} of {written} files; delete the checkpoint")
         # Its own file first, which has all slices if the number of processes is unchanged.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
@@ -115,8 +112,7 @@ class SavedMoments:
                 moment[begin - part.start : end - part.start].copy_(saved)
             filled += end - begin
         if filled != part.length:
-            found = f"{part.parameter} ({filled} of {part.length} numbers)"
-            raise DataError(f"{self.folder} lacks moments of {found}; start another run_folder")
+            raise DataError(f"{self.folder} lacks {part.parameter}; delete the checkpoint")
 
 
 def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
@@ -125,5 +121,4 @@ def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
         file = safe_open(path, framework="pt")
         return file, json.loads(file.metadata()["stretches"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        remedy = "delete the checkpoint to resume from the one before"
-        raise DataError(f"{path} is not an optimizer state ({error}); {remedy}") from None
+        raise DataError(f"{path} is damaged ({error}); delete the checkpoint") from None

@@ -41,8 +41,7 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
     names = processes.gather(name)
     with processes.agree():
         if len(set(map(bool, names))) > 1:
-            remedy = "request as many on every machine, or set training.device=cpu"
-            raise ConfigError(f"process {names.index('')} has no GPU, others have; {remedy}")
+            raise ConfigError(f"process {names.index('')} has no GPU, others have: request as many")
         if name and names.count(name) > 1:
             raise ConfigError(f"{names.count(name)} processes share {name}; launch one for each")
 

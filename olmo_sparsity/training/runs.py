@@ -89,7 +89,6 @@ def _latest_or_fail(run_folder: Path) -> Path:
 
 
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedModel:
-
     from olmo_sparsity.config.run import load_saved_config  # needs what [train] installs
     from olmo_sparsity.model.build import build_model
 

@@ -200,7 +200,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
         ("LlamaForCausalLM", {"rope_parameters": DYNAMIC}, "rope_type=dynamic"),
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}, "use_parallel_residual=False"),
         ("Qwen2ForCausalLM", {"use_sliding_window": True}, "use_sliding_window=True"),
-        ("MistralForCausalLM", {}, "of type mistral: only olmo, olmo2, llama"),
+        ("MistralForCausalLM", {}, "is mistral, not olmo, olmo2, llama"),
         ("Olmo3ForCausalLM", {"layer_types": ["full_attention"] * 32}, "layer_types="),
     ],
 )

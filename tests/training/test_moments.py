@@ -59,11 +59,11 @@ def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
     state = {"matrix": {key: torch.randn(8) for key in KEYS}}
     for rank, pieces in enumerate(cut(state, 2)):
         copy_moments(pieces, rank, 2)(tmp_path)
-    with pytest.raises(DataError, match="lacks moments of other"):
+    with pytest.raises(DataError, match="lacks other"):
         SavedMoments(tmp_path, 0).fill(MomentSlice("other", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(DataError, match=r"moments-00001.* is not an optimizer state"):
+    with pytest.raises(DataError, match=r"moments-00001.* is damaged"):
         SavedMoments(tmp_path, 1).fill(MomentSlice("matrix", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").unlink()
-    with pytest.raises(DataError, match=r"holds 1 files of optimizer state of 2 "):
+    with pytest.raises(DataError, match=r"1 of 2 files"):
         SavedMoments(tmp_path, 0)

@@ -144,15 +144,12 @@ def refuse_without_checks(
     """Raise where `check` would have nothing to check against, before anything is computed."""
     if baseline is None:
         if not any(read_expectations(questions)):
-            raise ConfigError(
-                f"{questions}: no question has the field `expect`; add it, or pass --baseline"
-            )
+            raise ConfigError(f"{questions}: no question has `expect`; add it, or pass --baseline")
         return
     if Path(baseline).resolve() == Path(out).resolve():
         raise ConfigError(f"baseline={baseline} is also --out; pass the folder of an earlier run")
     if not Path(baseline, IDENTITY).exists():
-        remedy = f"make one with the same options, --out {baseline}, and without --gate"
-        raise ConfigError(f"--baseline {baseline}: no such folder of results; {remedy}")
+        raise ConfigError(f"--baseline {baseline} does not exist; make it by --out, without --gate")
     _compare_identities(identity, baseline, allow_other_model)
     read_answers(baseline)
 

@@ -158,9 +158,7 @@ def _as_answer(answer: Any, line: bytes) -> str | list[str] | Answer | None:
     texts = found if isinstance(found, list) else [found]
     if found is None or all(isinstance(text, str) for text in texts):
         return found
-    raise DataError(
-        f"answer={json.dumps(answer)[:60]} must be null, a text, a number, a list, or {FORM}"
-    )
+    raise DataError(f"answer={json.dumps(answer)[:60]} must be null, text, number, list, or {FORM}")
 
 
 def _as_sources(sources: Any) -> Any:

@@ -316,9 +316,7 @@ class Attribution:
         `[1]`, `(1)`, `[^1]`, or `[name]`. Sources that each suffice share one (`[1/2]`).
         `references`: add a line for each source that is cited."""
         if (citations.count("1"), citations.count("name")) not in ((1, 0), (0, 1)):
-            raise ConfigError(
-                f"citations={citations} must hold 1 or name once, as in [1] or [name]"
-            )
+            raise ConfigError(f"citations={citations} must hold 1 or name once, as in [1]")
         by_name, cited, found = "name" in citations, list[str](), ""
 
         def mark(*names: str) -> str:

@@ -291,8 +291,7 @@ def _targets_with_far_part(prepared: Prepared) -> Spans:
     kept = [span for span in spans if span[0] >= first]
     if not kept:
         where = f"which begin at token {first:,} of {len(document.tokens):,}"
-        remedy = f"name a later target, or lower short={windows.short}"
-        raise DataError(f"no target has distant {units}, {where}; {remedy}")
+        raise DataError(f"no target has distant {units}, {where}; lower short={windows.short}")
     if len(kept) < len(spans):
         left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
         say(f"{left_out} precede token {first:,} and have no distant {units}: left out")
@@ -315,8 +314,7 @@ def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
     num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
     if evaluates_every and num_far > MANY_UNITS:
-        cost = f"evaluates each of up to {num_far:,} far tokens; add_one_nested a few hundred"
-        say(f"{settings.selector} {cost}")
+        say(f"{settings.selector} evaluates {num_far:,} far tokens; add_one_nested a few hundred")
     scorer, before = prepared.scorer, prepared.scorer.token_forwards
     # Rules that evaluate few units depend on losses, which the count does not have.
     total = count(prepared, spans).token_forwards if evaluates_every else None

@@ -200,8 +200,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
     sizes = f"the largest is {gaps.max():.2f} nats, the threshold {plan.threshold(losses):.2f}"
-    remedy = "pass more text, a larger share, or a lower min_gap"
-    raise DataError(f"no target has a gap large enough: {sizes}; {remedy}")
+    raise DataError(f"no target has a gap large enough: {sizes}; pass more text, or lower min_gap")
 
 
 def _work(

@@ -93,8 +93,7 @@ class MeasureRequest(Request):
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
         is_read = not isinstance(self.documents, Documents)
         if not is_read and self.reading != TextOptions():
-            names = "field, group_field, prompt_field, …, max_documents and min_tokens"
-            raise ConfigError(f"{names} are for text that is read here; leave them out")
+            raise ConfigError("field, …, min_tokens are for text that is read here; leave them out")
         self._check_one_selects_targets()
         settings, reading = self._with_windows(), self.reading
         if self.quick:
@@ -287,8 +286,7 @@ class Plan:
         long = self.settings.windows.first_target
         if len(self.documents) == 1:
             least = f"is one document, and measure requires {self.settings.draws + 2}"
-            remedy = "pass a folder, or split it (--split-at blank-lines)"
-            raise DataError(f"text: {self.documents.name} {least}; {remedy}")
+            raise DataError(f"text: {self.documents.name} {least}; split it (--split-at)")
         numbers = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             found = f"{len(numbers)} of {len(self.documents)} documents are longer than {long}"

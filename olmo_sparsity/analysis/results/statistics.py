@@ -101,9 +101,7 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
     rows = targets.merge(sets, how="left", on=[*KEYS, "far_part"])
     has_foreign = recovery.control.eq("foreign").any()
     if rows.loss_set_own.isna().any() or (has_foreign and rows.loss_set_foreign.isna().any()):
-        raise DataError(
-            "the table recovery lacks rows of chosen targets; measure again into another folder"
-        )
+        raise DataError("the table recovery lacks rows of chosen targets; measure again elsewhere")
     return rows.assign(
         own=rows.loss_short - rows.loss_set_own,
         foreign=rows.loss_short - rows.loss_set_foreign,

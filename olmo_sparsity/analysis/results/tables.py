@@ -108,8 +108,7 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
             num_wrong = int((~np.isfinite(array.to_numpy(zero_copy_only=False))).sum())
         if num_wrong:
             rows = f"is not a finite number in {num_wrong} of {len(array)} rows"
-            remedy = "if the model's loss overflows, load it with another dtype"
-            raise DataError(f"{origin}: {field.name} {rows}; {remedy}")
+            raise DataError(f"{origin}: {field.name} {rows}; load the model with another dtype")
         arrays.append(array)
     return pa.table(arrays, schema=schema)
 
