@@ -14,7 +14,6 @@ import torch
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, import_deepspeed
 from tests.conftest import MakeConfig
 
@@ -49,16 +48,6 @@ def test_a_deepspeed_file_configures_communication_alone(
         "bf16": {"enabled": False, "immediate_grad_update": True},
         "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000},
     }
-
-
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
-def test_the_shipped_files_say_nothing_but_engine_settings(
-    make_config: MakeConfig, name: str
-) -> None:
-    given = json.loads((CONFIGS / f"deepspeed/{name}.json").read_text())
-    assert set(given) == {"data_types", "zero_optimization"}
-    settings = settings_of(make_config(engine__name=name))
-    assert settings["zero_optimization"] == given["zero_optimization"]
 
 
 def test_a_deepspeed_that_divides_gradients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

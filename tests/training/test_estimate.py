@@ -139,7 +139,6 @@ def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixtu
 
 def test_stated_peaks_go_by_the_device_name() -> None:
     for name, tflops in {
-        "NVIDIA A100-SXM4-80GB": 312,
         "NVIDIA H100 80GB HBM3": 989,
         "NVIDIA H100 PCIe": 756,
         "h200": 989,

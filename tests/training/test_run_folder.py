@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.training.loop import train
@@ -58,14 +56,3 @@ def test_metrics_of_another_run_are_refused(
     train(make_config(run_folder=str(trained)))
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 6]
     loss_table(trained)
-
-
-def test_metrics_past_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
-    lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(1, 8)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 8, "lo')
-    metrics = Metrics(tmp_path, 5, [])
-    metrics.add(6, loss=torch.tensor(2.0), gradient_norm=1.0)
-    metrics.flush(tokens_per_s=3.0)
-    found = list(read_metrics(tmp_path / "metrics.jsonl"))
-    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
-    assert found[-1] == {"step": 6, "loss": 2.0, "gradient_norm": 1.0, "tokens_per_s": 3.0}
