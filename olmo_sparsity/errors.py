@@ -40,6 +40,7 @@ EXTRAS = {
     "peft": ("a PEFT adapter", "peft"),
     "tensorboard": ("logging.tensorboard=true", "tensorboard"),
     "wandb": ("logging.wandb_project", "wandb"),
+    "lm_eval": ("evaluation.lm_eval", "lm_eval"),
 }
 """The features that need the packages of each extra, and their modules."""
 
@@ -53,8 +54,7 @@ def naming_extras() -> Iterator[None]:
         missing = (error.name or "").split(".")[0]
         for extra, (purpose, modules) in EXTRAS.items():
             if missing in modules.split():
-                install = f"pip install 'olmo-sparsity[{extra}]'"
-                raise ConfigError(f"{purpose} needs the extra: {install}") from None
+                raise ConfigError(f"{purpose} needs pip install 'olmo-sparsity[{extra}]'") from None
         raise
 
 

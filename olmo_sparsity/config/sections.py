@@ -223,6 +223,9 @@ class EvaluationConfig:
     """Number of held-out documents on which each evaluation measures what long contexts give
     (docs/track.md). 0: none, else at least 8."""
 
+    lm_eval: list[str] = field(default_factory=list)
+    """Tasks that each evaluation measures with lm_eval: its names, or YAML files of tasks."""
+
 
 @dataclass
 class CheckpointConfig:

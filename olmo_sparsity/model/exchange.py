@@ -17,7 +17,8 @@ from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, UserError, unreadable
 from olmo_sparsity.io import follow_umask, read_json, remove_partial, writing
-from olmo_sparsity.model.checkpoint_files import WEIGHTS, StoredWeights, check_fit
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
 from olmo_sparsity.model.families import (
     FAMILIES,
     FromHuggingFace,
@@ -31,7 +32,7 @@ from olmo_sparsity.model.rope import from_rope_parameters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 # --- export -------------------------------------------------------------------------------------
 
@@ -45,10 +46,7 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
     config = load_saved_config(folder / "config.yaml").model
     check_exportable(config)
-    if config.architecture == "olmo":
-        model = hugging_face_model(config, StoredWeights(folder / WEIGHTS), str(folder))
-    else:
-        model = load_model(str(folder), device="cpu").model.model
+    model = hugging_face_model(config, StoredWeights(folder / WEIGHTS), str(folder))
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(out.parent)
     with writing(out) as partial:
@@ -56,7 +54,8 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
         model.save_pretrained(partial)
         for path in partial.glob("*.safetensors"):
             follow_umask(path)
-        _save_tokenizer(read_tokenizer(folder / "tokenizer.json"), config, partial)
+        tokenizer = read_tokenizer(folder / "tokenizer.json")
+        hugging_face_tokenizer(tokenizer, config).save_pretrained(partial)
     return type(model).__name__
 
 
@@ -72,6 +71,10 @@ def hugging_face_model(
     """Its weights are views of these, which may be mapped files, so that they are not copied."""
     import transformers
 
+    if config.architecture != "olmo":
+        own: Any = build_model(config)
+        fill(own, weights, origin)
+        return own.model
     family = family_of(_essence(config))
     model_class = getattr(transformers, family.class_name)
     with torch.device("meta"):
@@ -84,16 +87,15 @@ def hugging_face_model(
     return model
 
 
-def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> None:
+def hugging_face_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     # An ordinary token must not be declared special, or decoding would drop it.
     special = tokenizer.get_added_tokens_decoder()
     ids = {"eos_token": config.eos_token_id, "pad_token": config.pad_token_id}
     tokens = {name: special[number].content for name, number in ids.items() if number in special}
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=config.max_sequence_length, **tokens
-    ).save_pretrained(out)
+    length = config.max_sequence_length
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **tokens)
 
 
 # --- import -------------------------------------------------------------------------------------
@@ -160,8 +162,7 @@ def config_of(source: str) -> dict[str, Any]:
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
     family = FAMILIES.get(theirs.model_type)
     if family is None:
-        known = f"only {', '.join(FAMILIES)} have a counterpart"
-        raise ConfigError(f"init_from='{source}' is of type {theirs.model_type}: {known}")
+        raise ConfigError(f"init_from='{source}' is {theirs.model_type}, not {', '.join(FAMILIES)}")
     get = theirs.to_dict().get
     rope = get("rope_parameters") or {}
     required = family.required | {"quantization_config": None}
@@ -182,8 +183,7 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
         found["partial_rotary_factor"], required["partial_rotary_factor"] = partial, 1.0
     for name, wanted in required.items():
         if found[name] != wanted:
-            both = f"{name}={found[name]}, supported: {wanted}"
-            raise ConfigError(f"init_from='{source}': config.json has {both}")
+            raise ConfigError(f"init_from='{source}' has {name}={found[name]}, supported: {wanted}")
     values = {ours: get(name) for ours, name in family.settings.items()}
     return values | {
         "mlp_hidden_size": theirs.intermediate_size * (1 if family.is_neox else 2),

@@ -136,12 +136,13 @@ def evaluate_step(
     config, engine = start.config, start.engine
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
     losses, drop = start.evaluation.losses(engine), start.evaluation.induction_drop(engine)
-    tracked = None
-    if start.tracking:
+    measured = {}
+    if start.measures:
         writer.wait()  # so that there is one copy of the weights at a time
-        tracked = start.tracking(engine.copy_weights(whole=True))
+        weights = engine.copy_weights(whole=True)
+        measured = {name: measure(weights) for name, measure in start.measures.items()}
     with engine.processes.agree():
-        metrics.write_heldout(step, losses, drop, tracked)
+        metrics.write_heldout(step, losses, drop, measured)
     if step < config.training.num_steps:
         progress.note(
             f"step {step}: held-out loss {format_losses(losses)}; induction drop {drop:.2f}"

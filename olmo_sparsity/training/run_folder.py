@@ -93,8 +93,7 @@ def _refuse_other_evaluation(folder: Path, settings: Flat) -> None:
     last = max(map(step_of, list_checkpoints(folder)), default=0)
     changed = _changed(folder, settings, lambda key: key.startswith("evaluation."))
     if changed and last == settings["training.num_steps"]:
-        found = f"is finished and was evaluated with {', '.join(changed)}"
-        raise ConfigError(f"run_folder={folder} {found}; train in another folder")
+        raise ConfigError(f"run_folder={folder} is done, with {', '.join(changed)}; name another")
 
 
 def refuse_other_branch(folder: Path, settings: Flat) -> None:
@@ -142,8 +141,7 @@ def describe_environment(
 def refuse_divergence(step: float, values: dict[str, float]) -> None:
     if not all(math.isfinite(value) for value in values.values()):
         shown = ", ".join(f"{name} {value}" for name, value in values.items())
-        remedy = "lower optimizer.learning_rate or training.max_grad_norm, in another run_folder"
-        raise UserError(f"step {step:.0f}: {shown}; {remedy}")
+        raise UserError(f"step {step:.0f}: {shown}; lower optimizer.learning_rate, in a new folder")
 
 
 class Metrics:
@@ -185,13 +183,10 @@ class Metrics:
         self.write(*rows)
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
-    def write_heldout(
-        self, step: int, losses: list[dict], drop: float, tracked: dict | None = None
-    ) -> None:
+    def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
         # No training loss shows the effect of the last update.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
-        row = {"step": step, "heldout": losses, "induction_drop": drop}
-        self.write(row | ({} if tracked is None else {"track": tracked}))
+        self.write({"step": step, "heldout": losses, "induction_drop": drop} | measured)
 
     def write(self, *rows: dict) -> None:
         if not self.writes:

@@ -76,8 +76,8 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
                 yield f"heldout_bits_per_byte/{places}", part["bits_per_byte"]
         elif name == "induction_drop":
             yield f"heldout/{name}", value
-        elif name == "track":
-            for number, (mean, *_) in value.items():
-                yield f"track/{number}", mean
+        elif isinstance(value, dict):  # with the ends of an interval, or without
+            for number, found in value.items():
+                yield f"{name}/{number}", found[0] if isinstance(found, list) else found
         elif name != "step":
             yield f"train/{name}", value

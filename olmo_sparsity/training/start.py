@@ -76,7 +76,8 @@ class Start:
     engine: Engine
     watchdog: Watchdog
 
-    tracking: Callable[[Mapping[str, Tensor]], dict[str, list[float]]] | None
+    measures: dict[str, Callable[[Mapping[str, Tensor]], dict]]
+    """Of a copy of the weights, at each evaluation, by their name in the metrics."""
 
     tokens_per_step: int
     flops_per_step: float
@@ -93,7 +94,7 @@ class Start:
 def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Start:
     """`held` keeps the run folder locked until it is closed."""
     report = say if processes.is_first else lambda message: None
-    tracking = None
+    measures: dict[str, Callable[[Mapping[str, Tensor]], dict]] = {}
     watchdog = Watchdog(Path(config.run_folder), config.engine, processes, held.close)
     held.callback(watchdog.stop)
     with processes.agree():
@@ -102,10 +103,13 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         share = processes.rank, processes.world_size
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
         config = resolve(config, shards, device, Hardware.here(device, processes.world_size))
-        if config.evaluation.track:  # imports the tool
-            from olmo_sparsity.training.tracking import Tracking
+        if config.evaluation.track or config.evaluation.lm_eval:  # imports the tool
+            from olmo_sparsity.training.tracking import Tasks, Tracking
 
-            tracking = Tracking(config, heldout, device, processes)
+            if config.evaluation.track:
+                measures["track"] = Tracking(config, heldout, device, processes)
+            if config.evaluation.lm_eval:
+                measures["lm_eval"] = Tasks(config, heldout.tokenizer, device, processes)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()
         settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
@@ -140,7 +144,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         batches=batches,
         engine=engine,
         watchdog=watchdog,
-        tracking=tracking,
+        measures=measures,
         tokens_per_step=tokens_per_step,
         flops_per_step=flops_per_step,
         whole_flops_per_step=whole_flops_per_step,
@@ -151,7 +155,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
 
 def refuse_impossible(config: RunConfig, processes: Processes) -> None:
     check_engine(config.engine, config.training, processes.world_size)
-    if config.checkpoint.export_at_end:
+    if config.checkpoint.export_at_end or config.evaluation.lm_eval:
         check_exportable(config.model)
 
 
@@ -246,13 +250,11 @@ def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> Tra
     (refuse_other_config if own else refuse_other_branch)(latest, settings)
     state = TrainerState.read(latest)
     if state.data_fingerprint != data_fingerprint:
-        folder = f"data.folder={settings['data.folder']}"
-        remedy = "restore these, or start another run with init_from"
-        raise DataError(f"{latest} was trained on other tokens than those in {folder}; {remedy}")
+        raise DataError(f"{latest} was trained on other tokens than {settings['data.folder']} has")
     num_steps = settings["training.num_steps"]
     if not own and state.step >= num_steps:
         raise ConfigError(
-            f"branch_from={latest} is at step {state.step}; raise training.{num_steps=}"
+            f"branch_from={latest} has {state.step} steps; raise training.{num_steps=}"
         )
     return state
 
@@ -268,8 +270,7 @@ def resolve(
     refuse_other_settings(config.data)
     model = with_vocabulary(config.model, shards.vocab_size)
     if model.vocab_size < shards.vocab_size:
-        least = f"must be at least {shards.vocab_size}, the tokenizer's, or 0 to take that"
-        raise ConfigError(f"{model.vocab_size=} {least}")
+        raise ConfigError(f"{model.vocab_size=} must be 0 or at least {shards.vocab_size}")
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
     return for_hardware(replace(config, model=model), device, hardware)
@@ -310,6 +311,10 @@ def cost_of(
     """The resolved config, what it would run on, and lines of its cost."""
     device = own_device(config.training.device, Processes())
     check_sinks(config.logging)
+    if config.evaluation.lm_eval:
+        from olmo_sparsity.training.tracking import load_tasks
+
+        load_tasks(config.evaluation.lm_eval)
     named, missing = hardware is not None, dict[str, str]()
     hardware = hardware or Hardware.here(device)
     if named and config.engine.name == "auto":

@@ -1,15 +1,18 @@
-"""Track a training run on its held-out text: what each evaluation gains from long contexts.
+"""Measure a copy of a model in training: what it gains from long contexts, and tasks of lm_eval.
 
 Place in the flow: weights → numbers of the metrics. Called by the training loop
-(`evaluation.track`)."""
+(`evaluation.track`, `evaluation.lm_eval`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+import math
+from collections.abc import Callable, Mapping
+from itertools import chain, islice
+from typing import Any
 
 import pandas as pd
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
@@ -20,8 +23,10 @@ from olmo_sparsity.analysis.settings import TrackSettings
 from olmo_sparsity.analysis.tracking.fixed_text import FixedText
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.errors import ConfigError, naming_extras, one_line
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill
+from olmo_sparsity.model.exchange import hugging_face_model, hugging_face_tokenizer
 from olmo_sparsity.training.distributed import Processes
 
 
@@ -53,3 +58,58 @@ class Tracking:
         numbers = Tracked(every.assign(run="", step=0)).numbers.dropna(subset=["value"])
         ends = numbers[["value", "low", "high"]].to_numpy().tolist()
         return dict(zip(numbers.number, ends, strict=True))
+
+
+class Tasks:
+    """Tasks of lm_eval. Processes share their requests, each with a copy of the exported model."""
+
+    def __init__(
+        self, config: RunConfig, tokenizer: Tokenizer, device: torch.device, processes: Processes
+    ) -> None:
+        self.config, self.device, self.processes = config, device, processes
+        self.tokenizer = hugging_face_tokenizer(tokenizer, config.model)
+        self.tasks = load_tasks(config.evaluation.lm_eval)
+
+    def __call__(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
+        """TASK/METRIC → its value, as `lm_eval --model hf` finds it for the exported model."""
+        from lm_eval.evaluator import evaluate
+        from lm_eval.models.huggingface import HFLM
+
+        for task in self.tasks["tasks"].values():
+            task.set_fewshot_seed(1234)  # as its command does
+        exported: Any = hugging_face_model(self.config.model, weights, "the engine")
+        model = HFLM(
+            exported.to(self.device),
+            tokenizer=self.tokenizer,
+            batch_size=self.config.evaluation.batch_size,
+            mixed_precision_dtype={"bf16": torch.bfloat16}.get(self.config.training.precision),
+        )
+        for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+            setattr(model, name, self.shared(getattr(model, name)))
+        found = evaluate(model, self.tasks, bootstrap_iters=0, log_samples=False)
+        return {
+            f"{task}/{name.removesuffix(',none')}": float(value)
+            for task, values in found["results"].items()
+            for name, value in values.items()
+            if isinstance(value, float) and math.isfinite(value)
+        }
+
+    def shared(self, answer: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        """Each process answers a run of the requests, and gets the answers of all."""
+        rank, count = self.processes.rank, self.processes.world_size
+
+        def answer_all(requests: list[Any]) -> list[Any]:
+            own = requests[len(requests) * rank // count : len(requests) * (rank + 1) // count]
+            return list(chain(*self.processes.gather(answer(own, disable_tqdm=True))))
+
+        return answer_all
+
+
+def load_tasks(names: list[str]) -> Any:
+    """With their data, from lm_eval's cache or the hub."""
+    with naming_extras():
+        from lm_eval.tasks import TaskManager
+    try:
+        return TaskManager().load(names)
+    except Exception as error:  # of the task's own code, or of the hub
+        raise ConfigError(f"evaluation.lm_eval={names}: {one_line(error)}") from None

@@ -275,6 +275,45 @@ def test_a_step_that_one_process_skips_is_skipped_by_all(
     assert not any(torch.equal(tensor, third[name]) for name, tensor in last.items())
 
 
+# --- tasks of lm_eval -----------------------------------------------------------------------------
+
+TASKS = {
+    "choices": {"output_type": "multiple_choice", "doc_to_text": "{{text}}"}
+    | {"doc_to_choice": "choices", "doc_to_target": "answer", "target_delimiter": ""},
+    "words": {"output_type": "loglikelihood", "doc_to_text": "{{text}}"}
+    | {"doc_to_target": "{{choices[1]}}", "metric_list": [{"metric": "perplexity"}]},
+    "texts": {"output_type": "loglikelihood_rolling", "doc_to_text": ""}
+    | {"doc_to_target": "{{text}}", "metric_list": [{"metric": "bits_per_byte"}]},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tasks_in_training_are_those_of_the_exported_model(settings: dict, tmp_path: Path) -> None:
+    lm_eval = pytest.importorskip("lm_eval", reason="pip install 'olmo-sparsity[lm_eval]'")
+    rows = [
+        {"text": f"the {word} and the " * n, "choices": [word, "of"], "answer": n % 2}
+        for n, word in enumerate(("king", "house", "tree", "sea", "war"), start=1)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"dataset_path": "json", "test_split": "test"}
+    data["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "rows.jsonl")}}
+    names = []
+    for name, task in TASKS.items():
+        names.append(str(tmp_path / f"{name}.yaml"))
+        Path(names[-1]).write_text(json.dumps({"task": name} | data | task))
+    given = on(settings, "tasks", "zero3", evaluation={"lm_eval": names, "interval_steps": 10})
+    folder, job = Path(given["run_folder"]), children.start(given)
+    assert job.wait(600) == [0, 0], "\n".join(job.texts())  # lm_eval reads all its tasks
+    first, last = curve(folder, "lm_eval")
+    export(folder, tmp_path / "exported")
+    model = f"pretrained={tmp_path / 'exported'},dtype=float32"
+    found = lm_eval.simple_evaluate("hf", model, names, device="cpu", bootstrap_iters=0)
+    for name in ("choices/acc", "words/perplexity", "texts/bits_per_byte"):
+        task, metric = name.split("/")
+        assert last[name] == pytest.approx(found["results"][task][f"{metric},none"], rel=1e-5)
+    assert first["texts/bits_per_byte"] > last["texts/bits_per_byte"]
+
+
 def fill_the_disk() -> None:
     """In a child: a write past the limit fails as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -11,6 +11,7 @@ import pytest
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.sinks import _scalars
 from olmo_sparsity.training.start import dry_run
 from tests.conftest import MakeConfig
 
@@ -37,9 +38,18 @@ def test_sinks_are_asked_for_and_receive_every_row(
     assert [settings["id"] for settings in opened] == [None, "a1"]
 
 
-def test_a_dry_run_asks_for_what_is_not_installed(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+def test_what_is_measured_is_received_without_its_interval() -> None:
+    row = {"step": 1, "track": {"net_gain": [1.0, 0.5, 2.0]}, "lm_eval": {"words/acc": 0.5}}
+    assert dict(_scalars(row)) == {"track/net_gain": 1.0, "lm_eval/words/acc": 0.5}
+
+
+@pytest.mark.parametrize("module", ["wandb", "lm_eval"])
+def test_what_is_not_installed_is_asked_for_before_a_run(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="wandb"):
-        dry_run(make_config(logging__wandb_project="test"))
+    monkeypatch.setitem(sys.modules, module, None)
+    config = make_config(logging__wandb_project="test" if module == "wandb" else None)
+    config.evaluation.lm_eval = ["hellaswag"] if module == "lm_eval" else []
+    for start in (dry_run, train):
+        with pytest.raises(ConfigError, match=rf"pip install 'olmo-sparsity\[{module}\]'"):
+            start(config)
