@@ -90,7 +90,7 @@ class SavedMoments:
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
         if not paths or counts != {len(paths)}:
             written = " and ".join(map(str, sorted(counts))) or "some"
-            raise DataError(f"{folder}: {len(paths)} of {written} files; delete the checkpoint")
+            raise DataError(f"{folder} holds {len(paths)} files of {written}; delete the checkpoint")
         # Its own file first, which has all slices if the number of processes is unchanged.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
