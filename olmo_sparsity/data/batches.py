@@ -127,7 +127,8 @@ class TrainingBatches:
         self.sequences = Sequences(shards, length)
         if len(self.sequences) < batch_size:
             found = f"{len(self.sequences)} sequences of {length} tokens, below {batch_size=}"
-            raise DataError(f"{shards.paths[0].parent} holds {found}; prepare more text")
+            remedy = "prepare more text, or lower training.batch_size or training.length"
+            raise DataError(f"{shards.paths[0].parent} holds {found}; {remedy}")
         self._order: tuple[int, np.ndarray] | None = None
 
     @property

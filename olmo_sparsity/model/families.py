@@ -165,7 +165,7 @@ def family_of(essence: Mapping[str, Any]) -> Family:
     closest = max(families, key=num_alike)
     for name, wanted in closest.fields().items():
         if essence[name] != wanted:
-            raise ConfigError(f"model.{name}={essence[name]} cannot be exported, only {wanted}")
+            raise ConfigError(f"model.{name}={essence[name]} cannot be exported; {wanted} can")
     return closest
 
 

@@ -90,7 +90,9 @@ class SavedMoments:
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
         if not paths or counts != {len(paths)}:
             written = " and ".join(map(str, sorted(counts))) or "some"
-            raise DataError(f"{folder} holds {len(paths)} files of {written}; delete the checkpoint")
+            raise DataError(
+                f"{folder} holds {len(paths)} files of {written}; delete the checkpoint"
+            )
         # Its own file first, which has all slices if the number of processes is unchanged.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
@@ -112,7 +114,7 @@ class SavedMoments:
                 moment[begin - part.start : end - part.start].copy_(saved)
             filled += end - begin
         if filled != part.length:
-            raise DataError(f"{self.folder} lacks {part.parameter}; delete the checkpoint")
+            raise DataError(f"{self.folder} lacks moments of {part.parameter}; delete it")
 
 
 def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:

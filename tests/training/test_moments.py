@@ -59,7 +59,7 @@ def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
     state = {"matrix": {key: torch.randn(8) for key in KEYS}}
     for rank, pieces in enumerate(cut(state, 2)):
         copy_moments(pieces, rank, 2)(tmp_path)
-    with pytest.raises(DataError, match="lacks other"):
+    with pytest.raises(DataError, match="lacks moments of other"):
         SavedMoments(tmp_path, 0).fill(MomentSlice("other", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").write_bytes(b"no tensors")
     with pytest.raises(DataError, match=r"moments-00001.* is damaged"):

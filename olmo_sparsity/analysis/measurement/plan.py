@@ -93,7 +93,8 @@ class MeasureRequest(Request):
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
         is_read = not isinstance(self.documents, Documents)
         if not is_read and self.reading != TextOptions():
-            raise ConfigError("field, …, min_tokens are for text that is read here; leave them out")
+            names = "field, group_field, prompt_field, …, max_documents and min_tokens"
+            raise ConfigError(f"{names} are for text that is read here; leave them out")
         self._check_one_selects_targets()
         settings, reading = self._with_windows(), self.reading
         if self.quick:
