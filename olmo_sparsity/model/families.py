@@ -165,7 +165,8 @@ def family_of(essence: Mapping[str, Any]) -> Family:
     closest = max(families, key=num_alike)
     for name, wanted in closest.fields().items():
         if essence[name] != wanted:
-            raise ConfigError(f"model.{name}={essence[name]} cannot be exported; {wanted} can")
+            reason = f"{closest.class_name} has {wanted} there"
+            raise ConfigError(f"model.{name}={essence[name]} cannot be exported: {reason}")
     return closest
 
 
