@@ -7,24 +7,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from olmo_sparsity.drawing import BLACK, BLUE, GREY, RED, save
-from study.longer import NEVER, STORED, TRAINED
-from study.pages.stored import ROOT, task_rows
+from study.longer import NEVER, TRAINED
+from study.pages.stored import ROOT, other_table, task_rows
 
 NAMES = {"rope": "RoPE alone", "pose": "RoPE + PoSE"}
 
 
-def lost(rows: pd.DataFrame, trained: int) -> pd.DataFrame:
+def losses(rows: pd.DataFrame, trained: int) -> pd.DataFrame:
     """The share of right answers at the trained length minus that at others, by model and k."""
     right = rows.pivot_table(index=["task", "seed", "k"], columns="length", values="exact_match")
     return right.rsub(right[trained], axis=0)
 
 
-def panel(
-    axes: Axes, title: str, losses: pd.DataFrame, trained: int, times: dict[int, str]
-) -> None:
+def panel(axes: Axes, title: str, lost: pd.DataFrame, trained: int, times: dict[int, str]) -> None:
     """A dot a model, a line for the mean, a color for how many times the trained length."""
     for factor, color in times.items():
-        found = losses[factor * trained]
+        found = lost[factor * trained]
         mean = found.groupby("k").mean()
         axes.plot(mean.index, mean, color=color, label=f"{factor} times the trained length")
         for (task, _, k), value in found.items():
@@ -44,11 +42,10 @@ def finish(axes: Axes, ticks: dict[float, str], lost: str) -> None:
 
 def penalties(axes: Axes) -> None:
     """A thin line a model, a thick one for the mean: what shorter training costs, by k*."""
-    targets = pd.read_parquet(STORED).dropna(subset=["k"])
+    found = other_table("longer_by_k").set_index("k")
     for (scheme, models), color in zip(TRAINED.items(), (RED, BLUE), strict=True):
-        found = targets.groupby("k")[[*models]].mean()
-        axes.plot(found.index, found, color=color, linewidth=0.5)
-        axes.plot(found.index, found.mean(axis=1), color=color, label=NAMES[scheme])
+        axes.plot(found.index, found[[*models]], color=color, linewidth=0.5)
+        axes.plot(found.index, found[scheme], color=color, label=NAMES[scheme])
     axes.set(title="Wikipedia, next token", xlabel="k*: tokens that recover 0.9 of the gain")
     finish(axes, {k: f"{k:.0f}" if k < NEVER else "more" for k in found.index}, "nats lost")
 
@@ -58,12 +55,12 @@ def draw() -> Figure:
     panels = figure.subplots(2, 2).flat
     parity = pd.DataFrame(task_rows("sparse_parity_mastery")).assign(k=lambda rows: rows.test_k)
     parity = parity[(parity.train_k == 4) & (parity.k <= 4)]
-    panel(panels[0], "Sparse parity, RoPE + PoSE", lost(parity, 50), 50, {4: BLUE, 10: RED})
+    panel(panels[0], "Sparse parity, RoPE + PoSE", losses(parity, 50), 50, {4: BLUE, 10: RED})
     named = {k: pd.DataFrame(task_rows(f"planted_{k}")).assign(k=k) for k in (1, 8)}
     planted = dict(list(pd.concat(named.values()).groupby("scheme")))
     for axes, scheme in zip(panels[1:3], ("pose", "rope"), strict=True):
         title = f"Planted pieces, {NAMES[scheme]}"
-        panel(axes, title, lost(planted[scheme], 256), 256, {2: BLACK, 4: BLUE})
+        panel(axes, title, losses(planted[scheme], 256), 256, {2: BLACK, 4: BLUE})
     penalties(panels[3])
     return figure
 
