@@ -1,6 +1,6 @@
 """Which number tells checkpoints apart: long-context metrics by signal over noise.
 
-    python -m study.benchmarks.checkpoint_metrics OUT.parquet --text TEXT --evaluator RUN RUN…
+    python -m study.benchmarks.checkpoint_metrics OUT.parquet RUN… --text TEXT --evaluator RUN
     python -m study.benchmarks.checkpoint_metrics OUT.parquet --table
 
 A RUN is the folder of a run named TREATMENT_SEED (`rope_201`): six of its checkpoints, at equal
