@@ -178,7 +178,11 @@ def summary_of(targets: pd.DataFrame) -> pd.DataFrame:
         if not name.startswith("null"):
             row["slope_gain"] = slope_of(targets, f"gain_{name}")["slope"]
         rows.append(row)
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows).set_index("model")
+    for at in ("few", "many"):
+        share = table[at][[*TRAINED["pose"]]] / table[at][[*TRAINED["rope"]]].to_numpy()
+        table[f"{at}_to_rope"] = share
+    return table.reset_index()
 
 
 def verdicts_of(summary: pd.DataFrame, targets: pd.DataFrame) -> dict[str, str]:
@@ -191,11 +195,8 @@ def verdicts_of(summary: pd.DataFrame, targets: pd.DataFrame) -> dict[str, str]:
     null = by.loc[[f"null_{name}" for name in CHOOSERS]]
     confirmed = ((pose.slope >= 0.05) & (pose.slope_low > 0)).all()
     refuted = (pose.slope_high < 0.02).all()
-    large = all(
-        (rope[at].to_numpy() >= 0.5).all()
-        and (rope[at].to_numpy() >= 2 * pose[at].to_numpy()).all()
-        for at in ("few", "many")
-    )
+    large = (rope[["few", "many"]] >= 0.5).all(axis=None)
+    large &= (pose[["few_to_rope", "many_to_rope"]] <= 0.5).all(axis=None)
     covered = ((null.slope_low <= 0) & (null.slope_high >= 0)).sum() >= 2
     harmless = covered and (null.slope <= 0.02).all() and (both.permuted.abs() < 0.02).all()
     return {
@@ -222,8 +223,7 @@ def main(words: list[str] | None = None) -> int:
         by_k = by_k.assign(**{name: by_k[[*of]].mean(axis=1) for name, of in TRAINED.items()})
         keep_other("longer_by_k", by_k.astype(float).round(4).reset_index().to_dict("list"))
         print(summary[["model", "slope", "slope_low", "slope_high", "few", "many"]].round(3))
-        print(len(targets), "targets,", targets.k.notna().sum(), "with k")
-        print(verdicts_of(summary, targets))
+        print(len(targets), targets.k.notna().sum(), verdicts_of(summary, targets))
 
     return run_command(parser, run, words)
 
