@@ -1,7 +1,7 @@
 """Which number tells checkpoints apart: long-context metrics by signal over noise.
 
     python -m study.benchmarks.checkpoint_metrics OUT.parquet RUN… --text TEXT --evaluator RUN
-    python -m study.benchmarks.checkpoint_metrics OUT.parquet --table
+    python -m study.benchmarks.checkpoint_metrics OUT.parquet --table [--figure FIGURE.png]
 
 A RUN is the folder of a run named TREATMENT_SEED (`rope_201`): six of its checkpoints, at equal
 distances, are read on three disjoint draws of 32 documents of 1,024 tokens. Numbers: those of
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from olmo_sparsity import load_model, track
 from olmo_sparsity.analysis.kernels.engine import Prompt
@@ -28,6 +29,7 @@ from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.drawing import BLUE, RED, save
 from olmo_sparsity.io import writing
 from olmo_sparsity.streams import stream
 from study.benchmarks.evidence import read_texts
@@ -199,6 +201,22 @@ def verdicts(found: pd.DataFrame) -> dict[str, str]:
     }
 
 
+def draw(found: pd.DataFrame) -> Figure:
+    """Both ratios of each number, the best by the smaller of both above."""
+    best = ["checkpoints", "treatments"]
+    found = found.dropna(subset=best).set_index("number")
+    found = found.loc[found[best].min(axis=1).sort_values().index]
+    figure = Figure(figsize=(5.2, 0.2 * len(found) + 0.8), layout="constrained")
+    axes = figure.subplots()
+    for column, color in zip(best, (BLUE, RED), strict=True):
+        axes.plot(found[column], found.index, "o", color=color, markersize=4, label=column)
+    axes.set(xscale="log", xlabel="signal over noise")
+    axes.set_xticks([0.3, 1, 3, 10], ["0.3", "1", "3", "10"])
+    axes.minorticks_off()
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -208,6 +226,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--evaluator", type=Path)
     parser.add_argument("--table", action="store_true", help="print what OUT.parquet holds")
+    parser.add_argument("--figure", type=Path, help="a picture of the table")
 
     def run(options: argparse.Namespace, _: list[str]) -> None:
         if not options.table:
@@ -215,6 +234,8 @@ def main(words: list[str] | None = None) -> int:
         found = ratios(pd.read_parquet(options.out)).round(4)
         found.to_csv(options.out.with_suffix(".csv"), index=False)
         print(found.to_string(index=False), verdicts(found), sep="\n")
+        if options.figure:
+            save(lambda: draw(found), options.figure)
 
     return run_command(parser, run, words, again="the same command goes on")
 
