@@ -169,6 +169,7 @@ def summary_of(targets: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, float | str] = {"model": name, **slope_of(targets, name)}
         row["permuted"] = permuted_slope(targets, name)
         row["few"] = deep[deep.k <= 2][name].mean()
+        row["few_within"] = parts["to_256"][parts["to_256"].k <= 2][name].mean()
         row["many"] = deep[deep.k >= 16][name].mean()
         row["without_k"] = targets[targets.k.isna()][name].mean()
         for part, of_part in parts.items():

@@ -8,8 +8,7 @@ with the same result as the plain forward pass.
   other places give keys and values.
 - Far tokens that keep their states of the full text (`far_states`) are keys and values computed
   once. Rows that see most of them share them.
-- On CPU sums are taken in place, and attention runs in fp32 for any dtype of weights, as neither
-  rotation nor the fused kernel is faster in bf16 there.
+- On CPU sums are taken in place, and attention runs in fp32, as it is not faster in bf16.
 
 Dimension key: B rows, L tokens of a row, W wanted places, D width, H heads, K width of a head, P
 distinct (token, position ID) pairs."""

@@ -90,9 +90,8 @@ class SavedMoments:
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
         if not paths or counts != {len(paths)}:
             written = " and ".join(map(str, sorted(counts))) or "some"
-            raise DataError(
-                f"{folder} holds {len(paths)} files of {written}; delete the checkpoint"
-            )
+            found = f"{len(paths)} files of optimizer state of {written} that were written"
+            raise DataError(f"{folder} holds {found}; delete it to resume from the one before")
         # Its own file first, which has all slices if the number of processes is unchanged.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
@@ -114,7 +113,9 @@ class SavedMoments:
                 moment[begin - part.start : end - part.start].copy_(saved)
             filled += end - begin
         if filled != part.length:
-            raise DataError(f"{self.folder} lacks moments of {part.parameter}; delete it")
+            raise DataError(
+                f"{self.folder} lacks moments of {part.parameter}; take a new run_folder"
+            )
 
 
 def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:

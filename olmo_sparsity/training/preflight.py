@@ -41,7 +41,9 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
     names = processes.gather(name)
     with processes.agree():
         if len(set(map(bool, names))) > 1:
-            raise ConfigError(f"process {names.index('')} has no GPU, others have: request as many")
+            raise ConfigError(
+                f"process {names.index('')} has no GPU, others have; request one each"
+            )
         if name and names.count(name) > 1:
             raise ConfigError(f"{names.count(name)} processes share {name}; launch one for each")
 

@@ -93,7 +93,7 @@ def _refuse_other_evaluation(folder: Path, settings: Flat) -> None:
     last = max(map(step_of, list_checkpoints(folder)), default=0)
     changed = _changed(folder, settings, lambda key: key.startswith("evaluation."))
     if changed and last == settings["training.num_steps"]:
-        raise ConfigError(f"run_folder={folder} is done, with {', '.join(changed)}; name another")
+        raise ConfigError(f"'{folder}' was evaluated with {', '.join(changed)}; name another")
 
 
 def refuse_other_branch(folder: Path, settings: Flat) -> None:

@@ -77,7 +77,7 @@ class Start:
     watchdog: Watchdog
 
     measures: dict[str, Callable[[Mapping[str, Tensor]], dict]]
-    """Of a copy of the weights, at each evaluation, by their name in the metrics."""
+    """What each evaluation measures on a copy of the weights, by its name in the metrics."""
 
     tokens_per_step: int
     flops_per_step: float

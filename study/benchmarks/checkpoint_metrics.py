@@ -174,6 +174,7 @@ def _ratios(rows: pd.DataFrame) -> dict[str, float]:
             "checkpoints": float(mean.loc["reference"].std() / noise["reference"]),
             "treatments": float(np.sqrt((apart**2).mean()) / both),
             "right_order": float((sides == np.sign(apart.iloc[-1])).mean()),
+            **{f"{name}_end": float(of.iloc[-1]) for name, of in mean.iterrows()},
             "lowest": float(level.min()),
             "highest": float(level.max()),
         }

@@ -107,7 +107,7 @@ def keep_measurements(found: dict[str, tuple[dict[str, pd.DataFrame], dict[str, 
     keep_lines("meta.jsonl", "measurement", lines)
     for name, (tables, _) in found.items():
         for table, rows in tables.items():
-            pd.testing.assert_frame_equal(stored.read_table(table, name), rows)
+            pd.testing.assert_frame_equal(stored.read_table(table, name), rows, check_like=True)
 
 
 def types_to_tell(table: str, rows: pd.DataFrame) -> dict[str, str]:

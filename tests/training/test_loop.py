@@ -59,7 +59,7 @@ def test_a_finished_run_is_left_alone(
     assert train(make_config()) is Outcome.FINISHED
     assert "held-out loss by position: lost" in capsys.readouterr().err
     written = (trained / "config.yaml").read_bytes()
-    with pytest.raises(ConfigError, match=r"is done, with evaluation\.num_seq"):
+    with pytest.raises(ConfigError, match=r"was evaluated with evaluation\.num_seq"):
         train(make_config(evaluation__num_sequences=7))
     assert (trained / "config.yaml").read_bytes() == written
 

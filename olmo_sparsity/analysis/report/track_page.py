@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from olmo_sparsity import drawing
 from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.tables import plain, write_json
-from olmo_sparsity.analysis.results.tracked import HEADLINE, Tracked
+from olmo_sparsity.analysis.results.tracked import Tracked
 from olmo_sparsity.analysis.results.view import escape, html_table, spell
 
 PANELS = {
@@ -31,17 +31,17 @@ def write_tracked(tracked: Tracked, out: Path) -> str:
     """Write `track.html`, and for several runs `verdict.json` of the first two. Returns what the
     verdict says, or the number of the last checkpoint."""
     rows, tables = tracked.numbers, list[str]()
-    (last,) = rows[rows.number == HEADLINE][-1:].itertuples()
+    (last,) = rows[rows.number == tracked.headline][-1:].itertuples()
     ends = f"{last.value:.3f} [{last.low:.3f}, {last.high:.3f}] nats a token"
     few = f"{last.documents:,.0f} documents give a standard error of a tenth"
-    said = f"{last.run}, step {last.step:,}: {spell(HEADLINE)} {ends}; {few}"
+    said = f"{last.run}, step {last.step:,}: {spell(tracked.headline)} {ends}; {few}"
     if len(tracked.runs) > 1:
         first, second = tracked.runs[:2]
         verdict = tracked.verdict(first, second)
         write_json(out / "verdict.json", plain(verdict))
         ends = "{difference:+.3f} [{low:+.3f}, {high:+.3f}] nats at step {step:,}".format(**verdict)
         ahead = f"{verdict['ahead'] or 'neither'} is ahead"
-        said = f"{spell(HEADLINE)} of {first} less {second}: {ends}: {ahead}"
+        said = f"{spell(tracked.headline)} of {first} less {second}: {ends}: {ahead}"
         tables.append(_differences(tracked, first, second, verdict["step"]))
     columns = {
         "checkpoint": [f"{row.run}, step {row.step:,}" for row in rows.itertuples()],

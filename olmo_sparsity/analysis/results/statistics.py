@@ -9,12 +9,10 @@ Place in the flow: losses, targets, recovery → **summary**. Never imports torc
     removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
 
 The placebo is the same procedure with an unrelated text in place of the distant tokens: its excess
-is the effect of choosing targets by their outcome. Excess grows with the gap, so there is
-net excess at equal gaps, too. Intervals: 95% percentile bootstraps over
+is the effect of choosing targets by their outcome. Intervals: 95% percentile bootstraps over
 documents, differences in pairs.
 
-Dimension key: D documents, T targets, V values, R all documents and then their bootstrap resamples.
-"""
+Dimension key: D documents, T targets, V values, R all documents, then bootstrap resamples."""
 
 from __future__ import annotations
 

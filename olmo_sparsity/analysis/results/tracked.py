@@ -1,7 +1,6 @@
 """Numbers of checkpoints on one fixed text: intervals, paired differences, a verdict.
 
-Place in the flow: sums of each document → **numbers** → page. Never imports torch.
-"""
+Place in the flow: sums of each document → **numbers** → page. Never imports torch."""
 
 from __future__ import annotations
 
@@ -18,11 +17,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 COLUMNS = ["document", "number", "total", "count"]
 CHECKPOINT = ["run", "step"]
 
-HEADLINE = "net_gain"
-"""The number that a verdict goes by."""
-
-SHARE_OF_EFFECT = 0.1
-"""The standard error that is wanted, as a share of the number."""
+SHARE_OF_EFFECT = 0.1  # the standard error that is wanted, as a share of the number
 
 
 @dataclass(frozen=True)
@@ -37,6 +32,12 @@ class Tracked:
     @property
     def runs(self) -> list[str]:
         return list(dict.fromkeys(run for run, _ in self.checkpoints))
+
+    @property
+    def headline(self) -> str:
+        """The loss of the farthest places, which tells runs apart best (docs/track.md)."""
+        losses = [name for name in self.rows.number.unique() if name.startswith("loss_")]
+        return max(losses, key=lambda name: int(name.rpartition("_")[2]))
 
     @cached_property
     def numbers(self) -> pd.DataFrame:
@@ -78,8 +79,8 @@ class Tracked:
         step = self.last_common(first, second)
         table = self.compare((first, step), (second, step))
         rows = table.astype(object).where(table.notna(), None).set_index("number")
-        head = rows.loc[HEADLINE].to_dict()
-        runs = {"first": first, "second": second, "step": step, "number": HEADLINE}
+        head = rows.loc[self.headline].to_dict()
+        runs = {"first": first, "second": second, "step": step, "number": self.headline}
         return runs | head | {"numbers": rows.to_dict("index")}
 
     def _resampled(self, checkpoint: tuple[str, int]) -> dict[str, np.ndarray]:

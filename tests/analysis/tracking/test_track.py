@@ -177,7 +177,7 @@ def test_differences_are_paired() -> None:
     assert compared.loc["net_gain", ["low", "high"]].tolist() == pytest.approx(ends)
     assert compared.ahead.tolist() == ["b", "a"]  # more gain, but a lower loss
     verdict = found.verdict("a", "b")
-    assert (verdict["ahead"], verdict["step"], verdict["number"]) == ("b", 5, "net_gain")
+    assert (verdict["ahead"], verdict["step"], verdict["number"]) == ("a", 5, "loss_0_8")
     numbers = found.numbers
     assert (numbers.high - numbers.low).min() > 5 * (ends[1] - ends[0])
     one = numbers.iloc[0]
