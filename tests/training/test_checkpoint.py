@@ -39,9 +39,9 @@ NUM_STEPS = 12
 
 def settings_for(data_folder: Path, folder: Path) -> dict:
     settings = small_run(folder, data_section(data_folder))
-    settings["training"]["num_steps"] = NUM_STEPS
-    # Dropout: the random state must survive too.
-    settings["model"] |= {"residual_dropout": 0.1, "attention_dropout": 0.1}
+    lengths = [{"tokens": 8, "until": NUM_STEPS // 2}, {"tokens": 16}]
+    settings["training"] |= {"num_steps": NUM_STEPS, "length": lengths}
+    settings["model"] |= {"residual_dropout": 0.1, "attention_dropout": 0.1}  # random state
     return settings
 
 
