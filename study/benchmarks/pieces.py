@@ -1,4 +1,4 @@
-"""Runs of text as long as sentences that do not begin where sentences do: a control for sentences.
+"""Units: runs of text as long as sentences that do not begin where they do (a control), or of 64 characters.
 
 olmo-sparsity measure MODEL --text TEXT --units study/benchmarks/pieces.py:pieces
 """
@@ -6,6 +6,7 @@ olmo-sparsity measure MODEL --text TEXT --units study/benchmarks/pieces.py:piece
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from itertools import accumulate, pairwise
 
 from olmo_sparsity.analysis.inputs.sentences import sentence_starts
@@ -24,3 +25,10 @@ def pieces(text: str) -> list[int]:
     for place in list(accumulate(int(length) for length in lengths))[:-1]:
         begins.append(next((word.start() for word in words if word.start() >= place), begins[-1]))
     return sorted({*begins})
+
+
+def runs(text: str) -> list[int]:
+    """Return where runs of at least 64 characters (about 16 tokens) begin, each with a word."""
+    words = [word.start() for word in re.finditer(r"(?<!\S)\S", text)]
+    at = (bisect_left(words, end) for end in range(64, len(text), 64))
+    return sorted({0, *(words[i] for i in at if i < len(words))})
