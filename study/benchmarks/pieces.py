@@ -1,4 +1,4 @@
-"""Units: runs of text as long as sentences that do not begin where they do (a control), or of 64 characters.
+"""Units: runs as long as sentences that do not begin where they do, a control, or of 64 characters.
 
 olmo-sparsity measure MODEL --text TEXT --units study/benchmarks/pieces.py:pieces
 """
