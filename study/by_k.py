@@ -96,7 +96,7 @@ def by_interval(slopes: pd.Series) -> str:
     return "no" if abs(mean) + half <= SLOPE else "open"
 
 
-# --- planted pieces: E20 to E22 -------------------------------------------------------------------
+# --- planted pieces: E20 to E24 -------------------------------------------------------------------
 
 
 def verdicts_of_planted(table: pd.DataFrame) -> dict[str, str]:
@@ -119,6 +119,18 @@ def verdicts_of_planted(table: pd.DataFrame) -> dict[str, str]:
     return verdicts | ({"E22": "void"} if min(counts) < LEAST["planted"] else {})
 
 
+def verdicts_of_rope(table: pd.DataFrame) -> dict[str, str]:
+    """What k = 8 loses at twice the length beside k = 1, whichever model of each is taken."""
+    table = table.assign(known=table[256] >= KNOWN["planted"], fall=table[256] - table[512])
+    if table.groupby(["task", "k"]).known.sum().min() < LEAST["planted"]:
+        return {"E23": "void", "E24": "void"}
+    one, eight = (table[table.known & (table.k == k)] for k in (1, 8))
+    pairs = one.merge(eight, on="task")
+    more, worse = pairs.fall_y - pairs.fall_x, pairs["512_y"] < pairs["512_x"] ** 8
+    grows = "yes" if more.min() >= 3 * SLOPE else "no" if more.abs().max() <= SLOPE else "open"
+    return {"E23": grows, "E24": "yes" if worse.all() else "open" if worse.any() else "no"}
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("study.by_k", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
@@ -127,7 +139,8 @@ def main(words: list[str] | None = None) -> int:
         table = pd.concat([read(folder) for folder in options.folders])
         parity = "train_k" in table
         shown = models_of_parity(table) if parity else table
-        verdicts = verdicts_of_parity(shown) if parity else verdicts_of_planted(shown)
+        of_planted = verdicts_of_planted if "pose" in set(table.scheme) else verdicts_of_rope
+        verdicts = (verdicts_of_parity if parity else of_planted)(shown)
         print(shown.round(3).to_string(index=False), verdicts)
 
     return run_command(parser, run, words)

@@ -22,14 +22,8 @@ from study.pages.keep_results import keep_other
 from study.pages.stored import RESULTS
 
 KEY = ["document", "target"]
-CHOOSERS, JUDGES = (
-    ("reference_101", "reference_102", "reference_103"),
-    ("reference_104", "reference_105", "reference_106"),
-)
-TRAINED = {
-    "rope": ("rope_201", "rope_202", "rope_203"),
-    "pose": ("pose_211", "pose_212", "pose_213"),
-}
+CHOOSERS, JUDGES = ([f"reference_10{n}" for n in numbers] for numbers in ("123", "456"))
+TRAINED = {"rope": [f"rope_20{n}" for n in "123"], "pose": [f"pose_21{n}" for n in "123"]}
 MODELS = (*TRAINED["rope"], *TRAINED["pose"])
 DEPTHS = (200, 999)
 LEAST_GAP, ENOUGH, NEVER = 0.25, 0.9, 64
@@ -58,9 +52,8 @@ def targets_of(results: Path, tokens: Path) -> pd.DataFrame:
     targets["part"] = ~targets.text.str.startswith((" ", "Ġ", "\n"))
     targets["log_depth"] = np.log2(targets.target)
     targets["bigram"] = targets.target_set == "bigram"
-    pairs = list(zip(CHOOSERS, JUDGES, strict=True))
     gaps, reductions, distances = [], [], []
-    for chooser, judge in pairs:
+    for chooser, judge in zip(CHOOSERS, JUDGES, strict=True):
         losses = losses_of(results / judge).loc[pd.MultiIndex.from_frame(targets[KEY])]
         short = losses.loss_short.to_numpy()
         gaps.append(short - losses.loss_long.to_numpy())
@@ -75,11 +68,10 @@ def targets_of(results: Path, tokens: Path) -> pd.DataFrame:
         distances.append(targets.target.to_numpy() - best)
     targets["gap"] = np.mean(gaps, axis=0)
     targets["log_distance"] = np.log2(np.mean(distances, axis=0))
-    targets["k"] = smallest_k(
-        np.sum(reductions, axis=0), reductions[0].columns, np.sum(gaps, axis=0)
-    )
+    ks = reductions[0].columns
+    targets["k"] = smallest_k(np.sum(reductions, axis=0), ks, np.sum(gaps, axis=0))
     for name, gap, reduction in zip(CHOOSERS, gaps, reductions, strict=True):
-        targets[f"k_{name}"] = smallest_k(reduction.to_numpy(), reduction.columns, gap)
+        targets[f"k_{name}"] = smallest_k(reduction.to_numpy(), ks, gap)
     targets.loc[targets.gap < LEAST_GAP, ["k", *(f"k_{name}" for name in CHOOSERS)]] = np.nan
     return with_penalties(targets, results)
 
@@ -87,15 +79,13 @@ def targets_of(results: Path, tokens: Path) -> pd.DataFrame:
 def with_penalties(targets: pd.DataFrame, results: Path) -> pd.DataFrame:
     """Add each model's penalty and loss of gain, and each chooser's penalty among the others."""
     at = pd.MultiIndex.from_frame(targets[KEY])
-    choosers = {
-        name: losses_of(results / name).loc[at, "loss_long"].to_numpy() for name in CHOOSERS
-    }
-    for name, loss in choosers.items():
-        others = [value for other, value in choosers.items() if other != name]
+    long = {name: losses_of(results / name).loc[at, "loss_long"].to_numpy() for name in CHOOSERS}
+    for name, loss in long.items():
+        others = [value for other, value in long.items() if other != name]
         targets[f"null_{name}"] = loss - np.mean(others, axis=0)
     for name in MODELS:
         losses = losses_of(results / name).loc[at]
-        targets[name] = losses.loss_long.to_numpy() - np.mean(list(choosers.values()), axis=0)
+        targets[name] = losses.loss_long.to_numpy() - np.mean([*long.values()], axis=0)
         gain = losses.loss_short - losses.loss_long
         targets[f"gain_{name}"] = targets.gap - gain.to_numpy()
     return targets
@@ -181,7 +171,7 @@ def summary_of(targets: pd.DataFrame) -> pd.DataFrame:
         rows.append(row)
     table = pd.DataFrame(rows).set_index("model")
     for at in ("few", "many"):
-        share = table[at][[*TRAINED["pose"]]] / table[at][[*TRAINED["rope"]]].to_numpy()
+        share = table[at][TRAINED["pose"]] / table[at][TRAINED["rope"]].to_numpy()
         table[f"{at}_to_rope"] = share
     return table.reset_index()
 

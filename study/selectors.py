@@ -11,22 +11,19 @@ from olmo_sparsity.analysis.inputs.windows import NOTHING
 from olmo_sparsity.analysis.scoring.scorer import Row, Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question, best_of
 
-PLACES_AT_ONCE = 2**22
-"""How many far places the rows of `drop_one` that are evaluated together see at most."""
-
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:
     """The largest rises in loss when a far unit is left out of the long window."""
     context, units = question.context, question.units
     far_F = np.arange(context.block.num_far)
     (long_W,) = scorer.losses([context.long_row()])
-    influence_UW = np.empty((len(units), len(long_W)))
-    at_once = max(1, PLACES_AT_ONCE // len(far_F))
-    for first in range(0, len(units), at_once):
-        part = range(first, min(first + at_once, len(units)))
-        rows = [context.set_row(np.delete(far_F, units.places(unit))) for unit in part]
-        influence_UW[part] = np.stack(scorer.losses(rows)) - long_W[None]
-    return best_of(question.total(influence_UW), question.k)
+
+    def without(unit: int) -> np.ndarray:
+        (loss_W,) = scorer.losses([context.set_row(np.delete(far_F, units.places(unit)))])
+        return loss_W
+
+    rises_UW = np.stack([without(unit) for unit in range(len(units))]) - long_W[None]
+    return best_of(question.total(rises_UW), question.k)
 
 
 def divergence(scorer: Scorer, question: Question) -> Choice:

@@ -26,9 +26,8 @@ from tests.support.brute import (
 @pytest.mark.parametrize(("windows", "kind"), OF_KINDS)
 @pytest.mark.parametrize("rule", ["drop_one", "divergence"])
 def test_rules_against_brute_force(
-    windows: Windows, kind: str, rule: str, far_states: Reading, monkeypatch: pytest.MonkeyPatch
+    windows: Windows, kind: str, rule: str, far_states: Reading
 ) -> None:
-    monkeypatch.setattr(selectors, "PLACES_AT_ONCE", 30)  # of drop_one: its rows in parts
     model = tiny("olmo")
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
     block = list(windows.blocks(DOCUMENT))[2]
