@@ -35,12 +35,7 @@ GROUP = 32768
 
 def keep(found: Path, name: str, with_rows: bool = True) -> None:
     if found.suffix == ".csv":
-        table = pd.read_csv(found)
-        columns = {
-            column: table[column].astype(object).where(table[column].notna(), None).tolist()
-            for column in table
-        }
-        keep_other(name, columns)
+        keep_other(name, pd.read_csv(found).replace({np.nan: None}).to_dict("list"))
     elif found.suffix == ".json":
         record, before = json.loads(found.read_text()), stored.others().get(name)
         both = isinstance(record, dict) and isinstance(before, dict)
@@ -139,9 +134,14 @@ def keep_rows(path: Path, column: str, tables: dict[str, pa.Table]) -> None:
     )
     added = pa.concat_tables([schema.empty_table(), *new], promote_options="permissive")
     groups += [added.slice(start, GROUP) for start in range(0, len(added), GROUP)]
+    kinds = {"DELTA_BINARY_PACKED": pa.types.is_integer, "BYTE_STREAM_SPLIT": pa.types.is_floating}
+    of_rows = path.stem in ROWS  # numbers of others, which are rounded, recur
+    split = {f.name: kind for f in schema for kind, of in kinds.items() if of_rows and of(f.type)}
+    small: dict[str, Any] = {"use_dictionary": [name for name in schema.names if name not in split]}
+    small |= {"column_encoding": split, "compression": "zstd", "compression_level": 19}
     with (
         writing(path) as partial,
-        pq.ParquetWriter(partial, schema, compression="zstd", compression_level=19) as file,
+        pq.ParquetWriter(partial, schema, **small) as file,
     ):
         for group in groups:
             rows = pa.concat_tables([schema.empty_table(), group], promote_options="permissive")

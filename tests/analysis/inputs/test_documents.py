@@ -369,22 +369,6 @@ def test_pieces_joined_are_the_document(
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama"])
-def test_a_character_belongs_to_the_token_that_completes_it(
-    tokenizers: dict[str, Tokenizer], name: str
-) -> None:
-    tokenizer = tokenizers[name]
-    ids = tokenizer.encode("a🚀�🚀").ids
-    pieces = token_texts(tokenizer, ids)
-    assert [piece for piece in pieces if piece] == ["a", "🚀", "�", "🚀"]
-    whole = tokenizer.decode(ids)
-    for i, piece in enumerate(pieces):
-        if piece == "🚀":
-            assert "".join(pieces[: i + 1]) == tokenizer.decode(ids[: i + 1])
-            assert tokenizer.decode(ids[:i]) != tokenizer.decode(ids[: i + 1])
-    assert whole == "a🚀�🚀"
-
-
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="�"), min_size=1)
     | st.text("a é🚀", min_size=1),
