@@ -76,7 +76,7 @@ def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
     size, part = 2 if precision == "bf16" else 4, parameters / count
     weights = size * (part if stage == 3 else parameters)
     gradients = 4 * (part if stage >= 2 else parameters)  # added up in fp32
-    in_use = size * min(parameters, BUCKET_NUMBERS.get(stage, parameters))
+    in_use = size * BUCKET_NUMBERS.get(stage, parameters)
     return int(weights + gradients + 12 * part + in_use)
 
 

@@ -97,11 +97,11 @@ def test_state_is_what_the_table_says() -> None:
     for engine, bf16, fp32 in (
         ("ddp", 18, 16),
         ("zero1", 2 + 4 + 3 + 2, 4 + 4 + 3 + 4),
-        ("zero2", 2 + 1 + 3 + 2, 4 + 1 + 3 + 4),
-        ("zero3", 0.5 + 1 + 3 + 2, 1 + 1 + 3 + 4),
+        ("zero2", 2 + 1 + 3 + 0.3, 4 + 1 + 3 + 0.6),
+        ("zero3", 0.5 + 1 + 3 + 2**27 / 1e9, 1 + 1 + 3 + 2**28 / 1e9),
     ):
-        found = [state_bytes(name, 1000, engine, 4) for name in ("bf16", "fp32")]  # type: ignore[arg-type]
-        assert found == [1000 * bf16, 1000 * fp32], engine
+        found = [state_bytes(name, 10**9, engine, 4) for name in ("bf16", "fp32")]  # type: ignore[arg-type]
+        assert found == pytest.approx([1e9 * bf16, 1e9 * fp32]), engine
 
 
 def test_buckets_are_those_of_the_shipped_files() -> None:
