@@ -114,7 +114,6 @@ def test_placements_are_judged_apart_and_a_model_short_is_void() -> None:
 
 def test_twice_the_length_with_rope_alone() -> None:
     table = planted({1: 0.0, 8: 0.0}).query("scheme == 'rope'")
-    # At 0.98 and 0.86 one pair is above the eighth power.
     expected = {(0.99, 0.8): "yes yes", (0.98, 0.86): "open open", (0.99, 0.97): "no no"}
     for (one, eight), verdicts in (expected | {(0.6, 0.3): "yes no"}).items():
         table[512] = np.where(table.k == 1, one, eight) - 0.01 * (table.seed == 82)
