@@ -5,14 +5,16 @@ python -m study.benchmarks.evidence begin TEXT OUT.jsonl [--characters N] [--onl
 python -m study.benchmarks.evidence losses TEXT OUT.csv MODEL…
 python -m study.benchmarks.evidence gains OUT.csv RESULTS…
 python -m study.benchmarks.evidence collect OUT.csv RESULTS…
+python -m study.benchmarks.evidence agreement OUT.csv RESULTS…
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,9 +68,6 @@ def begin(
     return len(texts)
 
 
-SMALL_NATS = 0.1
-
-
 def gains(folders: list[Path]) -> pd.DataFrame:
     """Return the loss reductions by distant text, a row for each document: sums over its measured
     targets. Key tokens are those of LongPPL; `small` counts gains of at most 0.1 nats."""
@@ -85,7 +84,7 @@ def gains(folders: list[Path]) -> pd.DataFrame:
                 "gain_unrelated": unrelated,
                 "key": key.astype(int),
                 "key_unrelated": (unrelated > LSD_NATS) & (losses.placebo_loss_long < LCL_NATS),
-                "small": gain <= SMALL_NATS,
+                "small": gain <= 0.1,
             }
         )
         tables[folder.name] = counted.groupby(losses.document).sum()
@@ -101,9 +100,8 @@ def losses_of(model: str, text: str, edges: list[int], num_documents: int) -> pd
     loaded = load_model(model)
     places_1L = torch.arange(edges[-1] - 1)[None]
     rows = []
-    for document in open_documents(text, loaded, num_documents):
-        if len(document.tokens) < edges[-1]:
-            continue
+    documents = open_documents(text, loaded, num_documents)
+    for document in (document for document in documents if len(document.tokens) >= edges[-1]):
         tokens_1L = torch.from_numpy(document.tokens[: edges[-1]].astype(np.int64))[None]
         with torch.no_grad():  # nll_L[i] is of token i + 1
             losses_1L = token_losses(loaded.model, tokens_1L[:, :-1], places_1L, tokens_1L[:, 1:])
@@ -140,6 +138,28 @@ def collect(folders: list[Path]) -> pd.DataFrame:
     return pd.concat(tables).round(4)
 
 
+def agreement(folders: list[Path]) -> pd.DataFrame:
+    """Of each two measurements, over the targets of both: the rank correlation of the effects of
+    units, and the share of targets with the same best unit; means over documents."""
+    effects, rows, key = {}, [], ["document", "target"]
+    for folder in folders:
+        ranked = pd.read_parquet(folder / "influence.parquet")
+        ranked = ranked[(ranked.control == "own") & (ranked.far_part == "document")]
+        effects[folder.name] = ranked.pivot_table("influence", key, "far_first")
+    for one, other in combinations(effects, 2):
+        a, b = effects[one].align(effects[other], join="inner")
+        of = {"correlation": a.rank(axis=1).corrwith(b.rank(axis=1), axis=1)}
+        of["same"] = (a.idxmax(axis=1) == b.idxmax(axis=1)).astype(float)
+        found = pd.DataFrame(of).groupby("document").mean()
+        row: dict[str, Any] = {"one": one, "other": other, "targets": len(a), **found.mean()}
+        drawn = (found.sample(frac=1, replace=True, random_state=n) for n in range(999))
+        draws = pd.concat(of_draw.mean() for of_draw in drawn)
+        for name in of:
+            row[f"{name}_low"], row[f"{name}_high"] = draws[name].quantile([0.025, 0.975])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     steps = parser.add_subparsers(dest="step", required=True)
@@ -159,8 +179,9 @@ def main() -> None:
     by_position = step("losses", "text", "out", "models")
     by_position.add_argument("--edges", type=int, nargs="+", default=[0, 256, 512, 1024, 2048])
     by_position.add_argument("--num-documents", type=int, default=100)
-    step("gains", "out", "folders")
-    step("collect", "out", "folders")
+    of_results = {"gains": gains, "collect": collect, "agreement": agreement}
+    for name in of_results:
+        step(name, "out", "folders")
     asked = parser.parse_args()
     out = Path(asked.out)
     if asked.step == "cut":
@@ -172,10 +193,9 @@ def main() -> None:
     elif asked.step == "losses":
         tables = [losses_of(m, asked.text, asked.edges, asked.num_documents) for m in asked.models]
         pd.concat(tables).round(4).to_csv(out, index=False)
-    elif asked.step == "gains":
-        gains([Path(folder) for folder in asked.folders]).round(4).to_csv(out, index=False)
-    elif asked.step == "collect":
-        collect([Path(folder) for folder in asked.folders]).to_csv(out, index=False)
+    else:
+        table = of_results[asked.step](list(map(Path, asked.folders))).round(4)
+        table.to_csv(out, index=False)
 
 
 if __name__ == "__main__":
