@@ -121,10 +121,11 @@ def verdicts_of_planted(table: pd.DataFrame) -> dict[str, str]:
 
 def verdicts_of_rope(table: pd.DataFrame) -> dict[str, str]:
     """What k = 8 loses at twice the length beside k = 1, whichever model of each is taken."""
-    table = table.assign(known=table[256] >= KNOWN["planted"], fall=table[256] - table[512])
-    if table.groupby(["task", "k"]).known.sum().min() < LEAST["planted"]:
+    table = table[table[256] >= KNOWN["planted"]].assign(fall=table[256] - table[512])
+    one, eight = (table[table.k == k] for k in (1, 8))
+    places = product((one.task, eight.task), ("local", "scattered"))
+    if min((of == place).sum() for of, place in places) < LEAST["planted"]:
         return {"E23": "void", "E24": "void"}
-    one, eight = (table[table.known & (table.k == k)] for k in (1, 8))
     pairs = one.merge(eight, on="task")
     more, worse = pairs.fall_y - pairs.fall_x, pairs["512_y"] < pairs["512_x"] ** 8
     grows = "yes" if more.min() >= 3 * SLOPE else "no" if more.abs().max() <= SLOPE else "open"

@@ -171,8 +171,7 @@ def summary_of(targets: pd.DataFrame) -> pd.DataFrame:
         rows.append(row)
     table = pd.DataFrame(rows).set_index("model")
     for at in ("few", "many"):
-        share = table[at][TRAINED["pose"]] / table[at][TRAINED["rope"]].to_numpy()
-        table[f"{at}_to_rope"] = share
+        table[f"{at}_to_rope"] = table[at][TRAINED["pose"]] / table[at][TRAINED["rope"]].to_numpy()
     return table.reset_index()
 
 

@@ -76,14 +76,14 @@ def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
     size, part = 2 if precision == "bf16" else 4, parameters / count
     weights = size * (part if stage == 3 else parameters)
     gradients = 4 * (part if stage >= 2 else parameters)  # added up in fp32
-    in_use = size * BUCKET_NUMBERS.get(stage, parameters)
+    # Numbers that collectives hold, by configs/deepspeed/*.json. ZeRO-1 casts all gradients at
+    # once. ZeRO-2 has two buckets, of full size whatever the model has, and a copy of one. ZeRO-3
+    # has a bucket, its copy in the order of the shards, whole weights in use, and those fetched
+    # ahead.
+    buckets = {2: 10**8 + min(parameters, 5 * 10**7), 3: min(4 * parameters, 2**26)}
+    in_use = size * buckets.get(stage, parameters)
     return int(weights + gradients + 12 * part + in_use)
 
-
-BUCKET_NUMBERS = {2: 150_000_000, 3: 2**26}
-"""Gradients and weights that collectives hold, by configs/deepspeed/*.json: with ZeRO-2 two buckets
-and a copy; with ZeRO-3 a bucket, its copy in the order of the shards, whole weights in use and
-those fetched ahead. ZeRO-1 casts all gradients at once."""
 
 MOST_TOKENS = 65_536
 """Tokens of a micro-batch. Larger ones gain little: its fixed cost is below 2% of a step."""

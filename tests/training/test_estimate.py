@@ -102,6 +102,9 @@ def test_state_is_what_the_table_says() -> None:
     ):
         found = [state_bytes(name, 10**9, engine, 4) for name in ("bf16", "fp32")]  # type: ignore[arg-type]
         assert found == pytest.approx([1e9 * bf16, 1e9 * fp32]), engine
+    sizes = {"ddp": 18, "zero1": 11, "zero2": 6 + 2 * 101, "zero3": 4.5 + 2 * 4}
+    for engine, size in sizes.items():
+        assert state_bytes("bf16", 10**6, engine, 4) == size * 10**6, engine
 
 
 def test_buckets_are_those_of_the_shipped_files() -> None:

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -57,14 +58,8 @@ def test_a_summary_follows_from_the_stored_rows(name: str) -> None:
     shown = summary_of(name).set_index(GROUPS)
     columns = [column for column in found if column in shown]
     assert len(columns) > 25
-    pd.testing.assert_frame_equal(
-        found[columns],
-        shown[columns].sort_index(),
-        atol=6e-5,
-        rtol=0,
-        check_dtype=False,
-        check_index_type=False,
-    )
+    loosely: Any = {"check_dtype": False, "check_index_type": False, "atol": 6e-5, "rtol": 0}
+    pd.testing.assert_frame_equal(found[columns], shown[columns].sort_index(), **loosely)
 
 
 @pytest.mark.parametrize("name", CHECKED)
