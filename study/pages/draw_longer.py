@@ -56,11 +56,11 @@ def draw() -> Figure:
     parity = pd.DataFrame(task_rows("sparse_parity_mastery")).assign(k=lambda rows: rows.test_k)
     parity = parity[(parity.train_k == 4) & (parity.k <= 4)]
     panel(panels[0], "Sparse parity, RoPE + PoSE", losses(parity, 50), 50, {4: BLUE, 10: RED})
-    named = {k: pd.DataFrame(task_rows(f"planted_{k}")).assign(k=k) for k in (1, 8)}
-    planted = dict(list(pd.concat(named.values()).groupby("scheme")))
+    rows = {k: task_rows(f"planted_{k}") + task_rows(f"planted_rope_{k}") for k in (1, 8)}
+    planted = pd.concat(pd.DataFrame(of).assign(k=k) for k, of in rows.items()).groupby("scheme")
     for axes, scheme in zip(panels[1:3], ("pose", "rope"), strict=True):
         title = f"Planted pieces, {NAMES[scheme]}"
-        panel(axes, title, losses(planted[scheme], 256), 256, {2: BLACK, 4: BLUE})
+        panel(axes, title, losses(planted.get_group(scheme), 256), 256, {2: BLACK, 4: BLUE})
     penalties(panels[3])
     return figure
 
