@@ -120,7 +120,7 @@ def verdicts_of_planted(table: pd.DataFrame) -> dict[str, str]:
 
 
 def verdicts_of_rope(table: pd.DataFrame) -> dict[str, str]:
-    """What k = 8 loses at twice the length beside k = 1, whichever model of each is taken."""
+    """Compare what k = 8 and k = 1 lose at twice the length, for every pair of models."""
     table = table[table[256] >= KNOWN["planted"]].assign(fall=table[256] - table[512])
     one, eight = (table[table.k == k] for k in (1, 8))
     places = product((one.task, eight.task), ("local", "scattered"))

@@ -78,8 +78,7 @@ def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
     gradients = 4 * (part if stage >= 2 else parameters)  # added up in fp32
     # Numbers that collectives hold, by configs/deepspeed/*.json. ZeRO-1 casts all gradients at
     # once. ZeRO-2 has two buckets, of full size whatever the model has, and a copy of one. ZeRO-3
-    # has a bucket, its copy in the order of the shards, whole weights in use, and those fetched
-    # ahead.
+    # has a bucket, its copy in the order of the shards, weights in use and those fetched ahead.
     buckets = {2: 10**8 + min(parameters, 5 * 10**7), 3: min(4 * parameters, 2**26)}
     in_use = size * buckets.get(stage, parameters)
     return int(weights + gradients + 12 * part + in_use)
