@@ -72,7 +72,7 @@ def read_hugging_face(
     info: dict[str, Any]
     with without_warnings():  # which print the names of tensors as they are; see _check_keys
         # Typed as returning a model; with output_loading_info it returns a pair.
-        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc] # a pair
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             folder,
             config=config,
             dtype=dtype or "auto",
