@@ -1,0 +1,103 @@
+"""A transformer (OLMo 3) and a hybrid (Olmo Hybrid: three Gated DeltaNet layers, then attention) of
+the same width and depth on the same text: which loses less on copies, and which on other tokens?
+
+python -m study.hybrids train {transformer,hybrid} --tokens FOLDER --seed N --out FOLDER
+python -m study.hybrids compare TEXT OUT.parquet MODEL…
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch.nn.functional import cross_entropy
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from olmo_sparsity.config.text import DataConfig
+from olmo_sparsity.data.batches import Sequences
+from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.streams import stream
+from study.command import run_command
+
+KINDS = {"transformer": "olmo3", "hybrid": "olmo_hybrid"}
+LENGTH, BATCH, STEPS, WARMUP, RATE = 512, 8, 2440, 200, 6e-3
+
+
+def build(kind: str, vocab_size: int, eos_id: int) -> PreTrainedModel:
+    layers = {"transformer": ["full_attention"] * 4}
+    layers["hybrid"] = ["linear_attention"] * 3 + ["full_attention"]
+    config = AutoConfig.for_model(
+        KINDS[kind],
+        vocab_size=vocab_size,
+        hidden_size=160,
+        intermediate_size=432,
+        num_hidden_layers=4,
+        num_attention_heads=5,
+        layer_types=layers[kind],
+        max_position_embeddings=LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        attention_bias=True,
+        bos_token_id=None,
+        pad_token_id=None,
+        eos_token_id=eos_id,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def train(kind: str, tokens: Path, seed: int, out: Path) -> None:
+    """AdamW in bf16, a linear rise and fall of the rate; both kinds see the same batches."""
+    shards = open_shards(DataConfig(folder=str(tokens)), "train")
+    sequences = Sequences(shards, LENGTH)
+    order = stream(seed, "order").permutation(len(sequences))[: STEPS * BATCH].reshape(-1, BATCH)
+    torch.manual_seed(seed)
+    model = build(kind, shards.vocab_size, shards.eos_id)
+    groups = [[p for p in model.parameters() if (p.ndim > 1) == decays] for decays in (True, False)]
+    decays = [{"params": group, "weight_decay": 0.1 * (i == 0)} for i, group in enumerate(groups)]
+    optimizer = torch.optim.AdamW(decays, lr=RATE, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / WARMUP, (STEPS - step) / (STEPS - WARMUP))
+    )
+    compiled = torch.compile(model)
+    for step, indices in enumerate(order):
+        ids_BL = torch.stack([torch.from_numpy(sequences[int(index)]) for index in indices])
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = compiled(ids_BL, labels=ids_BL).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step % 20 == 0 or step == STEPS - 1:
+            print(f"{kind} {seed} step {step} loss {loss.item():.4f}", flush=True)
+    model.save_pretrained(out)
+    shards.tokenizer.save(str(out / "tokenizer.json"))
+
+
+def copied(tokens: list[int], longest: int = 8) -> list[int]:
+    """How many tokens before each, up to so many, stood before it earlier, too: -1 is a new one."""
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for at in range(len(tokens)):
+        grams = [tuple(tokens[at - n : at + 1]) for n in range(min(longest, at) + 1)]
+        found.append(sum(gram in seen for gram in grams) - 1)
+        seen.update(grams)
+    return found
+
+
+def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
+    """The losses of a model on tokens 64 to 511 of each text, read once from its beginning."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    tables = []
+    for document, text in enumerate(texts):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[:LENGTH]
+        with torch.no_grad():
+            logits_LV = model(torch.tensor([ids])).logits[0, :-1].float()
+        loss_L = cross_entropy(logits_LV, torch.tensor(ids[1:]), reduction="none")
+        of = {"document": document, "target": range(1, len(ids)), "copied": copied(ids)[1:]}
+        tables.append(pd.DataFrame({**of, Path(folder).name: loss_L}))
+    rows = pd.concat(tables)
+    return rows[rows.target >= 64].set_index(["document", "target", "copied"])
