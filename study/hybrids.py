@@ -20,6 +20,7 @@ from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.streams import stream
+from study.benchmarks.evidence import read_texts
 from study.command import run_command
 
 KINDS = {"transformer": "olmo3", "hybrid": "olmo_hybrid"}
@@ -72,8 +73,10 @@ def train(kind: str, tokens: Path, seed: int, out: Path) -> None:
         schedule.step()
         if step % 20 == 0 or step == STEPS - 1:
             print(f"{kind} {seed} step {step} loss {loss.item():.4f}", flush=True)
-    model.save_pretrained(out)
-    shards.tokenizer.save(str(out / "tokenizer.json"))
+        if (step + 1) % (STEPS // 4) == 0:
+            folder = out if step + 1 == STEPS else out / f"step{step + 1}"
+            model.save_pretrained(folder)
+            shards.tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def copied(tokens: list[int], longest: int = 8) -> list[int]:
@@ -101,3 +104,31 @@ def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
         tables.append(pd.DataFrame({**of, Path(folder).name: loss_L}))
     rows = pd.concat(tables)
     return rows[rows.target >= 64].set_index(["document", "target", "copied"])
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("study.hybrids", description=__doc__)
+    steps = parser.add_subparsers(dest="step", required=True)
+    training = steps.add_parser("train")
+    training.add_argument("kind", choices=KINDS)
+    training.add_argument("--tokens", type=Path, required=True, help="a prepared folder")
+    training.add_argument("--seed", type=int, required=True)
+    training.add_argument("--out", type=Path, required=True)
+    comparing = steps.add_parser("compare")
+    comparing.add_argument("text", type=Path)
+    comparing.add_argument("out", type=Path)
+    comparing.add_argument("models", nargs="+")
+
+    def run(options: argparse.Namespace, _: list[str]) -> None:
+        if options.step == "train":
+            train(options.kind, options.tokens, options.seed, options.out)
+            return
+        texts = read_texts([options.text])
+        losses = pd.concat([losses_of(texts, model) for model in options.models], axis=1)
+        losses.reset_index().to_parquet(options.out, compression="zstd")
+
+    return run_command(parser, run, words)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
