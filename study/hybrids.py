@@ -2,7 +2,7 @@
 the same width and depth on the same text: which loses less on copies, and which on other tokens?
 
 python -m study.hybrids train {transformer,hybrid} --tokens FOLDER --seed N --out FOLDER
-python -m study.hybrids compare TEXT OUT.parquet MODEL…
+python -m study.hybrids compare TEXT OUT.csv MODEL…
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
-from torch.nn.functional import cross_entropy
 from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from olmo_sparsity.config.text import DataConfig
@@ -25,6 +26,15 @@ from study.command import run_command
 
 KINDS = {"transformer": "olmo3", "hybrid": "olmo_hybrid"}
 LENGTH, BATCH, STEPS, WARMUP, RATE = 512, 8, 2440, 200, 6e-3
+LONGEST, DRAWS = 8, 2000
+GROUPS = {
+    "copies": range(2, LONGEST + 1),
+    "copies of five and more": range(4, LONGEST + 1),
+    "once before": [1],
+    "new": [-1, 0],
+    "all": range(-1, LONGEST + 1),
+}
+"""Of tokens, by how many tokens stood before them earlier, too; -1: the token itself is new."""
 
 
 def build(kind: str, vocab_size: int, eos_id: int) -> PreTrainedModel:
@@ -79,12 +89,12 @@ def train(kind: str, tokens: Path, seed: int, out: Path) -> None:
             shards.tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def copied(tokens: list[int], longest: int = 8) -> list[int]:
-    """How many tokens before each, up to so many, stood before it earlier, too: -1 is a new one."""
+def copied(tokens: list[int]) -> list[int]:
+    """How many tokens before each stood before it earlier, too; of a token that is new, -1."""
     seen: set[tuple[int, ...]] = set()
     found = []
     for at in range(len(tokens)):
-        grams = [tuple(tokens[at - n : at + 1]) for n in range(min(longest, at) + 1)]
+        grams = [tuple(tokens[at - n : at + 1]) for n in range(min(LONGEST, at) + 1)]
         found.append(sum(gram in seen for gram in grams) - 1)
         seen.update(grams)
     return found
@@ -106,6 +116,34 @@ def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
     return rows[rows.target >= 64].set_index(["document", "target", "copied"])
 
 
+def summary_of(losses: pd.DataFrame) -> pd.DataFrame:
+    """The mean loss of both kinds on each group of tokens, and hybrid minus transformer, with an
+    interval over documents and the smallest and largest of all pairs of models."""
+    copied, document = (losses.index.get_level_values(name) for name in ("copied", "document"))
+    groups = {name: np.isin(copied, of) for name, of in GROUPS.items()}
+    num = document.nunique()
+    drawn = np.random.default_rng(0).multinomial(num, np.full(num, 1 / num), size=DRAWS)
+    drawn = np.vstack([np.ones(num), drawn])  # the first is what was found
+    means = {}
+    for name, of in groups.items():
+        sums = losses.assign(num=1)[of].groupby("document").sum()
+        sums = drawn @ sums.reindex(document.unique(), fill_value=0).to_numpy()
+        means[name] = sums[:, :-1] / sums[:, -1:]
+    means["copies minus new"] = means["copies"] - means["new"]
+    is_hybrid = losses.columns.str.startswith("hybrid")
+    rows = []
+    for name, of_draws in means.items():
+        hybrids, transformers = of_draws[:, is_hybrid], of_draws[:, ~is_hybrid]
+        differences = hybrids.mean(1) - transformers.mean(1)
+        low, high = np.quantile(differences[1:], [0.025, 0.975])
+        pairs = hybrids[0][:, None] - transformers[0]
+        row = {"group": name, "tokens": int(groups[name].sum()) if name in groups else 0}
+        row |= {"transformer": transformers[0].mean(), "hybrid": hybrids[0].mean()}
+        row |= {"difference": differences[0], "low": low, "high": high}
+        rows.append(row | {"pairs_low": pairs.min(), "pairs_high": pairs.max()})
+    return pd.DataFrame(rows).round(4)
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("study.hybrids", description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
@@ -125,7 +163,9 @@ def main(words: list[str] | None = None) -> int:
             return
         texts = read_texts([options.text])
         losses = pd.concat([losses_of(texts, model) for model in options.models], axis=1)
-        losses.reset_index().to_parquet(options.out, compression="zstd")
+        summary = summary_of(losses)
+        summary.to_csv(options.out, index=False)
+        print(summary.to_string())
 
     return run_command(parser, run, words)
 

@@ -71,9 +71,7 @@ def prepare(data: DataConfig, shard: tuple[int, int] = (0, 1)) -> Manifest | Non
     the i-th of n processes, which share the files of C4; returns None if others have files left."""
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
-    if shard[1] > 1:
-        return _prepare_shared(data, *shard)
-    return _prepare(data)
+    return _prepare_shared(data, *shard) if shard[1] > 1 else _prepare(data)
 
 
 def _prepare_shared(data: DataConfig, index: int, of: int) -> Manifest | None:

@@ -130,8 +130,7 @@ def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
     is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or not is_number:
         raise DataError(f"{where}: expect={given!r:.60} must be none, a source, {FORM} or a list")
-    names = [] if names == ["none"] else names
-    return Expectation(tuple(names), float(nats), statement)
+    return Expectation(tuple([] if names == ["none"] else names), float(nats), statement)
 
 
 def refuse_without_checks(

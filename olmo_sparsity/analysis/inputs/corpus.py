@@ -134,9 +134,7 @@ def list_inputs(config: CorpusConfig) -> list[Path]:
     """The files a run depends on, in reading order; none for a hub stream."""
     if config.source in ("c4_files", "files", "text"):
         return _list_files(config)
-    if config.source == "python":
-        return [path for _, path in list_python_files()]
-    return []
+    return [path for _, path in list_python_files()] if config.source == "python" else []
 
 
 # --- embedded -----------------------------------------------------------------------------------

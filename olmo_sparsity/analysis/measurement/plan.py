@@ -21,6 +21,7 @@ from olmo_sparsity.analysis.measurement.reuse import (
     read_other,
     settings_of,
     targets_of,
+    with_blocks_of,
 )
 from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
@@ -259,6 +260,8 @@ class Plan:
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
         settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
+        if isinstance(given, Results):
+            settings = with_blocks_of(given, documents, settings)
         scorer = scorer_of(model, settings, batch_tokens)
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
         plan = Plan(model, documents, settings, scorer, controls)
@@ -439,14 +442,11 @@ def share_of(numbers: list[int], index: int, of: int) -> list[int]:
 def targets_meta(plan: Plan, threshold: float | None) -> dict[str, Any]:
     """The section `targets` of meta.json."""
     if plan.given is not None:
-        about: dict[str, Any] = {"given": targets_fingerprint(plan.given)}
-        if plan.only_named:
-            about["only_named"] = True
-        if plan.matched:
-            about["matched"] = plan.matched
-        if plan.choices is None:
-            return about
-        return about | {"choices": plan.choices.fingerprint, "chosen_by": plan.choices.model}
+        about = {"only_named": plan.only_named, "matched": plan.matched}
+        if plan.choices is not None:
+            about |= {"choices": plan.choices.fingerprint, "chosen_by": plan.choices.model}
+        given = {"given": targets_fingerprint(plan.given)}
+        return given | {name: value for name, value in about.items() if value}
     return {
         "share": plan.settings.share,
         "min_gap": plan.settings.min_gap,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,13 @@ def _differences(given: Results, settings: Settings) -> list[str]:
     theirs = {"seed": meta.seed} | meta.windows | meta.controls
     theirs["random_streams"] = meta.identity["random_streams"]
     return [name for name, value in ours.items() if theirs.get(name) != value]
+
+
+def with_blocks_of(given: Results, documents: Documents, settings: Settings) -> Settings:
+    """Sample the blocks of the other measurement, if it cut and drew the same text likewise."""
+    same = replace(settings, sample=given.meta.windows["sample"])
+    is_same = given.meta.data.get("fingerprint") == documents.fingerprint
+    return same if is_same and not _differences(given, same) else settings
 
 
 def losses_of(

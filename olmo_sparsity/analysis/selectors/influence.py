@@ -179,8 +179,7 @@ def halving(scorer: Scorer, question: Question) -> Choice:
             best = [own[i] for i in np.argsort(-fall, kind="stable")[:NUM_HALVED]]
             halves.append(halves_of(best))
         groups = halves
-    order_TU = np.lexsort((-score_TU, ~is_single_TU), axis=1)
-    return scored(order_TU[:, : question.k], score_TU)
+    return scored(np.lexsort((-score_TU, ~is_single_TU), axis=1)[:, : question.k], score_TU)
 
 
 NUM_FIRST, NUM_AGAIN, NUM_PARTNERS = 9, 2, 4

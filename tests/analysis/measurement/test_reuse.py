@@ -370,3 +370,16 @@ def test_a_document_that_reads_otherwise_is_left_out_and_counted(
     assert whole.counts["targets_in_other_text"] == 0
     expected = whole.targets[whole.targets.document != number]
     pd.testing.assert_frame_equal(found.targets, expected)
+
+
+def test_targets_of_a_sample_are_evaluated_in_its_blocks(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    """Losses of other blocks are not computed, and the placebo stays."""
+    there = measure(model_of(0), documents, WINDOWS, sample=0.5, **OPTIONS)
+    how = {name: OPTIONS[name] for name in ("draws", "halves", "ks", "units", "selectors")}
+    here = measure(model_of(1), documents, WINDOWS, targets=there, **how)
+    pd.testing.assert_frame_equal(here.losses[KEYS], there.losses[KEYS])
+    pd.testing.assert_frame_equal(here.targets, there.targets)
+    assert "placebo" in set(here.targets.far_part)
+    assert 0 < len(here.losses) < len(found[1].losses)
