@@ -37,7 +37,7 @@ first, to below the second."""
 NUM_RESAMPLES = 2000
 
 FEW_FOR_BOOTSTRAP = 25
-"""With fewer documents percentile intervals cover 80 to 92%, not 95% (study/coverage.py)."""
+"""With fewer documents percentile intervals cover 80 to 92%, not 95% (docs/results.md)."""
 NORMAL = 1.959964  # 97.5% of a normal distribution
 
 ENOUGH = 0.9  # recovery from which k units are said to be enough
