@@ -223,7 +223,6 @@ def test_the_callback_of_the_page_logs_numbers_of_olmo_core(tmp_path: Path) -> N
         with torch.no_grad():
             log_p = module.model(ids)[:, :-1].float().log_softmax(-1)
         expected = -log_p.gather(2, ids[:, 1:, None])[:, 31:].mean()
-        found = logged[4]["track/loss_32_96"]
-        assert found == pytest.approx(expected.item(), abs=1e-4)
+        assert logged[4]["track/loss_32_96"] == pytest.approx(expected.item(), abs=1e-4)
     finally:
         train.teardown_training_environment()

@@ -69,8 +69,7 @@ def test_shards_hold_every_document_once_and_on_its_side(
         documents = [opened.document(index) for index in range(len(opened))]
         assert [opened.tokenizer.decode(ids.tolist()) for ids in documents] == wanted
         for ids, text in zip(documents, wanted, strict=True):
-            whole = opened.tokenizer.encode(text, add_special_tokens=False).ids
-            assert ids.tolist() == whole
+            assert ids.tolist() == opened.tokenizer.encode(text, add_special_tokens=False).ids
         assert opened.num_tokens == manifest.num_tokens(split) == sum(len(d) + 1 for d in documents)
         with pytest.raises(IndexError):
             opened.document(len(opened))

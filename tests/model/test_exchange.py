@@ -124,8 +124,7 @@ def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) 
         assert theirs.decode(theirs(text).input_ids) == text
     assert (theirs.eos_token_id, theirs.pad_token_id) == (257, 258)
     assert theirs.model_max_length == 256
-    loaded = load_model(str(tmp_path / "out"), device="cpu")
-    assert loaded.tokenizer.get_vocab_size() == 259
+    assert load_model(str(tmp_path / "out"), device="cpu").tokenizer.get_vocab_size() == 259
     with pytest.raises(ConfigError, match="out' exists"):
         export(tmp_path / "step", tmp_path / "out")
     with pytest.raises(ConfigError, match="is a Hugging Face folder already"):

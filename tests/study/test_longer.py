@@ -40,8 +40,7 @@ def planted(rng: np.random.Generator, of_pose: float, of_null: float = 0.0) -> p
 
 def test_smallest_k_that_gives_back_nine_tenths() -> None:
     reductions = np.array([[0.9, 0.95], [0.5, 0.9], [0.5, 0.6], [1.2, 0.1]])
-    found = smallest_k(reductions, pd.Index([1, 2]), np.ones(4))
-    assert found.tolist() == [1, 2, 64, 1]
+    assert smallest_k(reductions, pd.Index([1, 2]), np.ones(4)).tolist() == [1, 2, 64, 1]
 
 
 @pytest.mark.parametrize(

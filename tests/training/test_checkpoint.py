@@ -188,8 +188,7 @@ def test_some_checkpoints_stay_for_ever(
 ) -> None:
     config = make_config(training__num_steps=9, checkpoint__interval_steps=2, **settings)
     train(config)
-    kept = [int(path.name[4:]) for path in list_checkpoints(config.run_folder)]
-    assert kept == steps
+    assert [int(path.name[4:]) for path in list_checkpoints(config.run_folder)] == steps
     staying = [step for step in range(1, 10) if config.checkpoint.stays(step)]
     for after in range(9):
         count = len([step for step in staying if step > after])

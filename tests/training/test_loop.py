@@ -43,8 +43,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     (start,) = json.loads((folder / "environment.json").read_text())
     assert start["engine"]["class"] == "Engine"
     assert start["versions"]["torch"] == torch.__version__
-    kept = list_checkpoints(folder)
-    assert [path.name for path in kept] == ["step000040", "step000038"]
+    assert [path.name for path in list_checkpoints(folder)] == ["step000040", "step000038"]
     assert "held-out loss by position" in loss_table(folder)
 
 

@@ -170,8 +170,7 @@ def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> 
     file = answer / "questions" / "000000.json"
     file.write_text(file.read_text().replace("text 0", "another text"))
     for baseline in (tmp_path / "empty", other, answer):
-        found = check(path, out, baseline)
-        assert [case.kind for case in found.failures] == ["baseline"]
+        assert [case.kind for case in check(path, out, baseline).failures] == ["baseline"]
     identity = identity_in(out)
     for baseline in (out, tmp_path / "x" / ".." / "out", tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match="baseline"):

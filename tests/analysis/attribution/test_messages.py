@@ -63,8 +63,7 @@ def test_both_formats_give_the_same_sources() -> None:
     assert sources[1]["content"] == [Segment("user: Hello, I am Ada.", "Hello, I am Ada.")]
     assert sources[2]["content"] == ["Hello."]
     assert sources[3]["content"] == ["When did the bridge open?"]
-    arguments = sources[4]["tool_calls"][0]["function"]["arguments"]
-    assert arguments == {"q": "bridge"}
+    assert sources[4]["tool_calls"][0]["function"]["arguments"] == {"q": "bridge"}
     assert sources[5]["content"] == [Segment("tool: search", "It opened in 1921.")]
     assert read_messages(ANTHROPIC) == (sources, answer, None)
     assert read_messages({"messages": OPENAI, "model": "m"}) == (sources, answer, None)

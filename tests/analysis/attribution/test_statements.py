@@ -172,8 +172,7 @@ def shell_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["attribute", *words])
-    return code, *capsys.readouterr()
+    return main(["attribute", *words]), *capsys.readouterr()
 
 
 def test_the_command(

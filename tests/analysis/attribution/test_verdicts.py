@@ -184,8 +184,7 @@ def test_the_evidence_is_that_of_plain_loops(num_sources: int, draws: int) -> No
         several = "both" if enough <= needed else "either"
         kind = {0: "none", 1: "one"}.get(len(chosen), several)
         assert verdicts_T[t] == (kind, sorted(chosen))
-    looked_at = sources_to_look_at(losses, 0.05)
-    assert [{*np.flatnonzero(of).tolist()} for of in looked_at] == named
+    assert [{*np.flatnonzero(of).tolist()} for of in sources_to_look_at(losses, 0.05)] == named
 
 
 @pytest.mark.parametrize(

@@ -252,13 +252,11 @@ def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
     few = asked(model, **given, foreign=[text[:900] for text in FOREIGN[:2]]).check(draws=8)
     assert f"overlap: there is text for {few.apart}" in str(few)
     # A target whose own units raise the loss depends on nothing.
-    none = replace(few, table=few.table.assign(own=-1.0, better=0))
-    assert none.num_beyond == 0
+    assert replace(few, table=few.table.assign(own=-1.0, better=0)).num_beyond == 0
     # Nor does one whose loss all far tokens together raise.
     beyond = replace(few, table=few.table.assign(own=1.0, gap=1.0, better=0))
     assert beyond.num_beyond == len(few.table)
-    hurt = replace(beyond, table=beyond.table.assign(gap=-2.63))
-    assert hurt.num_beyond == 0
+    assert replace(beyond, table=beyond.table.assign(gap=-2.63)).num_beyond == 0
 
 
 @pytest.mark.parametrize(("at", "selector"), [("w7 w8", "add_one"), (None, "nearest")])

@@ -388,5 +388,4 @@ def test_tokens_that_end_anywhere_keep_the_characters_that_they_complete(
     ids = [vocabulary[token] for token in tokens]
     pieces = token_texts(tokenizer, ids)
     for end in range(1, len(ids) + 1):
-        complete = tokenizer.decode(ids[:end]).rstrip("�")
-        assert "".join(pieces[:end]) == complete
+        assert "".join(pieces[:end]) == tokenizer.decode(ids[:end]).rstrip("�")

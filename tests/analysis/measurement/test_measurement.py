@@ -113,8 +113,7 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
     run_until(num_losses + 2)
     part = sum_up_partial(plan, tmp_path)
     finished = {document for phase, document in calls if phase == "recovery"}
-    left = whole.targets.document.nunique() - 2
-    assert part.missing.startswith(f"partial: {left} of ")
+    assert part.missing.startswith(f"partial: {whole.targets.document.nunique() - 2} of ")
     assert part.missing in describe(part)
     assert set(part.targets.document) == finished
     expected = whole.recovery[whole.recovery.document.isin(finished)].reset_index(drop=True)

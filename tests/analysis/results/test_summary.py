@@ -92,8 +92,7 @@ def test_what_is_not_doubtful_is_not_said() -> None:
     alone = replace(alone, summary=alone.summary[1:])
     assert conclude(alone).endswith("recovers 0.99 of the gap of 200 targets (0.99 [0.94, 1.03]).")
     assert conclude(replace(alone, summary=alone.summary[:0])) == "No target was evaluated."
-    noises = [describe_noise(model) for model in ({}, {"batch_noise": 0.019})]
-    assert noises == ["", ""]
+    assert [describe_noise(model) for model in ({}, {"batch_noise": 0.019})] == ["", ""]
     assert "0.02 nats" in describe_noise({"batch_noise": 0.02})
     few = [describe_placebo(pd.Series(ROW | {"num_placebo_documents": n})) for n in (24, 25)]
     assert ["fewer than 25" in said for said in few] == [True, False]

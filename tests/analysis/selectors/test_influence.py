@@ -249,8 +249,7 @@ def test_nested_asks_groups_and_opens_the_best(
     gate = gate_gradients(scorer, asked.context, asked.spans)[0]
     opened = sorted({*opened, *np.argsort(-gate)[:16].tolist()})
     exact = brute.influences("add_one")
-    evaluated = np.flatnonzero(choice.score_TU[0])
-    assert evaluated.tolist() == opened
+    assert np.flatnonzero(choice.score_TU[0]).tolist() == opened
     np.testing.assert_allclose(choice.score_TU[0, opened], exact[opened], atol=2e-5)
     assert choice.unit_TK[0, 0] == max(opened, key=lambda j: exact[j])
     assert choice.influence_TK[0, 0] == pytest.approx(exact[opened].max(), abs=2e-5)

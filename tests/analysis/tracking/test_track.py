@@ -121,8 +121,7 @@ def test_numbers_are_those_of_naive_forwards(model: Any, tracked: Tracked) -> No
         assert values[name] == pytest.approx(total / count, abs=1e-4), name
     assert set(values.index) - sums.keys() == {"one_unit", "recovery"}
     assert 20 < num_copies < 12 * LOCAL
-    one = tracked.rows[tracked.rows.number == "one_unit"]
-    assert one.document.tolist() == [0, 8]
+    assert tracked.rows[tracked.rows.number == "one_unit"].document.tolist() == [0, 8]
 
 
 def test_processes_share_the_documents_and_rows_do_not_depend_on_it(

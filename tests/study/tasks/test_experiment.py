@@ -134,8 +134,7 @@ K |= {"train_lengths": [20, 20], "test_lengths": [20], "train_ks": [4], "test_ks
 def test_bad_input_ends_in_one_line(
     changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(small_task(tmp_path / "run") | changes, tmp_path)
-    assert main([str(path)]) == 2
+    assert main([str(write(small_task(tmp_path / "run") | changes, tmp_path))]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert len(error.strip().splitlines()) == 1

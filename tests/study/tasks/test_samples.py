@@ -73,8 +73,7 @@ def test_addition_couples_equal_significance() -> None:
     np.testing.assert_allclose(
         np.bincount(digits.ravel(), minlength=10) / digits.size, 0.1, atol=0.01
     )
-    highest = samples.response_BR[:, -1]
-    assert set(np.unique(highest)) == {0, 1}
+    assert set(np.unique(samples.response_BR[:, -1])) == {0, 1}
 
 
 def test_running_parity_is_coupled_to_its_bits() -> None:
@@ -153,8 +152,7 @@ def test_an_assignment_leads_along_its_chain() -> None:
 
 def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -> None:
     samples = draw(VariableAssignment(num_names=12), num=6000, k=3)
-    targets = samples.prompt_BP[:, :-2:2]
-    assert (np.sort(targets, axis=1) == np.arange(12, 24)).all()
+    assert (np.sort(samples.prompt_BP[:, :-2:2], axis=1) == np.arange(12, 24)).all()
     first = samples.response_ids_BR[:, 0] // 2 - 1
     np.testing.assert_allclose(np.bincount(first, minlength=12) / 6000, 1 / 12, atol=0.02)
     constants = samples.response_BR[:, -1] - 2
