@@ -82,8 +82,7 @@ def test_a_scaling_without_counterpart_is_named() -> None:
     assert deepseek is not None
     expected = (0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1)
     assert deepseek["attention_factor"] == pytest.approx(expected)
-    only_one = from_rope_parameters(yarn | {"mscale": 1.0}, "m")
-    assert only_one == yarn
+    assert from_rope_parameters(yarn | {"mscale": 1.0}, "m") == yarn
     assert from_rope_parameters({}, "m") is None
 
 

@@ -15,8 +15,7 @@ improved = partial(improved_bound, uniform_placement=True)
 
 
 def test_arithmetic() -> None:
-    stated = stated_bound(GOOD, 1e-6, 2.0, 3.0)
-    assert stated == pytest.approx(2 * 3 * 16 * 64**2 * 1e-6)
+    assert stated_bound(GOOD, 1e-6, 2.0, 3.0) == pytest.approx(2 * 3 * 16 * 64**2 * 1e-6)
     assert improved(GOOD, 0.01) == pytest.approx(16 * 0.01)
 
 
