@@ -153,8 +153,8 @@ def plan(request: MeasureRequest) -> Plan:
         read_other(name, getattr(request, name)) for name in ("targets", "choices", "losses")
     )
     settings, reading, loading = request.settings, request.reading, request.loading
-    whole = settings.far_states == "replaced"
-    model = load(request.model, request.tokenizer, loading, whole_prompts=whole)
+    far = settings.far_states if choices is None else choices.meta.windows["far_states"]
+    model = load(request.model, request.tokenizer, loading, whole_prompts=far == "replaced")
     documents = _open(request.documents, model, reading)
     is_other = choices is not None and is_other_tokenizer(choices, documents)
     if choices is not None:
