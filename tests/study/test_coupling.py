@@ -151,8 +151,7 @@ def test_the_joint_loss_is_the_sum_of_its_parts(architecture: str) -> None:
                 id_nll -= float(id_logits_BLI[before].log_softmax(-1)[IDS_BL[row, place]])
                 count += 1
     assert count == 8
-    expected = (token_nll + id_nll) / count
-    assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
+    assert float(found.detach()) == pytest.approx((token_nll + id_nll) / count, rel=1e-5)
 
     found.backward()
     assert all(p.grad is not None and p.grad.any() for p in coupling.parameters())

@@ -77,8 +77,7 @@ def test_the_report_makes_every_result_that_is_named(commands: list[list[str]]) 
         made |= {"longer", "longer_by_k"}
     named = named_results()
     assert len(named) > 250
-    left = {name for name in named - made if not name.startswith(OF_HISTORY)}
-    assert not left
+    assert not {name for name in named - made if not name.startswith(OF_HISTORY)}
     asked = {" ".join(sorted(words)) for words in commands}
     for name, of in tasks().items():
         if name in named:

@@ -199,8 +199,7 @@ def test_hostile_text_stays_text(
     (document,) = hostile.data("page-data")["documents"]
     shown = hostile.data(f"document-{document['id']}")["text"]
     assert len(shown) >= 60
-    words = hostile_words(len(shown))
-    assert shown == [word.replace("\u202e", "⟨U+202E⟩") for word in words]
+    assert shown == [word.replace("\u202e", "⟨U+202E⟩") for word in hostile_words(len(shown))]
     if kind == "results":
         assert HOSTILE[2] in hostile.data("page-data")["selectors"]
         assert document["name"] == HOSTILE[2]

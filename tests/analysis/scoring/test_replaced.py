@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
-from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.selectors.influence import Question, halving
@@ -283,11 +283,18 @@ def test_the_command_measures_a_recurrent_model(tmp_path: Path, capsys: Any) -> 
     (tmp_path / "texts").mkdir()
     for number, text in enumerate(FOREIGN * 2):
         (tmp_path / f"texts/{number}.txt").write_text(f"w{number} {text[number:400]}")
-    words = f"measure {tmp_path}/model --text {tmp_path}/texts --far-states replaced --short 8"
-    words += f" --blocks 1 --max-targets 1 --min-gap 0 --ks 1 --out {tmp_path}/out"
-    assert main(words.split()) == 0
+    model = f"measure {tmp_path}/model --text {tmp_path}/texts --out {tmp_path}/"
+    how = (
+        f"{model}out --far-states replaced --short 8 --blocks 1 --max-targets 1 --min-gap 0 --ks 1"
+    )
+    assert main(how.split()) == 0
     assert "distant units among unrelated text" in capsys.readouterr().out
-    assert main([*words.split(), "--selectors", "gradient"]) == 2
+    assert main([*how.split(), "--selectors", "gradient"]) == 2
+    assert main(f"{model}judged --choices {tmp_path}/out".split()) == 0
+    out, judged = (read_results(tmp_path / name).recovery for name in ("out", "judged"))
+    both = judged.merge(out[out.selector == "halving"], on=["document", "target", "control"])
+    assert len(both) == len(judged) > 0
+    np.testing.assert_allclose(both.loss_set_x, both.loss_set_y, atol=1e-5)
 
 
 def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(

@@ -323,8 +323,7 @@ def test_a_rule_of_ones_own_ranks_units_of_ones_own(own: Path) -> None:
             asked(model, selector=name, units=units) for name in (f"{own}:rank", "add_one")
         )
         assert found.far.drop(columns="text").equals(expected.far.drop(columns="text"))
-    starts = [TEXT.split()[first] for first in expected.far["first"] if first]
-    assert set(starts) == {"w7"}
+    assert set([TEXT.split()[first] for first in expected.far["first"] if first]) == {"w7"}
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,7 @@ def test_all_checkpoints_of_two_runs(
     assert main([*words, "--shard=0/2"]) == 0
     steps = [int(path.name[4:]) for path in (trained / "checkpoints").iterdir()]
     assert len(calls) == len(steps)  # half of both runs
-    rows = pd.read_parquet(out / "track.parquet")
-    assert {*rows.step} == {*steps}
+    assert {*pd.read_parquet(out / "track.parquet").step} == {*steps}
     assert main(words) == 0
     assert len(calls) == len(steps)
     verdict = json.loads((out / "verdict.json").read_text())
