@@ -19,6 +19,7 @@ from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_o
 # --- how long a text may be -----------------------------------------------------------------------
 
 
+_REPLACED = 'explain and measure take far_states="replaced"'
 SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
 
 
@@ -170,9 +171,9 @@ def _check_kind(wrapped: Any, original: nn.Module) -> None:
         raise _unfit(wrapped, "it has no last linear map from states to logits")
     parameters = inspect.signature(wrapped.body.forward).parameters
     if "position_ids" not in parameters or getattr(text, "alibi", False):
-        raise _unfit(wrapped, "it uses no position_ids; choose a family with RoPE")
+        raise _unfit(wrapped, f"it uses no position_ids; {_REPLACED}")
     if others := set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS:
-        raise _unfit(wrapped, f"its layers of type {', '.join(sorted(others))} count places")
+        raise _unfit(wrapped, f"its layers ({', '.join(sorted(others))}) count places; {_REPLACED}")
     adapter = getattr(original, "active_peft_config", None)
     if getattr(adapter, "is_prompt_learning", False):
         raise _unfit(wrapped, f"its adapter ({type(adapter).__name__}) puts places before the text")

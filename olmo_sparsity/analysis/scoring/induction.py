@@ -43,8 +43,7 @@ def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tens
             torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device),
         )
 
-    losses = scorer.in_batches(passages, 2 * length, losses_of)
-    return torch.cat(losses)
+    return torch.cat(scorer.in_batches(passages, 2 * length, losses_of))
 
 
 def repetition_drop(
