@@ -104,6 +104,7 @@ def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
     """The losses of a model on tokens 64 to 511 of each text, read once from its beginning."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    kind = next(kind for kind, name in KINDS.items() if name == model.config.model_type)
     tables = []
     for document, text in enumerate(texts):
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:LENGTH]
@@ -111,7 +112,7 @@ def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
             logits_LV = model(torch.tensor([ids])).logits[0, :-1].float()
         loss_L = cross_entropy(logits_LV, torch.tensor(ids[1:]), reduction="none")
         of = {"document": document, "target": range(1, len(ids)), "copied": copied(ids)[1:]}
-        tables.append(pd.DataFrame({**of, Path(folder).name: loss_L}))
+        tables.append(pd.DataFrame({**of, f"{kind} {folder}": loss_L}))
     rows = pd.concat(tables)
     return rows[rows.target >= 64].set_index(["document", "target", "copied"])
 
