@@ -27,6 +27,7 @@ from study.command import run_command
 KINDS = {"transformer": "olmo3", "hybrid": "olmo_hybrid"}
 LENGTH, BATCH, STEPS, WARMUP, RATE = 512, 8, 2440, 200, 6e-3
 LONGEST, DRAWS = 8, 2000
+KEY = ["document", "target", "copied", "back"]
 GROUPS = {
     "copies": range(2, LONGEST + 1),
     "copies of five and more": range(4, LONGEST + 1),
@@ -89,15 +90,18 @@ def train(kind: str, tokens: Path, seed: int, out: Path) -> None:
             shards.tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def copied(tokens: list[int]) -> list[int]:
-    """How many tokens before each stood before it earlier, too; of a token that is new, -1."""
-    seen: set[tuple[int, ...]] = set()
-    found = []
+def copied(tokens: list[int]) -> tuple[list[int], list[int]]:
+    """How many tokens before each stood before it earlier, too (of a token that is new, -1), and
+    how far back the last such place is (of a new token, 0)."""
+    last: dict[tuple[int, ...], int] = {}
+    found, back = [], []
     for at in range(len(tokens)):
         grams = [tuple(tokens[at - n : at + 1]) for n in range(min(LONGEST, at) + 1)]
-        found.append(sum(gram in seen for gram in grams) - 1)
-        seen.update(grams)
-    return found
+        before = [last[gram] for gram in grams if gram in last]
+        found.append(len(before) - 1)
+        back.append(at - before[-1] if before else 0)
+        last.update(dict.fromkeys(grams, at))
+    return found, back
 
 
 def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
@@ -111,17 +115,19 @@ def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
         with torch.no_grad():
             logits_LV = model(torch.tensor([ids])).logits[0, :-1].float()
         loss_L = cross_entropy(logits_LV, torch.tensor(ids[1:]), reduction="none")
-        of = {"document": document, "target": range(1, len(ids)), "copied": copied(ids)[1:]}
-        tables.append(pd.DataFrame({**of, f"{kind} {folder}": loss_L}))
+        found, back = copied(ids)
+        of = {"document": document, "target": range(1, len(ids)), "copied": found[1:]}
+        tables.append(pd.DataFrame({**of, "back": back[1:], f"{kind} {folder}": loss_L}))
     rows = pd.concat(tables)
-    return rows[rows.target >= 64].set_index(["document", "target", "copied"])
+    return rows[rows.target >= 64].set_index(KEY)
 
 
 def summary_of(losses: pd.DataFrame) -> pd.DataFrame:
     """The mean loss of both kinds on each group of tokens, and hybrid minus transformer, with an
     interval over documents and the smallest and largest of all pairs of models."""
-    copied, document = (losses.index.get_level_values(name) for name in ("copied", "document"))
+    document, _, copied, back = (losses.index.get_level_values(name) for name in KEY)
     groups = {name: np.isin(copied, of) for name, of in GROUPS.items()}
+    groups["copies from 128 and more tokens back"] = groups["copies"] & (back >= 128)
     num = document.nunique()
     drawn = np.random.default_rng(0).multinomial(num, np.full(num, 1 / num), size=DRAWS)
     drawn = np.vstack([np.ones(num), drawn])  # the first is what was found
