@@ -125,7 +125,7 @@ def decided_by(claim: Claim) -> str:
     net = [row for row in claim.rows if ": net " in row and not re.search(r" minus |\.md#", row)]
     equal = [replace(claim, rows=[re.sub(": .*", ": net_equal > 0", row)]) for row in net]
     if first.column == "net" and (nets := [c for one in equal for c in conditions(one)]):
-        shown += f"; equal gaps {lowest_to_highest(nets)}"
+        shown += f"; equal {lowest_to_highest(nets)}"
     return shown
 
 
@@ -137,8 +137,9 @@ def lowest_to_highest(found: list[Condition]) -> str:
 
 def listed(claims: list[Claim]) -> str:
     """List the claims of one question, below the headings of the records that registered them."""
+    entries = list(dict.fromkeys(registered()[claim.name].entry for claim in claims))
     lines, entry = [], ""
-    for claim in claims:
+    for claim in sorted(claims, key=lambda claim: entries.index(registered()[claim.name].entry)):
         if (found := registered()[claim.name].entry) != entry:
             entry = found
             lines.append(f"\n{entry}:\n")
