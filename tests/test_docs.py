@@ -99,8 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "log.json").write_text(json.dumps([system, *said * 3]))
     own = [dict(zip("ab", pair, strict=True)) for pair in (texts[:2], texts[2:4])]
     asked = [{"sources": two, "question": "w7", "answer": "w1", "expect": "none"} for two in own]
-    lines = map(json.dumps, asked)
-    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, asked)))
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '\nQ: ' if m.role == 'user' else '\nA: ' }}{{ m.content }}"

@@ -210,8 +210,7 @@ def test_slurm_gets_the_unfinished_runs_as_an_array(
 
 def test_a_sweep_has_a_price(make_grid: MakeGrid, capsys: pytest.CaptureFixture) -> None:
     path = make_grid(grid={"training.num_steps": [600, 1800], "seed": [1, 2]})
-    first = expand(path, [])[0]
-    (first.folder / "checkpoints/step000600").mkdir(parents=True)
+    (expand(path, [])[0].folder / "checkpoints/step000600").mkdir(parents=True)
     assert main(["sweep", path, "--dry-run", "--gpus", "2", "--gpu", "h100"]) == 0
     *runs, total = capsys.readouterr().out.splitlines()
     assert [run.partition(":")[0] for run in runs] == [run.name for run in expand(path, [])[1:]]

@@ -277,8 +277,7 @@ def measure(options: argparse.Namespace) -> int:
         print(estimate.estimate(plan.plan(request), request.shard, options.speed))
         return 0
     if options.partial:
-        planned = plan.plan(request)
-        results: Any = measurement.sum_up_partial(planned, out, request.command)
+        results: Any = measurement.sum_up_partial(plan.plan(request), out, request.command)
         out /= "partial"
     else:
         results = measurement.measure(request)

@@ -109,5 +109,4 @@ class PositionedBlock(OLMoSequentialBlock):
         # One new place may attend to all cached ones.
         is_causal = bias is None and q.shape[2] == k.shape[2]
         # The kernel shares grouped-query heads; upstream copies them first.
-        grouped = q.shape[1] != k.shape[1]
-        return attend(q, k, v, bias, is_causal, dropout_p, grouped)
+        return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])

@@ -133,8 +133,7 @@ def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
 
 def change_of_angles(source: str, config: ModelConfig) -> str:
     """Describe what a run changes of its source's RoPE; empty if nothing."""
-    implied = ModelConfig(**config_of(source))
-    before, after = _in_words(implied), _in_words(config)
+    before, after = _in_words(ModelConfig(**config_of(source))), _in_words(config)
     return "" if before == after else f"; changes its RoPE: {before} → {after}"
 
 

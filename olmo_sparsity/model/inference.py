@@ -331,8 +331,7 @@ def _attend(
         bias = causal_bias(k.shape[2], q.device, last)
     if bias is not None:
         bias = block._cast_attn_bias(bias[:, :, -last:], q.dtype)
-    mixed = block.mix(q, k, v, bias)
-    return mixed.transpose(1, 2)
+    return block.mix(q, k, v, bias).transpose(1, 2)
 
 
 def _attend_to_pairs(

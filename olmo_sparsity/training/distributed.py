@@ -56,9 +56,7 @@ class Processes(Launch):
 
     def first_text(self, text: str) -> str:
         """The first text that is not empty, by rank; cheap while there is none."""
-        if self.sum(bool(text)) == 0:
-            return ""
-        return next(filter(None, self.gather(text)))
+        return next(filter(None, self.gather(text))) if self.sum(bool(text)) else ""
 
     @contextlib.contextmanager
     def agree(self) -> Iterator[None]:

@@ -192,8 +192,7 @@ def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
         lines[f"memory of a process, {engine}"] = _memory(config, hardware, engine)
     saved, kept = 12 * parameters, config.checkpoint
     num_kept = kept.keep + 1 + kept.num_staying(0, training.num_steps)
-    vocab_size = config.model.vocab_size
-    text = tokens * training.num_steps * (2 if vocab_size <= 2**16 else 4)
+    text = tokens * training.num_steps * (2 if config.model.vocab_size <= 2**16 else 4)
     lines["disk"] = (
         f"text {text / 1e9:.1f} GB if read once; a checkpoint {saved / 1e9:.1f} GB, the run folder "
         f"{saved * num_kept / 1e9:.1f} GB"

@@ -141,8 +141,7 @@ def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> No
     chosen = choice.unit_TK[row]
     assert len(set(chosen.tolist())) == k
     np.testing.assert_allclose(choice.influence_TK[row], influence[chosen], atol=2e-5)
-    best = np.sort(influence)[::-1][:k]
-    np.testing.assert_allclose(influence[chosen], best, atol=2e-5)
+    np.testing.assert_allclose(influence[chosen], np.sort(influence)[::-1][:k], atol=2e-5)
 
 
 READINGS = pytest.mark.parametrize("far_states", ["isolated", "contextual"])

@@ -184,10 +184,8 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     parts.flush()
     recovery = parts.read("recovery")
     summary = summarize(losses, targets, recovery).assign(token_forwards_per_target=410.0)
-    lds = mean_lds(targets, parts.read("lds"))
-    summary = summary.merge(lds, how="left", on=GROUPS[:3])
-    made = {"targets": targets, "summary": summary}
-    parts.finish(made, dataclasses.replace(meta))
+    summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
+    parts.finish({"targets": targets, "summary": summary}, dataclasses.replace(meta))
 
 
 def one_document(words: list[str], far_of: dict[int, list[int]], meta: Meta) -> Results:

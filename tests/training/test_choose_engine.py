@@ -32,8 +32,7 @@ def test_what_processes_cannot_share_is_refused(
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     engine = EngineConfig(name=name, deepspeed_config="/nowhere/zero.json")  # type: ignore[arg-type]
-    training = TrainingConfig(batch_size=batch, micro_batch_size=micro)
-    given = (engine, training, world_size)
+    given = (engine, TrainingConfig(batch_size=batch, micro_batch_size=micro), world_size)
     if named:
         with pytest.raises(UserError, match=re.escape(named)):
             check_engine(*given)

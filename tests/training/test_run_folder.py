@@ -28,8 +28,7 @@ def test_a_damaged_line_of_the_metrics_is_named_and_left(
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + damage)
     assert list(read_metrics(path)) == [{"step": 1}], "the last one, cut short by a kill"
-    content = b'{"step": 1}\n' + damage + b'\n{"step": 3}\n'
-    path.write_bytes(content)
+    path.write_bytes(b'{"step": 1}\n' + damage + b'\n{"step": 3}\n')
     assert list(read_metrics(path)) == [{"step": 1}, {"step": 3}]
     assert "1 damaged lines are skipped" in capsys.readouterr().err
     Metrics(tmp_path, 3, [])

@@ -239,8 +239,7 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
         (record,) = read_file(path, config)
         if isinstance(record, TextRecord):
             kind = _reason_to_omit(record.text, repeats)
-            named = replace(record, group=package)
-            record = LeftOut(kind, str(path)) if kind else named
+            record = LeftOut(kind, str(path)) if kind else replace(record, group=package)
         if place >= skip:  # Skipped here, as repeats depend on all earlier files.
             yield record
 

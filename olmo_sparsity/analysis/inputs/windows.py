@@ -182,8 +182,7 @@ class Units:
     def of_runs(run_F: np.ndarray) -> Units:
         """Neighbours with equal numbers in `run_F`, such as the number of their word, are one
         unit."""
-        changes = np.flatnonzero(np.diff(run_F)) + 1
-        bounds = np.concatenate([[0], changes, [len(run_F)]])
+        bounds = np.concatenate([[0], np.flatnonzero(np.diff(run_F)) + 1, [len(run_F)]])
         return Units(bounds[:-1], bounds[1:])
 
     def __len__(self) -> int:

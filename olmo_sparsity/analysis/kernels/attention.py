@@ -411,8 +411,7 @@ def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: 
     scores = torch.baddbmm(
         bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=q.shape[-1] ** -0.5
     )
-    weights = F.dropout(scores.softmax(-1), dropout_p)
-    return torch.bmm(weights, v.flatten(0, 1)).view_as(q)
+    return torch.bmm(F.dropout(scores.softmax(-1), dropout_p), v.flatten(0, 1)).view_as(q)
 
 
 def _future(q: Tensor, k: Tensor) -> Tensor:

@@ -277,8 +277,7 @@ class _Prices:
         spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
         rows = []
         for number in (numbers[index] for index in np.unique(spread)):
-            draws = stream(0, "trial", number)
-            drawn = draws.permutation(places[number])[:TRIED_TARGETS]
+            drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
             parts = [("document", drawn), ("document", drawn[: -(-len(drawn) // 3)])]
             if plan.fits_threshold:
                 parts.append(("placebo", drawn))

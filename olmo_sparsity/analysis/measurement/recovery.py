@@ -281,8 +281,7 @@ class _Evaluation:
         far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
         sets = [(far, span) for span, far_K in zip(targets, far_TK, strict=True) for far in far_K]
         if text.control == "own":
-            all_far = np.arange(block.num_far)
-            sets += [(np.setdiff1d(all_far, far), span) for far, span in sets]
+            sets += [(np.setdiff1d(np.arange(block.num_far), far), span) for far, span in sets]
         rows = [text.context.set_row(far, span) for far, span in sets]
         num_tokens_TK = np.array([[len(far) for far in far_K] for far_K in far_TK])
         return _Chosen(about, units, targets, choice, rows, num_tokens_TK)

@@ -238,11 +238,14 @@ def targets_of(
     if given.meta.data.get("fingerprint") == documents.fingerprint:
         targets = given.targets[given.targets.far_part == "document"]
         if not with_units:
-            targets = given_targets(given.targets, windows, not _differences(given, settings))
+            differ = _differences(given, settings)
+            targets = given_targets(given.targets, windows, not differ)
+            if differ:
+                say(f"no placebo, so no net excess: the other's {', '.join(differ)} differ")
         return Matched(targets, given.influence)
     if not is_other_tokenizer(given, documents):
         source = f"{given.meta.data.get('source')}, which differs from {documents.name}"
-        raise DataError(f"the targets were chosen in {source} in text or tokens; pass the same")
+        raise DataError(f"the targets were chosen in {source} in text or tokens; pass its options")
     matched = (
         match_choices(given, documents, settings)
         if with_units

@@ -19,7 +19,7 @@ from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, is_out_o
 # --- how long a text may be -----------------------------------------------------------------------
 
 
-_REPLACED = 'explain and measure take far_states="replaced"'
+_REPLACED = "explain and measure take --far-states replaced (load_model: whole_prompts=True)"
 SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
 
 

@@ -366,8 +366,7 @@ class HuggingFaceLM(nn.Module):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         older = self.model.gradient_checkpointing_enable  # the name in early releases of 5
-        enable = getattr(self.model, "activation_checkpointing_enable", older)
-        enable({"use_reentrant": False})
+        getattr(self.model, "activation_checkpointing_enable", older)({"use_reentrant": False})
         layers = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
         for number, layer in enumerate(layers):
             layer.gradient_checkpointing = number % every == 0

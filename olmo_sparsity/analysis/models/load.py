@@ -281,9 +281,9 @@ def load_model(
     the checkpoint's, or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a
     GPU that has it, else fp32.
 
-    For `attribute` alone: `llama:FILE.gguf`, computed by llama.cpp, and the URLs of servers, with
-    the `tokenizer` of their model: a folder, a hub name, or an object. `whole_prompts`: load also
-    decoder-only models that nothing but `attribute` supports, such as recurrent ones.
+    For `attribute` and `far_states="replaced"`: `llama:FILE.gguf`, computed by llama.cpp, and the
+    URLs of servers, with the `tokenizer` of their model: a folder, a hub name, or an object; with
+    `whole_prompts` also other decoder-only models, such as recurrent ones and hybrids.
     `only_counts`: send nothing to a server; the model counts what a call costs, no more."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from olmo_sparsity import drawing
 from olmo_sparsity.analysis.results.results import Results, main_set
 from olmo_sparsity.analysis.results.view import spell
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, DataError
 
 _OF_CURVES = [
     (drawing.BLUE, "o"),
@@ -46,6 +46,8 @@ def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = N
     Default: the names of these."""
     if not results:
         raise ConfigError("no results to draw; pass at least one folder")
+    if len({result.meta.windows["far_states"] == "replaced" for result in results}) > 1:
+        raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
     names = [str(result.meta.model["name"]).partition("/checkpoints/")[0] for result in results]
     runs = list(dict.fromkeys(names))
     if labels is not None and len(labels) == len(runs):
@@ -80,8 +82,7 @@ def draw_headline(curves: list[Curve]) -> Figure:
         for axis in ("length", "step")
         if any(c.along(axis)[axis].nunique() > 1 for c in curves)
     ]
-    size = (5.5, 5.5) if more else (5.5, 3.3)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(5.5, 5.5) if more else (5.5, 3.3), layout="constrained")
     if not curves:
         figure.text(0.5, 0.5, "not measured", ha="center", va="center", color=_FAINT)
         return figure

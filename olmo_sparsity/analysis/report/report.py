@@ -235,13 +235,11 @@ def _summary_tables(results: Results) -> str:
             "LDS": intervals("lds"),
             "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
-        is_main = target_set == main_set(summary.target_set)
-        tables.append(html_table(caption, columns, is_main))
+        tables.append(html_table(caption, columns, target_set == main_set(summary.target_set)))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
 
 
 def _intervals(rows: pd.DataFrame, name: str, ends: str | None = None) -> Iterable[tuple]:
     """A value and the ends of its interval in each row."""
     ends = f"{name}_" if ends is None else ends
-    columns = [name, f"{ends}low", f"{ends}high"]
-    return rows[columns].itertuples(index=False, name=None)
+    return rows[[name, f"{ends}low", f"{ends}high"]].itertuples(index=False, name=None)

@@ -122,7 +122,13 @@ Kept = Results | str | Path
 def compare(first: Kept, second: Kept) -> pd.DataFrame:
     """Return net excess of the first minus net excess of the second, measured on the same text, in
     the same tokens, with another model or other settings: by target set, units, selector and k."""
-    return net_differences(*_pairs(_opened(first), _opened(second)))
+    first, second = _opened(first), _opened(second)
+    for one in (first, second):
+        if "placebo" not in set(one.targets.far_part):
+            chosen = "choices" in one.meta.targets
+            why = "see `transfer` (--transfer)" if chosen else "measure with the same options"
+            raise DataError(f"{one.meta.model.get('name')} has no placebo, so no net excess; {why}")
+    return net_differences(*_pairs(first, second))
 
 
 def transfer(first: Kept, second: Kept) -> pd.DataFrame:
@@ -131,7 +137,8 @@ def transfer(first: Kept, second: Kept) -> pd.DataFrame:
     first, second = _opened(first), _opened(second)
     for one in (first, second):
         if "choices" not in one.meta.targets:
-            raise DataError(f"{one.meta.model.get('name')} evaluated its own choices; use choices")
+            name = one.meta.model.get("name")
+            raise DataError(f"{name} evaluated its own choices; pass the other's with --choices")
     for one, other in ((first, second), (second, first)):
         by = one.meta.targets.get("chosen_by", other.meta.model)
         if by.get("fingerprint") != other.meta.model.get("fingerprint"):

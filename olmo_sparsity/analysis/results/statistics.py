@@ -167,7 +167,8 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float
 
 def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """From rows of `pair` of two measurements: net excess of the first minus the second's.
-    Each document is resampled for both at once, which makes intervals narrower."""
+    Each document is resampled for both at once, which makes intervals narrower; with few documents
+    they are stretched (`with_t_intervals`)."""
     groups, others = (_own_and_placebo(rows) for rows in (first, second))
     shared = sorted(groups.keys() & others.keys())
     if not shared:
@@ -178,8 +179,10 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
         documents = _documents_of(*both[0], *both[1])
         of_first, of_second = (_beyond_placebo(*rows, documents) for rows in both)
         nets = {name: of_first[name] - of_second[name] for name in of_first if "net" in name}
-        differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets))
-    return pd.DataFrame(differences)
+        own, placebo = (min(rows[part].document.nunique() for rows in both) for part in (0, 1))
+        counts = {"num_documents": own, "num_placebo_documents": placebo}
+        differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets) | counts)
+    return with_t_intervals(pd.DataFrame(differences))
 
 
 def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
@@ -217,8 +220,7 @@ def _documents_of(*rows: pd.DataFrame) -> pd.Index:
 def _beyond_placebo(
     own: pd.DataFrame, placebo: pd.DataFrame, documents: pd.Index
 ) -> dict[str, np.ndarray]:
-    weights = weights_of_equal_gaps(own.gap, placebo.gap)
-    equal = own.assign(**own[SUMMED].mul(weights, axis=0))
+    equal = own.assign(**own[SUMMED].mul(weights_of_equal_gaps(own.gap, placebo.gap), axis=0))
     own_R, equal_R, placebo_R = (
         _quantities(_sums(rows, documents)) for rows in (own, equal, placebo)
     )
@@ -300,12 +302,12 @@ def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float
 def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     """Stretch the intervals of net excess, where few documents carry targets, from a normal
     distribution to Student's t."""
-    fewest = summary[["num_documents", "num_placebo_documents"]].min(axis=1)
-    stretch = fewest.map(_stretch_of)
+    stretch = summary[["num_documents", "num_placebo_documents"]].min(axis=1).map(_stretch_of)
     ends = {
         f"{name}_{end}": summary[name] + stretch * (summary[f"{name}_{end}"] - summary[name])
-        for name in ("net", "net_equal")
+        for name in ("net", "net_equal", "net_nats")
         for end in ("low", "high")
+        if f"{name}_{end}" in summary
     }
     return summary.assign(**ends)
 

@@ -135,13 +135,13 @@ def conclude(results: Results) -> str:
     headline = "net" if has_net(rows) and pd.notna(row.net) else "excess"
     low, high = row[f"{headline}_low"], row[f"{headline}_high"]
     if pd.isna(low):
-        return f"{text}; too few documents for an interval."
+        return f"{text}; too few documents, or too small gaps, for an interval."
     believed = (
         "the targets depend on it beyond chance"
         if low > 0
         else "less than by chance"
         if high < 0
-        else "no more than chance explains"
+        else "cannot be told from chance"
     )
     doubts = []
     if row.num_documents < FEW_DOCUMENTS:
@@ -283,13 +283,17 @@ def describe_comparison(
         table, columns = compare(first, second), ["net", "net_equal", "net_nats"]
         said = f"net excess: {names[0]} minus {names[1]}"
     width = max(map(len, table.target_set))
-    headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns)
+    headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns) + "  documents"
     lines = [said, f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}"]
+    counts = [name for name in ("num_documents", "num_placebo_documents") if name in table]
     for row in table.to_dict("records"):
         shown = (
             with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"], digits=2 + n.endswith("nats"))
             for n in columns
         )
         about = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
-        lines.append(about + "".join(f"  {cell:>22}" for cell in shown))
+        documents = " / ".join(str(row[name]) for name in counts)
+        lines.append(about + "".join(f"  {cell:>22}" for cell in shown) + f"  {documents:>9}")
+    if not transfers and table[counts].min(axis=None) < FEW_FOR_BOOTSTRAP:
+        lines.append(f"fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo): t-based intervals")
     return table, "\n".join(lines)

@@ -193,8 +193,7 @@ class _Scoring:
         """Rows of equal length share forwards, whichever documents they are of."""
         tokens = self.tokens(part)
         plans = [self.plan(one, of_one) for one, of_one in zip(part, tokens, strict=True)]
-        wanted = [row for plan in plans for row in plan.values()]
-        every = self.scorer.losses(wanted)
+        every = self.scorer.losses([row for plan in plans for row in plan.values()])
         refuse_no_numbers(np.concatenate([np.empty(0), *every]), "tokens")
         losses = iter(every)
         rows = []

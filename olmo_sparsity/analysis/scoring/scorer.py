@@ -114,8 +114,7 @@ class Row:
     @property
     def targets(self) -> np.ndarray:
         first, end = self.wanted or (0, self.num_targets)
-        last = self.places[-self.num_targets :][first:end]
-        return self.context.block.tokens[last + 1]
+        return self.context.block.tokens[self.places[-self.num_targets :][first:end] + 1]
 
 
 class Scorer:

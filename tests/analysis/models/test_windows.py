@@ -221,6 +221,5 @@ def test_gemma_3_270m_sees_through_windows_of_512() -> None:
     tokens, positions = draw(length), torch.arange(length)[None]
     theirs = model.model(input_ids=tokens, use_cache=False, logits_to_keep=9).logits
     far = model.far_states(tokens[:, :-9], positions[:, :-9])
-    near = model.hidden(tokens[:, -9:], positions[:, -9:], far=far)
-    check(model.unembed(near), theirs)
+    check(model.unembed(model.hidden(tokens[:, -9:], positions[:, -9:], far=far)), theirs)
     assert model.windows["sliding_attention"].size == 512

@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import with_t_intervals
 from olmo_sparsity.analysis.results.summary import conclude
 from olmo_sparsity.analysis.results.view import interval, number
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import TEXT
 from tests.support.fake_results import DOCUMENTS, KS, META, UNITS, WIDTHS, fake_words
 from tests.support.hostile import (
@@ -264,6 +264,11 @@ def test_what_cannot_be_drawn_is_refused(results: Results, tmp_path: Path) -> No
     for name, times, labels in (("jpg", 1, None), ("png", 0, None), ("png", 2, ["one"] * 3)):
         with pytest.raises(ConfigError):
             draw_figure2([results] * times, tmp_path / f"figure.{name}", labels)
+    replaced = replace(
+        results, meta=replace(META, windows=META.windows | {"far_states": "replaced"})
+    )
+    with pytest.raises(DataError, match="draw them apart"):
+        draw_figure2([results, replaced], tmp_path / "figure.png")
 
 
 def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) -> None:

@@ -30,6 +30,9 @@ from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
     other = replace(results, meta=replace(results.meta, data={"fingerprint": "b"}))
     assert compare(results, results).net.abs().max() == 0
+    own = replace(results, targets=results.targets.query("far_part == 'document'"))
+    with pytest.raises(DataError, match="no placebo, so no net excess; measure with the same"):
+        compare(results, own)
     with pytest.raises(DataError, match="other texts"):
         compare(results, other)
 

@@ -84,8 +84,7 @@ def test_a_naive_ladder_gives_the_same(model: Any, texts: list[str]) -> None:
         assert np.abs(np.array(found) - row["loss_unrelated"]).min() < 1e-4
         assert row["net_gain"] == pytest.approx(row["gain"] - row["gain_unrelated"], abs=1e-6)
         seen = [*pairwise(far)]
-        before = [*near, *block]
-        pairs = [*pairwise(before)]
+        pairs = [*pairwise([*near, *block])]
         repeats_T = [
             pairs[LOCAL - 1 + i] in seen and pairs[LOCAL - 1 + i] not in pairs[: LOCAL - 1 + i]
             for i in range(LOCAL)

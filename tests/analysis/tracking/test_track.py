@@ -146,8 +146,7 @@ def test_processes_share_the_documents_and_rows_do_not_depend_on_it(
     before = scorer.token_forwards
     text.measure(scorer, text.numbers)
     assert counted.token_forwards == pytest.approx(scorer.token_forwards - before, rel=0.02)
-    half = text.within(counted.token_forwards * 0.9, scorer)
-    assert 8 <= len(half.documents) < 12
+    assert 8 <= len(text.within(counted.token_forwards * 0.9, scorer).documents) < 12
     with pytest.raises(DataError, match="budget="):
         text.within(counted.token_forwards * 0.3, scorer)
     with pytest.raises(DataError, match="7 of 7"):

@@ -192,8 +192,7 @@ def test_planted_text_is_that_of_the_split_and_every_piece_counts(data_folder: P
     samples = draw(task, num=50, length=64)
     words = len(task.vocabulary) - 513
     (path,) = data_folder.glob("heldout-*.tokens.*")
-    text = np.fromfile(path, dtype="<u2")
-    windows = np.lib.stride_tricks.sliding_window_view(text, 63)
+    windows = np.lib.stride_tricks.sliding_window_view(np.fromfile(path, dtype="<u2"), 63)
     for prompt in samples.prompt_BP:
         same = (windows == prompt[:-1]) | (prompt[:-1] >= words)
         assert same.all(1).any()
