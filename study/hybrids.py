@@ -2,7 +2,7 @@
 the same width and depth on the same text: which loses less on copies, and which on other tokens?
 
 python -m study.hybrids train {transformer,hybrid} --tokens FOLDER --seed N --out FOLDER
-python -m study.hybrids compare TEXT OUT.csv MODEL…
+python -m study.hybrids compare TEXT OUT.csv MODEL… [--local]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from study.command import run_command
 
 KINDS = {"transformer": "olmo3", "hybrid": "olmo_hybrid"}
 LENGTH, BATCH, STEPS, WARMUP, RATE = 512, 8, 2440, 200, 6e-3
-LONGEST, DRAWS = 8, 2000
+NEAR, LONGEST, DRAWS = 64, 8, 2000
 KEY = ["document", "target", "copied", "back"]
 GROUPS = {
     "copies": range(2, LONGEST + 1),
@@ -84,10 +84,8 @@ def train(kind: str, tokens: Path, seed: int, out: Path) -> None:
         schedule.step()
         if step % 20 == 0 or step == STEPS - 1:
             print(f"{kind} {seed} step {step} loss {loss.item():.4f}", flush=True)
-        if (step + 1) % (STEPS // 4) == 0:
-            folder = out if step + 1 == STEPS else out / f"step{step + 1}"
-            model.save_pretrained(folder)
-            shards.tokenizer.save(str(folder / "tokenizer.json"))
+    model.save_pretrained(out)
+    shards.tokenizer.save(str(out / "tokenizer.json"))
 
 
 def copied(tokens: list[int]) -> tuple[list[int], list[int]]:
@@ -104,22 +102,23 @@ def copied(tokens: list[int]) -> tuple[list[int], list[int]]:
     return found, back
 
 
-def losses_of(texts: list[str], folder: str) -> pd.DataFrame:
-    """The losses of a model on tokens 64 to 511 of each text, read once from its beginning."""
+def losses_of(texts: list[str], folder: str, local: bool = False) -> pd.DataFrame:
+    """The losses of a model on tokens 64 to 511 of each text, read once from its beginning.
+    `local`: blocks of 64, each with the 64 tokens before it alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     kind = next(kind for kind, name in KINDS.items() if name == model.config.model_type)
     tables = []
     for document, text in enumerate(texts):
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:LENGTH]
+        windows_BL = torch.tensor(ids).unfold(0, 2 * NEAR if local else LENGTH, NEAR)
         with torch.no_grad():
-            logits_LV = model(torch.tensor([ids])).logits[0, :-1].float()
-        loss_L = cross_entropy(logits_LV, torch.tensor(ids[1:]), reduction="none")
-        found, back = copied(ids)
-        of = {"document": document, "target": range(1, len(ids)), "copied": found[1:]}
-        tables.append(pd.DataFrame({**of, "back": back[1:], f"{kind} {folder}": loss_L}))
-    rows = pd.concat(tables)
-    return rows[rows.target >= 64].set_index(KEY)
+            logits_BVT = model(windows_BL).logits[:, NEAR - 1 : -1].float().mT
+        loss_BT = cross_entropy(logits_BVT, windows_BL[:, NEAR:], reduction="none")
+        found, back = (numbers[NEAR:] for numbers in copied(ids))
+        of = {"document": document, "target": range(NEAR, LENGTH), "copied": found, "back": back}
+        tables.append(pd.DataFrame({**of, f"{kind} {folder}": loss_BT.flatten()}))
+    return pd.concat(tables).set_index(KEY)
 
 
 def summary_of(losses: pd.DataFrame) -> pd.DataFrame:
@@ -163,13 +162,16 @@ def main(words: list[str] | None = None) -> int:
     comparing.add_argument("text", type=Path)
     comparing.add_argument("out", type=Path)
     comparing.add_argument("models", nargs="+")
+    comparing.add_argument("--local", action="store_true", help="read near text alone")
 
     def run(options: argparse.Namespace, _: list[str]) -> None:
         if options.step == "train":
             train(options.kind, options.tokens, options.seed, options.out)
             return
         texts = read_texts([options.text])
-        losses = pd.concat([losses_of(texts, model) for model in options.models], axis=1)
+        losses = pd.concat(
+            [losses_of(texts, model, options.local) for model in options.models], axis=1
+        )
         summary = summary_of(losses)
         summary.to_csv(options.out, index=False)
         print(summary.to_string())
