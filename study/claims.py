@@ -135,14 +135,18 @@ def lowest_to_highest(found: list[Condition]) -> str:
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
-def listed(claims: list[Claim]) -> str:
-    """List the claims of one question, below the headings of the records that registered them."""
+def listed(claims: list[Claim], named: set[str]) -> str:
+    """List the claims of one question, below the headings of the records that registered them.
+    `named`: headings that stand above already, of which the beginning is enough."""
     entries = list(dict.fromkeys(registered()[claim.name].entry for claim in claims))
     lines, entry = [], ""
     for claim in sorted(claims, key=lambda claim: entries.index(registered()[claim.name].entry)):
         if (found := registered()[claim.name].entry) != entry:
             entry = found
-            lines.append(f"\n{entry}:\n")
+            words = entry.split()
+            shown = " ".join(words[:5]) + " …" if entry in named and len(words) > 6 else entry
+            lines.append(f"\n{shown}:\n")
+            named.add(entry)
         verdict = f"{claim.verdict}, {claim.note}" if claim.note else claim.verdict
         numbers = f"; {decided_by(claim)}" if claim.rows else ""
         lines.append(f"- {claim.name}: {claim.claim} **({verdict}{numbers})**")
@@ -171,9 +175,10 @@ def write() -> str:
     stored = yaml.load(CLAIMS.read_text(encoding="utf-8"), yaml.CSafeLoader)
     claims = read_claims()
     parts = [stored["about"].strip().format(**family(claims))]
+    named: set[str] = set()
     for group, question in stored["groups"].items():
         chosen = [claim for claim in claims.values() if claim.group == group]
-        parts += [f"## {question}", listed(chosen)]
+        parts += [f"## {question}", listed(chosen, named)]
     return "\n\n".join(parts) + "\n"
 
 

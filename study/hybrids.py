@@ -135,7 +135,7 @@ def summary_of(losses: pd.DataFrame) -> pd.DataFrame:
         sums = losses.assign(num=1)[of].groupby("document").sum()
         sums = drawn @ sums.reindex(document.unique(), fill_value=0).to_numpy()
         means[name] = sums[:, :-1] / sums[:, -1:]
-    means["copies minus new"] = means["copies"] - means["new"]
+    means["copies beyond new"] = means["copies"] - means["new"]
     is_hybrid = losses.columns.str.startswith("hybrid")
     rows = []
     for name, of_draws in means.items():

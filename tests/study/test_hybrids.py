@@ -24,7 +24,7 @@ def test_planted_differences_come_back() -> None:
         rows[name] = 2 - gain * (rows.copied >= 2) + 0.01 * rng.standard_normal(2000)
     found = summary_of(rows.set_index(KEY)).set_index("group")
     assert found.difference["copies"] == pytest.approx(-0.3, abs=0.01)
-    assert found.difference["copies minus new"] == pytest.approx(-0.3, abs=0.01)
+    assert found.difference["copies beyond new"] == pytest.approx(-0.3, abs=0.01)
     assert (found.low < found.difference).all()
     assert (found.difference < found.high).all()
     assert found.pairs_low["copies"] == pytest.approx(-0.4, abs=0.01)
