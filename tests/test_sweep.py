@@ -155,8 +155,7 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     seen: list[str] = []
 
     def stop() -> None:
-        metrics = first.folder / "metrics.jsonl"
-        until(lambda: len(list(read_metrics(metrics))) >= 3)
+        until(lambda: len(list(read_metrics(first.folder / "metrics.jsonl"))) >= 3)
         seen.append(first.state().name)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -82,8 +82,7 @@ def test_a_counter_is_right_as_often_as_when_it_counts() -> None:
     for k, limit in ((3, 2), (6, 3), (5, 7)):
         samples = SparseParity().sample(np.random.default_rng(0), 20_000, 40, k)
         ones = (samples.prompt_BP[:, ::2] == 3) & (samples.prompt_BP[:, 1::2] == 1)
-        said = np.minimum(ones.sum(1), limit) % 2
-        right = (said == samples.response_BR[:, 0]).mean()
+        right = (np.minimum(ones.sum(1), limit) % 2 == samples.response_BR[:, 0]).mean()
         assert counted(k, limit) == pytest.approx(right, abs=0.015)
 
 

@@ -85,8 +85,7 @@ class Brute:
         places = [*self.far, *self.near]
         first, end = len(self.prefix), len(self.prefix) + len(self.far)
         seen = torch.ones(first + len(places), first + len(places)).tril().bool()
-        hidden = torch.tensor([place not in chosen for place in self.far])
-        seen[end:, first:end] &= ~hidden
+        seen[end:, first:end] &= ~torch.tensor([place not in chosen for place in self.far])
         bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
         return self._read(places, bias[None, None])
 
@@ -131,8 +130,7 @@ class Brute:
         log_p = self.model(tokens, positions)[0, -1].float().log_softmax(-1)
         (gradient,) = torch.autograd.grad(-log_p[int(self.document[self.target])], change)
         hook.remove()
-        inputs = embedding[tokens[0]]
-        saliency = -(gradient[0] * inputs).sum(-1).detach().numpy()
+        saliency = -(gradient[0] * embedding[tokens[0]]).sum(-1).detach().numpy()
         return saliency[len(self.prefix) : len(self.prefix) + len(self.far)]
 
 

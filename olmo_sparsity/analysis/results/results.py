@@ -14,6 +14,7 @@ from olmo_sparsity.analysis.results.statistics import (
     half_of,
     net_differences,
     pair,
+    with_t_intervals,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import spell
@@ -121,14 +122,14 @@ Kept = Results | str | Path
 
 def compare(first: Kept, second: Kept) -> pd.DataFrame:
     """Return net excess of the first minus net excess of the second, measured on the same text, in
-    the same tokens, with another model or other settings: by target set, units, selector and k."""
+    the same tokens: by target set, units, selector and k (of few documents by Student's t)."""
     first, second = _opened(first), _opened(second)
     for one in (first, second):
         if "placebo" not in set(one.targets.far_part):
             chosen = "choices" in one.meta.targets
             why = "see `transfer` (--transfer)" if chosen else "measure with the same options"
             raise DataError(f"{one.meta.model.get('name')} has no placebo, so no net excess; {why}")
-    return net_differences(*_pairs(first, second))
+    return with_t_intervals(net_differences(*_pairs(first, second)))
 
 
 def transfer(first: Kept, second: Kept) -> pd.DataFrame:

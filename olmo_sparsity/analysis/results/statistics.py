@@ -167,8 +167,7 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float
 
 def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """From rows of `pair` of two measurements: net excess of the first minus the second's.
-    Each document is resampled for both at once, which makes intervals narrower; with few documents
-    they are stretched (`with_t_intervals`)."""
+    Each document is resampled for both at once, which makes intervals narrower."""
     groups, others = (_own_and_placebo(rows) for rows in (first, second))
     shared = sorted(groups.keys() & others.keys())
     if not shared:
@@ -182,7 +181,7 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
         own, placebo = (min(rows[part].document.nunique() for rows in both) for part in (0, 1))
         counts = {"num_documents": own, "num_placebo_documents": placebo}
         differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets) | counts)
-    return with_t_intervals(pd.DataFrame(differences))
+    return pd.DataFrame(differences)
 
 
 def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:

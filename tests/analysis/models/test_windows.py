@@ -42,8 +42,7 @@ lengths = pytest.mark.parametrize("length", [WINDOW // 2, WINDOW, WINDOW + 1, 5 
 def of(name: str) -> HuggingFaceLM:
     changes = MORE.get(name, {}) | {"max_position_embeddings": 2048}
     if name == "Gemma 3 (with images)":
-        family = SUPPORTED[find(name)]
-        changes = {"text_config": family.settings["text_config"] | changes}
+        changes = {"text_config": SUPPORTED[find(name)].settings["text_config"] | changes}
     return HuggingFaceLM(build(SUPPORTED[find(name)], **changes))
 
 

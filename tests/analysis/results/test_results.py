@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -17,6 +18,8 @@ from olmo_sparsity.analysis.results.results import FILES, Meta, Results, compare
 from olmo_sparsity.analysis.results.statistics import (
     has_spans,
     losses_of_targets,
+    net_differences,
+    pair,
     summarize,
     with_t_intervals,
 )
@@ -30,6 +33,13 @@ from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
     other = replace(results, meta=replace(results.meta, data={"fingerprint": "b"}))
     assert compare(results, results).net.abs().max() == 0
+    noise = np.random.default_rng(0).normal(size=len(results.recovery))
+    noisy = replace(results, recovery=results.recovery.assign(loss_set=noise))
+    plain = net_differences(*(pair(r.losses, r.targets, r.recovery) for r in (results, noisy)))
+    widths = [
+        table.net_nats_high - table.net_nats_low for table in (compare(results, noisy), plain)
+    ]
+    assert (widths[0] / widths[1]).dropna().between(1.5, 1.7).all(), "5 documents: 2.776 / 1.96 …"
     own = replace(results, targets=results.targets.query("far_part == 'document'"))
     with pytest.raises(DataError, match="no placebo, so no net excess; measure with the same"):
         compare(results, own)

@@ -157,8 +157,7 @@ def test_reliability_is_the_agreement_of_two_halves(
                 changed = text.copy()
                 changed[first:end] = tokens[first:end]
                 fall[number] = plain(model, text) - plain(model, changed)
-        ranks = pd.DataFrame([falls[[0, 2]].mean(0), falls[1]]).rank(axis=1)
-        r = np.corrcoef(ranks)[0, 1]
+        r = np.corrcoef(pd.DataFrame([falls[[0, 2]].mean(0), falls[1]]).rank(axis=1))[0, 1]
         assert row.lds == pytest.approx(max(-1, 2 * r / (1 + max(r, -0.9))), abs=1e-5)
     (found,) = measured.meta.reliability
     assert (found["units"], found["target_set"]) == ("tokens", "gap")

@@ -169,8 +169,7 @@ def test_differences_are_paired() -> None:
     )
     compared = found.compare(("a", 5), ("b", 5)).set_index("number")
     by_run = {run: [r[4] / 2 for r in rows if r[0] == run][:40] for run in "ab"}
-    weights_RD = resample_weights(40) / 40
-    apart_R = weights_RD @ (np.array(by_run["a"]) - np.array(by_run["b"]))
+    apart_R = resample_weights(40) / 40 @ (np.array(by_run["a"]) - np.array(by_run["b"]))
     ends = np.percentile(apart_R, [2.5, 97.5])
     assert compared.loc["net_gain", ["low", "high"]].tolist() == pytest.approx(ends)
     assert compared.ahead.tolist() == ["b", "a"]  # more gain, but a lower loss

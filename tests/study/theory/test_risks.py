@@ -38,8 +38,7 @@ def parity_solver(k: int, window: int, *, relative: bool = True) -> SparseAttent
         for code, tokens in enumerate(np.ndindex(*([3] * k))):
             if min(tokens) > 0:
                 model.log_key_RPC[..., code] = 0
-                wrong = 1 - (sum(tokens) - k) % 2
-                model.value_logits_RCY[..., code, wrong] = -math.inf
+                model.value_logits_RCY[..., code, 1 - (sum(tokens) - k) % 2] = -math.inf
     return model
 
 
