@@ -241,7 +241,7 @@ def targets_of(
             differ = _differences(given, settings)
             targets = given_targets(given.targets, windows, not differ)
             if differ:
-                say(f"no placebo, so no net excess: the other's {', '.join(differ)} differ")
+                say("no placebo: another " + ", ".join(name for name in differ if name != "sample"))
         return Matched(targets, given.influence)
     if not is_other_tokenizer(given, documents):
         source = f"{given.meta.data.get('source')}, which differs from {documents.name}"

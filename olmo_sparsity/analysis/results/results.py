@@ -127,7 +127,7 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
     for one in (first, second):
         if "placebo" not in set(one.targets.far_part):
             chosen = "choices" in one.meta.targets
-            why = "see `transfer` (--transfer)" if chosen else "measure with the same options"
+            why = "see --transfer" if chosen else "named targets, or other options than the first's"
             raise DataError(f"{one.meta.model.get('name')} has no placebo, so no net excess; {why}")
     return with_t_intervals(net_differences(*_pairs(first, second)))
 

@@ -294,6 +294,6 @@ def describe_comparison(
         about = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
         documents = " / ".join(str(row[name]) for name in counts)
         lines.append(about + "".join(f"  {cell:>22}" for cell in shown) + f"  {documents:>9}")
-    if not transfers and table[counts].min(axis=None) < FEW_FOR_BOOTSTRAP:
+    if not transfers and table[counts][table.net_nats.notna()].min(axis=None) < FEW_FOR_BOOTSTRAP:
         lines.append(f"fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo): t-based intervals")
     return table, "\n".join(lines)

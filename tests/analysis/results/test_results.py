@@ -41,7 +41,7 @@ def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
     ]
     assert (widths[0] / widths[1]).dropna().between(1.5, 1.7).all(), "5 documents: 2.776 / 1.96 …"
     own = replace(results, targets=results.targets.query("far_part == 'document'"))
-    with pytest.raises(DataError, match="no placebo, so no net excess; measure with the same"):
+    with pytest.raises(DataError, match="no placebo, so no net excess; named targets, or"):
         compare(results, own)
     with pytest.raises(DataError, match="other texts"):
         compare(results, other)
