@@ -35,7 +35,8 @@ GROUPS = {
     "new": [-1, 0],
     "all": range(-1, LONGEST + 1),
 }
-"""Of tokens, by how many tokens stood before them earlier, too; -1: the token itself is new."""
+"""Groups of tokens, by how many of the tokens before one preceded it at an earlier place, too; -1:
+it has no earlier place."""
 
 
 def build(kind: str, vocab_size: int, eos_id: int) -> PreTrainedModel:
@@ -89,8 +90,8 @@ def train(kind: str, tokens: Path, seed: int, out: Path) -> None:
 
 
 def copied(tokens: list[int]) -> tuple[list[int], list[int]]:
-    """How many tokens before each stood before it earlier, too (of a token that is new, -1), and
-    how far back the last such place is (of a new token, 0)."""
+    """Of each token, how many of the tokens before it preceded it at an earlier place, too (-1: it
+    has no earlier place), and how far back the last such place is (then 0)."""
     last: dict[tuple[int, ...], int] = {}
     found, back = [], []
     for at in range(len(tokens)):

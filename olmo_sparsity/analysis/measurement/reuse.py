@@ -241,11 +241,12 @@ def targets_of(
             differ = _differences(given, settings)
             targets = given_targets(given.targets, windows, not differ)
             if differ:
-                say("no placebo: another " + ", ".join(name for name in differ if name != "sample"))
+                names = ", ".join(name for name in differ if name != "sample")
+                say(f"no placebo targets, so no net excess: {names} differ from the other's")
         return Matched(targets, given.influence)
     if not is_other_tokenizer(given, documents):
         source = f"{given.meta.data.get('source')}, which differs from {documents.name}"
-        raise DataError(f"the targets were chosen in {source} in text or tokens; pass its options")
+        raise DataError(f"the targets were chosen in {source}; pass the same text and its options")
     matched = (
         match_choices(given, documents, settings)
         if with_units

@@ -282,8 +282,8 @@ def load_model(
     GPU that has it, else fp32.
 
     For `attribute` and `far_states="replaced"`: `llama:FILE.gguf`, computed by llama.cpp, and the
-    URLs of servers, with the `tokenizer` of their model: a folder, a hub name, or an object; with
-    `whole_prompts` also other decoder-only models, such as recurrent ones and hybrids.
+    URLs of servers, with the `tokenizer` of their model: a folder, a hub name, or an object.
+    `whole_prompts`: load also other decoder-only models, such as recurrent ones and hybrids.
     `only_counts`: send nothing to a server; the model counts what a call costs, no more."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")

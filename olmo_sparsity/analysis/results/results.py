@@ -126,9 +126,8 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
     first, second = _opened(first), _opened(second)
     for one in (first, second):
         if "placebo" not in set(one.targets.far_part):
-            chosen = "choices" in one.meta.targets
-            why = "see --transfer" if chosen else "named targets, or other options than the first's"
-            raise DataError(f"{one.meta.model.get('name')} has no placebo, so no net excess; {why}")
+            why = "pass --transfer" if "choices" in one.meta.targets else "see docs/measure.md"
+            raise DataError(f"{one.meta.model.get('name')} has no placebo to compare; {why}")
     return with_t_intervals(net_differences(*_pairs(first, second)))
 
 
