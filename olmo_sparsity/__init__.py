@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
     from olmo_sparsity.analysis.attribution.sources import Answer, Segment
+    from olmo_sparsity.analysis.attribution.suite import check
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
     from olmo_sparsity.analysis.inputs.windows import Windows
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "analysis.api": "attribute estimate_cost explain measure",
     "analysis.attribution.sources": "Answer Segment",
+    "analysis.attribution.suite": "check",
     "analysis.inputs.documents": "Controls Document Documents",
     "analysis.inputs.texts": "open_documents",
     "analysis.inputs.windows": "Windows",
@@ -53,6 +55,7 @@ __all__ = [
     "Windows",
     "__version__",
     "attribute",
+    "check",
     "compare",
     "context_losses",
     "estimate_cost",

@@ -164,8 +164,14 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--baseline", metavar="FOLDER", help=before)
     other = "of --baseline: compare although model, tokenizer, template or options are others"
     sub.add("--allow-other-model", action="store_true", help=other)
-    margin = "of --gate: nats by which a source may miss or exceed what it must give to be named"
+    margin = (
+        "of --gate: nats by which an effect may miss or exceed what a verdict requires (0 to 3)"
+    )
     sub.add("--margin", type=float, default=0.0, metavar="NATS", help=margin)
+    share = "of --gate: the share of checks that must pass, such as 90%% (default: all)"
+    sub.add("--must-pass", type=_share, default=1.0, metavar="SHARE", help=share)
+    new = "of --baseline: fail statements that it does not have and that rest on no source"
+    sub.add("--new-need-source", action="store_true", help=new)
 
 
 def _add_measure(sub: Parser) -> None:
@@ -254,6 +260,17 @@ def _add_shard(sub: Parser, of: str = "") -> None:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
+
+
+def _share(text: str) -> float:
+    """`90%` → 0.9."""
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not (text.endswith("%") and 0 < share <= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a share of checks, such as 90%")
+    return share
 
 
 def parse_shard(text: str | None, by_launch: bool = True) -> tuple[int, int]:

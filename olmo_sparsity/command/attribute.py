@@ -8,7 +8,6 @@ import argparse
 import json
 import sys
 from glob import glob, has_magic
-from math import inf
 from os.path import isfile
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import given_options
 
 OF_QUESTIONS = ("out", "shard", "gate", "baseline", "margin", "allow_other_model")
+OF_QUESTIONS += ("must_pass", "new_need_source")
 OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message")
 
 
@@ -63,17 +63,16 @@ def attribute(options: argparse.Namespace) -> int:
 
 
 def _attribute_questions(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.attribution import gate, questions
+    from olmo_sparsity.analysis.attribution import gate, questions, suite
     from olmo_sparsity.analysis.attribution.segments import AttributeRequest
     from olmo_sparsity.analysis.measurement.plan import load
 
     _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)
     if not options.gate:
-        _refuse(options, "require --gate", "baseline", "margin")
+        _refuse(options, "require --gate", "baseline", "margin", "must_pass")
     if not options.baseline:
-        _refuse(options, "requires --baseline", "allow_other_model")
-    if not 0 <= options.margin < inf:
-        raise ConfigError(f"--margin={options.margin} must be a number of nats, 0 or more")
+        _refuse(options, "requires --baseline", "allow_other_model", "new_need_source")
+    gate.refuse_margin(options.margin)
     shard = arguments.parse_shard(options.shard)
     if options.gate and shard != (0, 1):
         raise ConfigError("--gate: run it once all shards have finished, as one process")
@@ -92,30 +91,33 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         return 0
     if out is None:
         raise ConfigError("--questions requires --out, the folder of the results")
-    against = options.baseline, options.allow_other_model
-    if options.gate:
-        identity = questions.identity_of_questions(common, path)
-        gate.refuse_without_checks(path, out, identity, *against)
     pages = None if options.html is None else Path(options.html)
-    found = questions.measure_questions(common, path, out, shard=shard, pages=pages)
+    report = None
+    if options.gate:
+        names = ("baseline", "allow_other_model", "margin", "must_pass", "new_need_source")
+        how = {name: getattr(options, name) for name in names}
+        found, report = suite.run(common, path, out, pages=pages, **how)
+    else:
+        found = questions.measure_questions(common, path, out, shard=shard, pages=pages)
     if found is None:
         return 0
     print(questions.describe(found))
     print(f"tables: {out}/statements.parquet, matrix.parquet")
     if pages is not None:
         print(f"pages: {pages}/index.html")
-    if not options.gate:
+    if report is None:
         return 0
-    checked = gate.check(path, out, *against, margin=options.margin)
-    checked.write(Path(out), Path(path).name)
-    print(checked.describe())
-    return int(bool(checked.failures))
+    print(report.describe())
+    return int(not report.passed)
 
 
 def _refuse(options: argparse.Namespace, why: str, *names: str) -> None:
     """Raise where an option was given that would have no effect."""
+    defaults = {"message": -1, "must_pass": 1.0}
     given = [
-        n for n in names if getattr(options, n) and (n, getattr(options, n)) != ("message", -1)
+        name
+        for name in names
+        if getattr(options, name) and getattr(options, name) != defaults.get(name)
     ]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -14,12 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.attribution.segments import AttributeRequest
+from olmo_sparsity.analysis.attribution.segments import AttributeRequest, statement_texts
 from olmo_sparsity.analysis.attribution.sources import Answer, Segment, read_turns
 from olmo_sparsity.analysis.attribution.statements import Attributing, Attribution, cost_of
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.models.load import identity_of, using
+from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
 from olmo_sparsity.analysis.results.view import escape
 from olmo_sparsity.analysis.scoring.cost import Cost
@@ -31,9 +33,15 @@ from olmo_sparsity.runtime import Progress, versions_of_numbers
 from olmo_sparsity.streams import VERSION as STREAMS
 
 MOST_DECOYS = 200  # sources of other questions, by default
-VERSION = 2  # of stored answers; grows when a verdict may become another one, or a key changes
+VERSION = 3  # of stored answers; grows when a verdict may become another one, or a key changes
 
 IDENTITY = "identity.json"
+FIELDS = (
+    *("id", "sources", "question", "answer", "reasoning", "expect"),
+    *("messages", "message", "passages"),
+)
+"""Fields of a question. A request to a chat API, with `messages`, may have others of its own."""
+
 FORM = '{"text": …, "spans": [[first, end], …]}'
 
 
@@ -51,6 +59,7 @@ def measure_questions(
     `pages`: a folder that gets a page for each question; a question without its page is asked
     again."""
     requests, model = read_questions(common, questions), common.model
+    ids = [str(record.get("id", "")) for _, record, _ in read_objects(questions)]
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
     files = [_file(folder.path, number) for number in range(len(requests))]
@@ -65,31 +74,54 @@ def measure_questions(
             model.engine.recognize_in(folder.path)
         progress.resume_at(sum(written[number] for number in mine))
         for number in (number for number in mine if not written[number]):
-            found = Attributing(model, requests[number], quiet=True).run()
-            if pages is not None:
-                found.to_html(_page(pages, number))
-            about = asdict(StoredAnswer.of(number, requests[number].asked, found))
-            stored = {"question": number, "identity": identity, "gate": about} | found.to_dict()
+            answer, tables = _answered(model, requests[number], number, ids[number], pages)
+            stored = {"question": number, "identity": identity, "gate": asdict(answer)} | tables
             write_json(files[number], with_crc(plain(stored)))
             progress.update(progress.done + 1)
     if not all(file.exists() for file in files):
         return None
     statements = _sum_up(folder.path, len(files))
     if pages is not None:
-        _write_index(pages, [request.asked for request in requests], statements)
+        write_index(pages, out)
     return statements
+
+
+def _answered(
+    model: LoadedModel, request: AttributeRequest, number: int, id: str, pages: Path | None
+) -> tuple[StoredAnswer, dict[str, Any]]:
+    """Return a question's answer as it is stored, and its tables."""
+    if not read_turns(request.sources):
+        assert request.answer is not None
+        texts = statement_texts(model, request.answer)
+        answer = StoredAnswer.without_sources(number, request.asked, texts, id)
+        if pages is not None:
+            said = f"{request.asked}: the prompt has no sources, so no statement rests on one"
+            write_atomically(_page(pages, number), f"{HEAD}<p>{escape(said)}</p></html>\n")
+        columns = ("text", "nats", "kind", "sources", "open", "verdict", "origins")
+        rows = [{key: getattr(row, key) for key in columns} for row in answer.statements]
+        return answer, {"statements": rows, "matrix": []}
+    began = time.monotonic()
+    found = Attributing(model, request, quiet=True).run()
+    seconds = time.monotonic() - began
+    if pages is not None:
+        found.to_html(_page(pages, number))
+    return StoredAnswer.of(number, request.asked, found, id, seconds), found.to_dict()
 
 
 def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     """Count what `measure_questions` costs in all."""
     requests, model = read_questions(common, questions), common.model
-    return cost_of([Attributing(model, one, quiet=True) for one in requests])
+    with_sources = [request for request in requests if read_turns(request.sources)]
+    if not with_sources:
+        raise DataError(f"{questions}: no question has sources, so there is nothing to count")
+    return cost_of([Attributing(model, request, quiet=True) for request in with_sources])
 
 
 def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:
     """Return what results are of: model, tokenizer, template, questions, settings, decoys."""
     asked = [
-        {key: value for key, value in record.items() if key != "expect"}  # that may change later
+        # These may change later.
+        {key: value for key, value in record.items() if key not in ("expect", "id")}
         for _, record, _ in read_objects(questions)
     ]
     texts, decoys = common.decoys, None
@@ -114,6 +146,7 @@ def describe(statements: pd.DataFrame) -> str:
     shares = statements.kind.value_counts(normalize=True)
     for kind, words in (spelt | {"none": "no source"}).items():
         lines.append(f"  {shares.get(kind, 0.0):6.1%} rest on {words}")
+    lines.append(f"  {shares.get('undecided', 0.0):6.1%} are undecided")
     return "\n".join(lines)
 
 
@@ -143,6 +176,8 @@ def _own_fields(record: dict[str, Any], line: bytes) -> dict[str, Any]:
         return {"messages": record, "message": record.get("message", -1)}
     if missing := [name for name in ("sources", "question") if name not in record]:
         raise DataError(f"it has no {missing[0]}; it has {', '.join(record)}")
+    if record["sources"] in ({}, []) and record.get("answer") is None:
+        raise DataError("it has no sources and no answer; give the answer that is checked")
     found = {name: record.get(name) for name in ("question", "reasoning")}
     sources, answer = _as_sources(record["sources"]), _as_answer(record.get("answer"), line)
     return found | {"sources": sources, "answer": answer}
@@ -190,7 +225,22 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]
             record = None
         if not isinstance(record, dict):
             raise DataError(f"{path}:{number} is not a JSON object")
+        _refuse_unknown(record, f"{path}:{number}")
         yield f"{path}:{number}", record, line
+
+
+def _refuse_unknown(record: dict[str, Any], where: str) -> None:
+    """Raise where a field has no effect: a misspelt `expect` would check nothing."""
+    for name in record:
+        near = get_close_matches(name, FIELDS, n=1)
+        # A request to a chat API has fields of its own, such as `model` and `tools`.
+        if name in FIELDS or ("messages" in record and not near):
+            continue
+        remedy = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(FIELDS)}"
+        raise DataError(f"{where} has the unknown field {name!r:.40}; {remedy}")
+    id = record.get("id", "")
+    if not isinstance(id, str | int) or isinstance(id, bool):
+        raise DataError(f"{where}: id={id!r:.40} must be a text or a whole number")
 
 
 @dataclass(frozen=True)
@@ -218,10 +268,23 @@ class StoredCell:
 class StoredStatement:
     number: int
     text: str
+    kind: str
+    nats: float  # that all sources give
     sources: list[str]
+    open: list[str]  # sources that are neither named nor excluded
     origins: list[str]
+    is_undecided: bool  # the statement, or a sentence of the reasoning that it relies on
     verdict: str
     cells: dict[str, StoredCell]  # by source
+
+    @property
+    def rests_on_none(self) -> bool:
+        return not self.origins and not self.is_undecided
+
+    @property
+    def most(self) -> float:
+        """The largest effect: of all sources together, or of one of them."""
+        return max([self.nats, *(cell.most for cell in self.cells.values())])
 
 
 @dataclass(frozen=True)
@@ -229,22 +292,56 @@ class StoredAnswer:
     """The key `gate` of a file of `questions/`."""
 
     question: int
+    id: str
     asked: str
+    seconds: float
     source_texts: dict[str, str]  # hashes, by source
     statements: list[StoredStatement]
 
     @staticmethod
-    def of(number: int, asked: str, found: Attribution) -> StoredAnswer:
+    def of(
+        number: int, asked: str, found: Attribution, id: str = "", seconds: float = 0.0
+    ) -> StoredAnswer:
         numbers = found.matrix[[item.name for item in fields(StoredCell)]]
         statements = [
             StoredStatement(
-                row.Index, row.text, row.sources, row.origins, row.verdict,
-                {name: StoredCell(*cell) for name, *cell in numbers.loc[row.Index].itertuples()},
+                number=row.Index,
+                text=row.text,
+                kind=row.kind,
+                nats=row.nats,
+                sources=row.sources,
+                open=row.open,
+                origins=row.origins,
+                is_undecided=found.is_undecided(row),
+                verdict=row.verdict,
+                cells={n: StoredCell(*cell) for n, *cell in numbers.loc[row.Index].itertuples()},
             )
             for row in found.statements.itertuples()
-        ]  # fmt: skip
+        ]
         hashes = {name: _sha256(found.source_text(i)) for i, name in enumerate(found.names)}
-        return StoredAnswer(number, asked, hashes, statements)
+        return StoredAnswer(number, id, asked, seconds, hashes, statements)
+
+    @staticmethod
+    def without_sources(
+        number: int, asked: str, texts: Sequence[str], id: str = ""
+    ) -> StoredAnswer:
+        """Return the answer to a question whose prompt has no sources: statements rest on none."""
+        statements = [
+            StoredStatement(
+                number=i,
+                text=text,
+                kind="none",
+                nats=0.0,
+                sources=[],
+                open=[],
+                origins=[],
+                is_undecided=False,
+                verdict="rests on no source (the prompt has none)",
+                cells={},
+            )
+            for i, text in enumerate(texts)
+        ]
+        return StoredAnswer(number, id, asked, 0.0, {}, statements)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -270,6 +367,9 @@ def read_answers(folder: str | Path) -> list[StoredAnswer]:
     return found
 
 
+HEAD = '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Questions</title>\n'
+
+
 def _stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[str, Any]]]:
     identity = sha256_of(folder / IDENTITY)
     for number in range(num_questions):
@@ -288,15 +388,27 @@ def _page(pages: Path, number: int) -> Path:
     return pages / f"{number:06d}.html"
 
 
-def _write_index(pages: Path, asked: list[str], statements: pd.DataFrame) -> None:
-    """A line for each question: how many of its statements rest on a source."""
-    rests, lines = statements.kind.ne("none").groupby(statements.question), list[str]()
-    for number, (num, of) in enumerate(zip(rests.sum(), rests.size(), strict=True)):
-        said = f"{asked[number]} ({num} of {of} statements rest on a source)"
-        lines.append(f'<li><a href="{_page(Path(), number)}">{escape(said)}</a></li>')
-    text = "\n".join(lines)
-    head = '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Questions</title>\n'
-    write_atomically(pages / "index.html", f"{head}<ol start=0>\n{text}\n</ol></html>\n")
+def write_index(
+    pages: str | Path, out: str | Path, passes: Mapping[int, bool] | None = None
+) -> None:
+    """Write the page that lists the questions: how many statements rest on a source, how many are
+    undecided. `passes`: by question, from 0, whether its checks passed."""
+    titles = ["question", "statements", "rest on a source", "undecided"]
+    titles += [] if passes is None else ["checks"]
+    lines = ["".join(f"<th>{title}</th>" for title in titles)]
+    for answer in read_answers(out):
+        rows = answer.statements
+        num_undecided = sum(row.is_undecided for row in rows)
+        num_sourced = sum(not row.is_undecided and bool(row.sources) for row in rows)
+        asked = f"{answer.id}: {answer.asked}" if answer.id else answer.asked
+        page = _page(Path(), answer.question)
+        cells = [f'<a href="{page}">{escape(asked)}</a>', len(rows), num_sourced, num_undecided]
+        if passes is not None:
+            words = {True: "passed", False: "failed", None: "none"}
+            cells.append(words[passes.get(answer.question)])
+        lines.append("".join(f"<td>{cell}</td>" for cell in cells))
+    text = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    write_atomically(Path(pages) / "index.html", f"{HEAD}<table>\n{text}\n</table></html>\n")
 
 
 def _sha256(value: Any) -> str:

@@ -353,6 +353,21 @@ def _statements(document: Document, start: int, answer: AnswerIds) -> Spans:
     return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
 
 
+def statement_texts(model: LoadedModel, answer: str | Sequence[str] | Answer) -> list[str]:
+    """Return the statements of an answer without a prompt, split as in `SourcePrompt.lay_out`."""
+    if isinstance(answer, Answer):
+        return [text.strip() for text, is_statement in answer.pieces() if is_statement]
+    if not isinstance(answer, str):
+        return [text.strip() for text in answer]
+    ids = model.encode([answer])[0]
+    document = Document(
+        np.array(ids[num_reasoning(ids, model.tokenizer) :]), tokenizer=model.tokenizer
+    )
+    units = document.units("sentences", 0, len(document.tokens))
+    spans = zip(units.first.tolist(), units.end.tolist(), strict=True)
+    return ["".join(document.texts[first:end]).strip() for first, end in spans]
+
+
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
     """Return different texts that share no passage with a source."""
     longest, passages_of = prompt.longest, _passages(prompt)

@@ -35,6 +35,7 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     judge,
     looks,
     mean_of_tried,
+    needed_for_parts,
     sources_to_look_at,
 )
 from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
@@ -72,6 +73,7 @@ class Trials:
         shapes: dict[str, tuple[int, ...]] = {"all": (1,), "decoys": (self.draws,)}
         shapes |= {"among": (num_S, self.draws), "without": (num_S, self.draws)}
         self.found = {way: np.full((num_T, *shape), np.nan) for way, shape in shapes.items()}
+        self._shapes, self._by_token = shapes, dict[str, np.ndarray]()
 
     def run(self, rate: float, done: Callable[[int], None]) -> Losses:
         """Evaluate one decoy of each source, and of those that may matter 2, 4, 8, … until the
@@ -88,8 +90,12 @@ class Trials:
 
     @property
     def losses(self) -> Losses:
-        found = self.found
-        return Losses(found["all"][:, 0], found["decoys"], found["among"], found["without"])
+        return _losses(self.found)
+
+    @property
+    def token_losses(self) -> Losses:
+        """The same of each token of the answer."""
+        return _losses(self._by_token)
 
     def evaluate(self, trials: Iterable[Trial]) -> None:
         """Evaluate those that were not evaluated before."""
@@ -98,10 +104,15 @@ class Trials:
             return
         blocks = [self.layout.block.with_far(self.far(*one)) for one in new]
         prompts = [Prompt(one.tokens[: one.num_before], one.targets_W) for one in blocks]
-        losses_TP = self.layout.by_statement(-np.stack(self.engine.score(prompts)))
+        losses_PW = -np.stack(self.engine.score(prompts))
+        losses_TP = self.layout.by_statement(losses_PW)
         refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
-        for (way, *numbers), losses_T in zip(new, losses_TP.T, strict=True):
+        if not self._by_token:
+            num_W = losses_PW.shape[1]
+            self._by_token = {w: np.full((num_W, *s), np.nan) for w, s in self._shapes.items()}
+        for (way, *numbers), losses_T, losses_W in zip(new, losses_TP.T, losses_PW, strict=True):
             self.found[way][(slice(None), *numbers)] = losses_T
+            self._by_token[way][(slice(None), *numbers)] = losses_W
 
     def far(self, way: str, *numbers: int) -> np.ndarray:
         """far_F: the far part of a prompt."""
@@ -114,6 +125,10 @@ class Trials:
     def replaced(self, way: str, source: int) -> set[int]:
         every, one = set(range(len(self.decoys))), {source}
         return {"all": set(), "decoys": every, "among": every - one, "without": one}[way]
+
+
+def _losses(found: dict[str, np.ndarray]) -> Losses:
+    return Losses(found["all"][:, 0], found["decoys"], found["among"], found["without"])
 
 
 def first_round(num_sources: int) -> list[Trial]:
@@ -177,6 +192,9 @@ class Attribution:
     settings: SourceSettings
     losses: Losses
     token_forwards: int
+    token_losses: Losses | None = None
+    """Of each token of the answer. None: statements are not judged by their parts."""
+
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
     """Attributions of the sentences of the reasoning that the answer relies on, also indirectly."""
 
@@ -232,7 +250,10 @@ class Attribution:
 
     @cached_property
     def _judged(self) -> tuple[Evidence, list[Verdict]]:
-        return judge(self.losses, self.settings.rate)
+        if self.token_losses is None:
+            return judge(self.losses, self.settings.rate)
+        parts_TS = needed_for_parts(self.token_losses, self.layout.statements)
+        return judge(self.losses, self.settings.rate, parts_TS)
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
@@ -259,12 +280,21 @@ class Attribution:
         rows = []
         for number, (kind, chosen) in enumerate(verdicts):
             nats, spread = self.losses.gap_T[number], evidence.spread_TS[number].mean()
-            names, cells = [self.names[s] for s in chosen], self.matrix.loc[number]
-            verdict, origins = in_words(kind, cells.loc[names], nats), self.origins(names)
-            text, p = self.texts[number].strip(), p_T[number]
-            rows.append((text, nats, spread, p, kind, tuple(names), verdict, origins))
-        columns = ["text", "nats", "spread", "p", "kind", "sources", "verdict", "origins"]
+            names = [self.names[s] for s in chosen]
+            open_names = [self.names[s] for s in np.flatnonzero(evidence.open_TS[number])]
+            shown = self.matrix.loc[number].loc[open_names if kind == "undecided" else names]
+            verdict = in_words(kind, shown, nats, self.settings.draws)
+            text, p, origins = self.texts[number].strip(), p_T[number], self.origins(names)
+            named = tuple(names), tuple(open_names)
+            rows.append((text, nats, spread, p, kind, *named, verdict, origins))
+        columns = ["text", "nats", "spread", "p", "kind", "sources", "open", "verdict", "origins"]
         return pd.DataFrame(rows, columns=columns)
+
+    def is_undecided(self, row: Any) -> bool:
+        """Return whether a statement, or a sentence of the reasoning that it relies on, is
+        undecided. `row`: of `statements`."""
+        steps = [step for _, _, step in self.chain(row.sources)]
+        return any(item.kind == "undecided" for item in (row, *steps))
 
     def relies_on(self, source: str | None, statement: int | None = None) -> Reliance:
         """Return whether a statement (default: any) relies on a source, also through reasoning;
@@ -275,17 +305,20 @@ class Attribution:
             raise ConfigError(f"statement={statement} must be 0 to {len(self.texts) - 1}")
         rows = self.statements if statement is None else self.statements.iloc[[statement]]
         named = [
-            bool(row.origins) if source is None else source in {*row.sources, *row.origins}
+            bool(row.origins) or self.is_undecided(row)
+            if source is None
+            else source in {*row.sources, *row.origins}
             for row in rows.itertuples()
         ]
         holds, expected = (not any(named), "no source") if source is None else (any(named), source)
         first = rows.iloc[np.argsort(np.logical_not(named), kind="stable")[:SHOWN]]
         joints = {"either": " or ", "both": " and "}
-        found = [
-            f"statement {row.Index}, '{shorten(row.text, 24, placeholder='…')}', relies on "
-            f"{joints.get(row.kind, '').join(row.sources) or 'no source'} ({row.nats:.1f} nats)"
-            for row in first.itertuples()
-        ]
+        found = list[str]()
+        for row in first.itertuples():
+            relies = f"relies on {joints.get(row.kind, '').join(row.sources) or 'no source'}"
+            relies = "is undecided" if row.kind == "undecided" else relies
+            text = shorten(row.text, 24, placeholder="…")
+            found.append(f"statement {row.Index}, '{text}', {relies} ({row.nats:.1f} nats)")
         found += [f"{len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
         return Reliance(holds, printable(f"expected: {expected}; found: {'; '.join(found)}"))
 
@@ -489,9 +522,11 @@ class Attributing:
             engine.scorer.states(layout.before_question)  # which many prompts share
         rounds = 1 + len(looks(settings.draws))
         with Progress(doing, rounds, "rounds", enabled=not self.quiet) as progress:
-            losses = Trials(engine, layout, drawn).run(settings.rate, progress.update)
+            trials = Trials(engine, layout, drawn)
+            losses = trials.run(settings.rate, progress.update)
             progress.update(rounds)
-        return Attribution(prompt, layout, settings, losses, engine.token_forwards - before)
+        forwards = engine.token_forwards - before
+        return Attribution(prompt, layout, settings, losses, forwards, trials.token_losses)
 
     def count(self) -> np.ndarray:
         """Add what `count` returns; with reasoning, as if the answer relied on each sentence."""

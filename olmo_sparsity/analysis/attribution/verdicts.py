@@ -23,6 +23,10 @@ from olmo_sparsity.analysis.settings import MIN_GAP
 # needed if the second is lost without it, and the others replace no more than the third of it.
 SUFFICES, NEEDED, REPLACED = 0.5, 0.2, 0.5
 
+# A statement has a part that needs a source if tokens that rely on it lose so many nats without it.
+# Of these tokens, all sources give at least the first, and the source's share is REPLACED or more.
+PART_NATS, PART_OF_STATEMENT_NATS = 1.0, 2.0
+
 # Sources are looked at more closely if they give, or cost, this share of the nats after one decoy.
 SCREENED = 0.1
 
@@ -38,14 +42,22 @@ MEDIAN_OF_CHI2 = 0.455  # of the square of a normal number with variance 1
 TINY = 1e-12  # variance of decoys that are all alike, in nats²
 
 # Degrees of freedom of a test at most, as nats have heavy tails; with two decoys in all; and of the
-# test by the variance of decoys alone.
+# test by the variance of decoys alone. More than eight decoys show more of the tails, so the last
+# grows with them: otherwise no number of decoys would decide what eight leave open.
 FREEDOM, FREEDOM_OF_TWO, FREEDOM_OF_DECOYS = 4, 3, 6
+FREEDOM_OF_MANY = 0.75  # of each decoy
+
+# A source that is not named is open, neither named nor excluded, if its effect is at least
+# OPEN_SPREADS times the spread of the statement's loss. Less than OPEN_NATS is never open, and
+# SEVERAL_NATS always are, also those of all sources together.
+OPEN_NATS, OPEN_SPREADS, SEVERAL_NATS = 1.0, 2.0, 3.0
 
 # Share of the error rate that each look before the last one may spend.
 EARLY = 0.1
 
+Spans = list[tuple[int, int]]
 Verdict = tuple[str, list[int]]
-"""Kind (one, either, both, none) and sources."""
+"""Kind (one, either, both, none, undecided) and the sources that it names."""
 
 
 def looks(draws: int) -> list[int]:
@@ -107,6 +119,7 @@ class Evidence:
     found_TS: np.ndarray  # discoveries at the error rate
     spread_TS: np.ndarray  # how the loss of the statement varies with the text in one place, nats
     above_TS: np.ndarray  # nats above the least with which the source is found if no other is
+    open_TS: np.ndarray  # not found, with an effect too large to be excluded
 
 
 @dataclass(frozen=True)
@@ -151,7 +164,8 @@ def look_at(losses: Losses, freedom: int = FREEDOM) -> Look:
             raw_2TS = np.where(has_all_2TS, raw_2TSD.var(-1, ddof=1), np.nan)
             variance_TS = np.zeros_like(total_TS) + np.nanmean(raw_2TS, (0, 2))[:, None]
             num_tried = int(has_all_2TS.any((0, 1)).sum())
-            few_freedom = min(FREEDOM_OF_DECOYS, num_tried * (num - 1))
+            most_freedom = max(FREEDOM_OF_DECOYS, int(FREEDOM_OF_MANY * num))
+            few_freedom = min(most_freedom, num_tried * (num - 1))
             scales.append((np.sqrt(variance_TS + TINY) * noise, few_freedom))
     if num_sources > LEAST_OTHERS:
         squares_TS = losses.lost_TSD[..., 0] ** 2
@@ -193,7 +207,20 @@ def weigh(losses: Losses, rate: float) -> Evidence:
     # Other statements count as no discovery: they would raise the share allowed to these.
     has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
     found_TS = are_named(np.where(has_gap_T1, p_2TS, 1.0), rate)
-    return Evidence(p_2TS, found_TS, evaluated[-1].spread_TS, above_TS)
+    spread_TS = evaluated[-1].spread_TS
+    return Evidence(p_2TS, found_TS, spread_TS, above_TS, ~found_TS & _are_open(losses, spread_TS))
+
+
+def _are_open(losses: Losses, spread_TS: np.ndarray) -> np.ndarray:
+    """Return which sources have an effect that would be named if it were no chance, and that is
+    too large to be excluded."""
+    gap_T1 = losses.gap_T[:, None]
+    gives_TS = np.nan_to_num(mean_of_tried(losses.gives_TSD), nan=-np.inf)
+    lost_TS = mean_of_tried(losses.lost_TSD)
+    least_TS = np.clip(OPEN_SPREADS * spread_TS, OPEN_NATS, SEVERAL_NATS)
+    may_suffice_TS = gives_TS >= np.maximum(least_TS, SUFFICES * gap_T1)
+    may_be_needed_TS = lost_TS >= np.maximum(least_TS, NEEDED * gap_T1)
+    return may_suffice_TS | may_be_needed_TS
 
 
 def sources_to_look_at(losses: Losses, rate: float) -> tuple[np.ndarray, np.ndarray]:
@@ -211,31 +238,75 @@ def sources_to_look_at(losses: Losses, rate: float) -> tuple[np.ndarray, np.ndar
     return (is_open_TS & ~is_decided_T[:, None] & is_unknown_TS).any(0), beyond_TS.any(0)
 
 
-def judge(losses: Losses, rate: float) -> tuple[Evidence, list[Verdict]]:
-    """Kind and sources of each statement's verdict, and the evidence that it goes by."""
+def needed_for_parts(tokens: Losses, statements: Spans) -> np.ndarray:
+    """Return, by statement and source, whether the statement has tokens that rely on this source
+    and that the other sources do not replace. `tokens`: losses of each token of the answer;
+    `statements`: first and end token of each statement."""
+    gap_W1 = tokens.gap_T[:, None]
+    lost_WS = mean_of_tried(tokens.lost_TSD)
+    gives_WS = np.nan_to_num(mean_of_tried(tokens.gives_TSD), nan=-np.inf)
+    relies_WS = (gap_W1 >= PART_NATS) & (lost_WS >= REPLACED * gap_W1)
+    # Two sources that say the same may cost half of a token's nats each, yet each gives most.
+    gives_enough_WS = gives_WS >= REPLACED * gap_W1
+    others_give_enough_WS = gives_enough_WS.sum(1, keepdims=True) > gives_enough_WS
+    relies_WS &= ~others_give_enough_WS
+    nats_WS = np.where(relies_WS, lost_WS, 0.0)
+    nats_TS = np.stack([nats_WS[first:end].sum(0) for first, end in statements])
+    return nats_TS >= PART_OF_STATEMENT_NATS
+
+
+def judge(
+    losses: Losses, rate: float, parts_TS: np.ndarray | None = None
+) -> tuple[Evidence, list[Verdict]]:
+    """Kind and sources of each statement's verdict, and the evidence that it goes by. `parts_TS`:
+    what `needed_for_parts` returns; None: statements are judged as wholes."""
     evidence, gap_T1 = weigh(losses, rate), losses.gap_T[:, None]
     gives_TS = np.nan_to_num(mean_of_tried(losses.gives_TSD), nan=-np.inf)
     lost_TS = mean_of_tried(losses.lost_TSD)
     enough_TS = evidence.found_TS & (gives_TS >= SUFFICES * gap_T1)
     needed_TS = evidence.found_TS & (lost_TS >= NEEDED * gap_T1)
     needed_TS &= lost_TS >= (1 - REPLACED) * gives_TS
+    if parts_TS is not None:
+        # Half of the nats do not suffice where another source is needed for a part: a name that two
+        # sources share may give as much.
+        carries_TS = evidence.found_TS & parts_TS
+        others_carry_TS = carries_TS.sum(1, keepdims=True) > carries_TS
+        needed_TS |= carries_TS
+        enough_TS &= ~others_carry_TS
+    is_open_T = evidence.open_TS.any(1) | (losses.gap_T >= SEVERAL_NATS)
     verdicts: list[Verdict] = []
-    for enough_S, needed_S in zip(enough_TS, needed_TS, strict=True):
+    for enough_S, needed_S, is_open in zip(enough_TS, needed_TS, is_open_T, strict=True):
         are_needed = not (enough_S & ~needed_S).any()
         chosen = np.flatnonzero(needed_S if are_needed else enough_S).tolist()
-        several = "both" if are_needed else "either"
-        verdicts.append((several if len(chosen) > 1 else ("none", "one")[len(chosen)], chosen))
+        if len(chosen) > 1:
+            kind = "both" if are_needed else "either"
+        elif chosen:
+            kind = "one"
+        else:
+            kind = "undecided" if is_open else "none"
+        verdicts.append((kind, chosen))
     return evidence, verdicts
 
 
-def in_words(kind: str, cells: pd.DataFrame, nats: float) -> str:
-    """Return the verdict in words. `cells`: the matrix at the statement and the named sources."""
+def in_words(kind: str, cells: pd.DataFrame, nats: float, draws: int) -> str:
+    """Return the verdict in words. `cells`: the matrix at the statement and the named sources, or
+    if it is undecided those that are open. `draws`: the most decoys of a source."""
     names = list(cells.index)
+    if kind == "undecided":
+        remedy = f"take more decoys (draws={2 * draws}), of the sources' own kind"
+        if not names:
+            return f"undecided: no source alone stands out of {nats:.1f} nats of all; {remedy}"
+        each = [
+            f"{name} may matter ({max(cell.lost, np.nan_to_num(cell.gives)):.1f} nats)"
+            for name, cell in cells.iterrows()
+        ]
+        return f"undecided: {', '.join(each)}; {remedy}"
     if kind == "one":
         (cell,) = cells.itertuples()
         what = f"the loss rises by {cell.lost:.1f} nats without it"
         beyond, tried = cell.beyond_lost, cell.tried_lost
-        if cell.gives > cell.lost:  # not so where it was not evaluated
+        # Not so where it was not evaluated; and of one decoy it is weaker evidence than of many.
+        if cell.gives > cell.lost and cell.tried_gives >= cell.tried_lost:
             what, beyond, tried = (
                 f"gives {cell.gives:.1f} nats",
                 cell.beyond_gives,

@@ -51,10 +51,12 @@ class AnswerPage:
 
 
 def _subtitle(page: AnswerPage) -> str:
-    count = page.statements.kind.ne("none").sum()
+    count = page.statements.kind.isin(["one", "either", "both"]).sum()
+    num_undecided = page.statements.kind.eq("undecided").sum()
+    undecided = f", {num_undecided} undecided" if num_undecided else ""
     return (
         f"{page.model} · {len(page.names)} sources, {page.draws} decoys of each at most · "
-        f"{count} of {len(page.statements)} statements rely on a source"
+        f"{count} of {len(page.statements)} statements rely on a source{undecided}"
     )
 
 
@@ -68,6 +70,8 @@ def _chosen(page: AnswerPage, row: Any) -> list[int]:
 
 def _mark(page: AnswerPage, row: Any) -> str:
     """The numbers of its sources: colour alone would not do."""
+    if row.kind == "undecided":
+        return "undecided"
     joint = " or " if row.kind == "either" else " + "
     return joint.join(str(source + 1) for source in _chosen(page, row)) or "none"
 

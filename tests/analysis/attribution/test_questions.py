@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from olmo_sparsity import Answer, attribute
+from olmo_sparsity import Answer, attribute, check
+from olmo_sparsity.analysis.attribution import gate
 from olmo_sparsity.analysis.attribution.questions import (
     count_questions,
     measure_questions,
@@ -80,7 +82,8 @@ def test_each_question_has_a_page(model: LoadedModel, path: Path, tmp_path: Path
     assert measure_questions(request, path, out, pages=pages) is not None
     written = {page.name: page.stat().st_mtime_ns for page in pages.iterdir()}
     assert sorted(written) == ["000000.html", "000001.html", "000002.html", "index.html"]
-    assert '<li><a href="000000.html">w20 w21 (' in (pages / "index.html").read_text()
+    index = (pages / "index.html").read_text()
+    assert re.search(r'<a href="000000.html">w20 w21</a></td><td>2</td><td>\d</td><td>\d<', index)
     (pages / "000001.html").unlink()
     measure_questions(request, path, out, pages=pages)
     again = {page.name: page.stat().st_mtime_ns for page in pages.iterdir()}
@@ -127,6 +130,39 @@ def test_it_resumes_and_processes_share_it(
             measured(wrap_model(model_of(), tokenizer), path, out)
 
 
+def test_a_question_without_sources_rests_on_none(
+    model: LoadedModel, path: Path, tmp_path: Path
+) -> None:
+    """A prompt builder that finds nothing does not end the suite."""
+    empty = {"sources": {}, "question": "w20", "answer": "w1 w2 w3", "id": "empty"}
+    path.write_text("\n".join(map(json.dumps, [empty | {"expect": "none"}, RECORDS[0]])))
+    found = measured(model, path, tmp_path / "out", decoys=GIVEN["decoys"], draws=2)
+    assert found[found.question == 0].kind.tolist() == ["none"]
+    assert count_questions(common(model), path).token_forwards > 0
+    assert not gate.check(path, tmp_path / "out").failures
+    path.write_text("\n".join(map(json.dumps, [empty | {"expect": "a"}, RECORDS[0]])))
+    (failure,) = gate.check(path, tmp_path / "out").failures
+    assert (failure.id, failure.found) == ("empty", "the prompt has no source a")
+    path.write_text(json.dumps(empty | {"answer": None}))
+    with pytest.raises(DataError, match=r"q\.jsonl:1.*answer"):
+        read_questions(common(None), path)
+
+
+def test_a_test_calls_the_gate(tmp_path: Path) -> None:
+    given = {"tokenizer": make_tokenizer(), "decoys": GIVEN["decoys"], "draws": 2}
+    asked = [RECORDS[0] | {"expect": [None, None]}, RECORDS[1] | {"expect": "gone.md"}]
+    with pytest.raises(ConfigError, match="expect"):
+        check(model_of(), [RECORDS[0] | {"expect": None}], tmp_path / "none", **given)
+    report = check(model_of(), asked, tmp_path / "out", pages=tmp_path / "pages", **given)
+    assert not report
+    assert "the prompt has no source gone.md" in repr(report)
+    index = (tmp_path / "pages" / "index.html").read_text()
+    assert re.findall(r"<td>(passed|failed|none)</td>", index) == ["none", "failed"]
+    assert (tmp_path / "out" / "gate.xml").exists()
+    with pytest.raises(TypeError, match="drawz"):
+        check(model_of(), asked, tmp_path / "out", **given, drawz=3)
+
+
 GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
 
 
@@ -137,6 +173,7 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
         f"[{GOOD}]",
         GOOD.replace('"b"', '"a"'),  # a key that is there twice
         '{"question": "w1"}',
+        json.dumps(RECORDS[0] | {"anwser": "w1"}),
         json.dumps(RECORDS[0] | {"sources": {"\ud800": "w1"}}),
         *(
             json.dumps(RECORDS[0] | wrong)
