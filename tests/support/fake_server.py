@@ -22,7 +22,7 @@ WRONG: dict[str | None, Any] = {
 
 
 class TableModel:
-    """Each token depends on the two before it."""
+    """Each token depends on the two before it, and a little on all."""
 
     def __init__(self, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
@@ -32,6 +32,9 @@ class TableModel:
         """log_p_LV behind each token."""
         before = [0, *ids[:-1]]
         logits_LV = 2 * self.last_VV[list(ids)] + self.before_VV[before]
+        # A token that a text has is more probable from there on.
+        seen_LV = np.maximum.accumulate(np.eye(VOCABULARY)[list(ids)], axis=0)
+        logits_LV = logits_LV + seen_LV
         return logits_LV - np.log(np.exp(logits_LV).sum(1, keepdims=True))
 
     def truth(self, prefix: Sequence[int], continuation: Sequence[int]) -> np.ndarray:
@@ -51,7 +54,10 @@ class FakeServer:
         fault: Callable[[int], str | None] = lambda number: None,
         seed: int = 0,
         key: str = "",
+        broken: str = "",
     ) -> None:
+        """`broken`: how numbers are wrong from the first one on."""
+        self.broken = broken
         self.tokenizer, self.owner, self.fault, self.key = tokenizer, owner, fault, key
         self.model, self.number, self.delay_s = TableModel(seed), 0, 0.0
         self.noise, self._rng = 0.0, np.random.default_rng(seed)
@@ -117,7 +123,7 @@ class FakeServer:
             body = self._other(body)
         ids = list(body.get("input_ids") or body["prompt"])
         ids += [token for token, _ in body.get("logit_bias", [])]
-        log_p_LV = self.model.log_p(ids)
+        log_p_LV = self._log_p(ids)
         best = int(log_p_LV[-1].argmax())
         values: list[Any] = [None, *log_p_LV[np.arange(len(ids) - 1), ids[1:]].tolist()]
         if fault == "misplaced":
@@ -146,6 +152,22 @@ class FakeServer:
         make = makers.get(self.owner, self._echo)
         self._reply(handler, make(body, seen, values, generated), fault)
 
+    def _log_p(self, ids: list[int]) -> np.ndarray:
+        log_p_LV = self.model.log_p(ids)
+        if self.broken == "truncated":
+            parts = [
+                self.model.log_p(ids[max(0, end - 40) : end])[-1] for end in range(1, len(ids))
+            ]
+            return np.array([*parts, self.model.log_p(ids[-40:])[-1]])
+        if self.broken == "context-free":
+            return np.repeat(self.model.log_p([3])[-1:], len(ids), axis=0)
+        scale = {"base 2": 1 / np.log(2), "halved": 0.5}.get(self.broken, 1.0)
+        return scale * log_p_LV
+
+    def _top(self, ids: list[int], num: int) -> dict[int, float]:
+        log_p_V = self._log_p(ids)[-1]
+        return {int(token): float(log_p_V[token]) for token in np.argsort(-log_p_V)[:num]}
+
     def _other(self, body: dict[str, Any]) -> dict[str, Any]:
         """Another request of as many tokens and the same last ones."""
         key = "input_ids" if "input_ids" in body else "prompt"
@@ -165,9 +187,18 @@ class FakeServer:
             "tokens": [self._text(token) for token in [*ids, best[0]]],
             "token_logprobs": [*values, best[1]],
         }
+        if not body.get("echo"):
+            top = self._top(body["prompt"], body["logprobs"])
+            log_p = {
+                "tokens": [self._text(best[0])],
+                "token_logprobs": [best[1]],
+                "top_logprobs": [{self._text(token): value for token, value in top.items()}],
+            }
         return {"choices": [{"text": self._text(best[0]), "logprobs": log_p}]}
 
     def _vllm(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
+        if "prompt_logprobs" not in body:
+            return self._echo(body, ids, values, best)
         assert body["prompt_logprobs"] == 0
         assert body["return_tokens_as_token_ids"]
         of_prompt: list[Any] = [
@@ -179,6 +210,10 @@ class FakeServer:
         return {"choices": [choice | {"text": self._text(best[0])}]}
 
     def _sglang(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
+        if "top_logprobs_num" in body:
+            top = self._top(ids, body["top_logprobs_num"])
+            rows = [[value, token, None] for token, value in top.items()]
+            return {"meta_info": {"output_top_logprobs": [rows]}}
         first = body["logprob_start_len"]
         rows = [[value, token, None] for token, value in zip(ids, values, strict=True)][first:]
         if rows:
@@ -189,13 +224,20 @@ class FakeServer:
         return {"meta_info": about | {"output_token_logprobs": [[best[1], best[0], None]]}}
 
     def _llamacpp(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
-        assert (body["n_predict"], body["n_probs"], body["temperature"]) == (1, 1, 0)
+        assert (body["n_predict"], body["temperature"]) == (1, 0)
+        if body["n_probs"] > 1:
+            rows = [{"logprob": value} for value in self._top(ids, body["n_probs"]).values()]
+            return {"completion_probabilities": [{"top_logprobs": rows}]}
         token, value = (ids[-1], values[-1]) if body["logit_bias"] else best
         return {"completion_probabilities": [{"id": token, "logprob": value}]}
 
     def _reply(self, handler: Any, reply: dict[str, Any], fault: str | None) -> None:
         raw = json.dumps(reply).encode()
-        raw = {"brackets": b"[" * 200_000, "huge": b" " * 2**22}.get(fault or "", raw)
+        raw = {
+            "brackets": b"[" * 200_000,
+            "huge": b" " * 2**22,
+            "web page": b"<!DOCTYPE html><html><title>Sign in</title></html>",
+        }.get(fault or "", raw)
         with suppress(OSError):  # who waits no longer has closed the connection
             if fault == "closed":
                 return

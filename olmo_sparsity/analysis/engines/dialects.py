@@ -9,6 +9,9 @@ from typing import Any
 
 FORCE = 1e6  # is added to a logit
 
+CANDIDATES, FEW_CANDIDATES = 20, 5
+"""The most probable tokens that a server returns at most: vLLM by default, and OpenAI's API."""
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -37,6 +40,12 @@ class Dialect:
 
     read: Callable[[list[Any], list[int], int], Reply]
     """Gets the parsed replies, the prompt's tokens, and the number of the first that is scored."""
+
+    candidates: Callable[[list[int]], dict[str, Any]]
+    """The request for the most probable tokens behind a prompt's tokens."""
+
+    read_candidates: Callable[[Any], list[Any]]
+    """Gets the parsed reply, and returns their log-probabilities."""
 
 
 def _completion(ids: list[int], **others: Any) -> list[dict[str, Any]]:
@@ -73,6 +82,27 @@ def _read_sglang(replies: list[Any], ids: list[int], first: int) -> Reply:
     return Reply(first, tokens, numbers, (token, log_p), about.get("id"))
 
 
+def _completion_candidates(num: int) -> Callable[[list[int]], dict[str, Any]]:
+    return lambda ids: {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": num}
+
+
+def _read_completion_candidates(reply: Any) -> list[Any]:
+    return [*reply["choices"][0]["logprobs"]["top_logprobs"][0].values()]
+
+
+def _sglang_candidates(ids: list[int]) -> dict[str, Any]:
+    return {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True,
+        "top_logprobs_num": CANDIDATES,
+    }
+
+
+def _llamacpp_candidates(ids: list[int]) -> dict[str, Any]:
+    return {"n_predict": 1, "n_probs": CANDIDATES, "temperature": 0, "prompt": ids}
+
+
 def _forced(ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
     """llama.cpp's server scores what it generates: a bias, which the number returned leaves out,
     makes it generate each token. For a whole text one request more, without a bias."""
@@ -97,6 +127,8 @@ DIALECTS = {
             ids, prompt_logprobs=0, return_tokens_as_token_ids=True
         ),
         _read_vllm,
+        _completion_candidates(CANDIDATES),
+        _read_completion_candidates,
     ),
     "sglang": Dialect(
         "/generate",
@@ -111,9 +143,24 @@ DIALECTS = {
             }
         ],
         _read_sglang,
+        _sglang_candidates,
+        lambda reply: [row[0] for row in reply["meta_info"]["output_top_logprobs"][0]],
     ),
-    "llamacpp": Dialect("/completion", _forced, _read_forced),
+    "llamacpp": Dialect(
+        "/completion",
+        _forced,
+        _read_forced,
+        _llamacpp_candidates,
+        lambda reply: [
+            candidate["logprob"]
+            for candidate in reply["completion_probabilities"][0]["top_logprobs"]
+        ],
+    ),
     "echo": Dialect(
-        "/v1/completions", lambda ids, first, name: _completion(ids, echo=True), _read_echo
+        "/v1/completions",
+        lambda ids, first, name: _completion(ids, echo=True),
+        _read_echo,
+        _completion_candidates(FEW_CANDIDATES),
+        _read_completion_candidates,
     ),
 }

@@ -15,7 +15,8 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -40,6 +41,26 @@ PROBE = (
     "five, six, seven. To be, or not to be, that is the question."
 )
 """A text; a server scores its tokens several times before anything else."""
+
+FILLER = (
+    "Bread is baked early in the morning. The old clock on the market square has stopped again, "
+    "and nobody knows who should repair it before the winter comes."
+)
+"""Another text, between two copies of the probe."""
+
+FILLERS, REPEATED = 3, 12
+"""A model with context predicts the last tokens of the second copy otherwise if the first one is
+missing, which stands so many fillers before it. A server that reads only the last tokens of a
+prompt returns the same numbers."""
+
+CONTEXT_NATS = 0.01
+"""Nats a token by which they must differ: a copy mostly has several, rounding a thousandth."""
+
+MORE_THAN_ALL = 1.02
+"""The sum of probabilities of candidates must be less, with room for rounding to 8 bits."""
+
+HANGING_S = 30.0
+"""Seconds without a reply after which a line says what is waited for."""
 
 PROBE_FILE = "server.json"
 """In a folder of results: the log-probabilities of the probe."""
@@ -109,6 +130,7 @@ class Server:
         self.names_requests = self.tells_prompts = False
         self.ids = self._encoded(PROBE) or []
         self.probe, self.noise = np.empty(0), 0.0
+        self._has_said = False
         self._spelling = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
     # --- requests ---
@@ -134,7 +156,10 @@ class Server:
         late = _NoReply(f"no whole reply within {self.timeout_s:g} s")
         try:
             given: dict[str, Any] = {"content": content, "headers": headers}
-            with self._client.stream(method, self.url + path, **given) as response:
+            with (
+                self._reporting(path),
+                self._client.stream(method, self.url + path, **given) as response,
+            ):
                 self.has_replied = True
                 for part in response.iter_raw():
                     raw += part
@@ -158,7 +183,32 @@ class Server:
         try:
             return json.loads(raw)
         except (ValueError, RecursionError):
+            if raw.lstrip()[:1] == b"<":
+                remedy = "pass the URL of its API, such as http://127.0.0.1:8000"
+                raise self._wrong(
+                    f"replied to {path} with a web page, not JSON; {remedy}"
+                ) from None
             raise _NoReply("its reply is cut off, or not JSON") from None
+
+    @contextmanager
+    def _reporting(self, path: str) -> Iterator[None]:
+        """Print a line if a reply takes long: the time limit may be many minutes away."""
+        waiting = f"has not replied to {path} for {HANGING_S:g} s"
+        line = f"{self.url} {waiting}; a request ends after {self.timeout_s:g} s (--timeout)"
+        timer = threading.Timer(HANGING_S, self._say_once, (line,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+            self._has_said = False
+        finally:
+            timer.cancel()
+
+    def _say_once(self, line: str) -> None:
+        """Print a line unless it was printed since the last reply, as for a request beside."""
+        if not self._has_said:
+            self._has_said = True
+            say(line)
 
     def request(self, path: str, body: Mapping | None = None) -> Any:
         """Return the reply to a request, sent again for as long as `patience_s`."""
@@ -274,6 +324,8 @@ class Server:
             raise self._wrong(f"gives one text log-probabilities that vary by {numbers}")
         self.refuse_other(self.probe, like.probe, f"than {like.url}")
         self._check_places()
+        self._check_context()
+        self._check_sums()
 
     def recognize(self) -> None:
         """Compare the server's numbers with its first ones."""
@@ -302,6 +354,59 @@ class Server:
                 raise self._wrong(f"gives a token numbers that do not belong to it: {both}")
         if not tried:
             raise self._wrong("does not return the token that it generates, to check its numbers")
+
+    def _check_context(self) -> None:
+        """Reject numbers that do not change with what precedes the last tokens: no source would
+        matter to any statement."""
+        passage, filler = self._two_passages()
+        between = filler * FILLERS
+        with_copy = [*passage, *between, *passage]
+        without_copy = [*np.resize(filler, len(passage)).tolist(), *between, *passage]
+        first = len(with_copy) - min(REPEATED, len(passage))
+        nats = distance(self.score(with_copy, first), self.score(without_copy, first))
+        least = max(CONTEXT_NATS, 3 * self.noise)
+        if nats < least:
+            numbers = f"{nats:.3f} nats a token (at least: {least:.3f})"
+            what = f"a passage {len(between)} tokens before changes its numbers by {numbers}"
+            remedy = "check that it does not truncate prompts, and scores them in context"
+            raise self._wrong(f"does not read its context: {what}; {remedy}")
+
+    def _two_passages(self) -> tuple[list[int], list[int]]:
+        """Return the probe and the filler; or, of a tokenizer that knows few of their words, such
+        as one of another language, two halves of its vocabulary."""
+        filler = self._encoded(FILLER) or []
+        if min(len({*self.ids}), len({*filler})) >= FEW:
+            return self.ids, filler
+        known = {*self.tokenizer.get_vocab().values()} - {
+            *self.tokenizer.get_added_tokens_decoder()
+        }
+        tokens = sorted(known)[: 2 * len(self.ids)]
+        return tokens[::2], tokens[1::2]
+
+    def _check_sums(self) -> None:
+        """Reject numbers that are no natural logarithms of probabilities: those of the most
+        probable tokens add up to at most 1, and the others have less than the last of them."""
+        vocabulary = 1.1 * self.tokenizer.get_vocab_size()  # models may have a few more
+        num, repeated = len(self.ids), self.ids * 2
+        for end in (num // 2, num, num + num // 4, num + num // 2, num + 3 * num // 4):
+            body = {"model": self.model} | self.dialect.candidates(repeated[:end])
+            reply = self.request(self.dialect.path, body)
+            try:
+                found = [_number(given) for given in self.dialect.read_candidates(reply)]
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+                found = []
+            log_p = [number for number in found if number is not None]
+            if len(log_p) < 2:
+                say(f"{self.url} returns no candidates, so the scale of its numbers is not checked")
+                return
+            total = sum(map(math.exp, log_p))
+            others = vocabulary * math.exp(min(log_p))
+            if total > MORE_THAN_ALL or 1 - total > others + MORE_THAN_ALL - 1:
+                numbers = f"those of {len(log_p)} tokens add up to {total:.2f}"
+                rule = "it must return natural logarithms, at temperature 1"
+                raise self._wrong(
+                    f"gives numbers that are no log-probabilities ({numbers}); {rule}"
+                )
 
 
 def _number(given: Any) -> float | None:

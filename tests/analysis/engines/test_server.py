@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,6 +153,55 @@ def test_servers_that_cannot_be_used_are_refused(servers: list[FakeServer]) -> N
     servers += [FakeServer(TOKENIZER), FakeServer(TOKENIZER, seed=1)]
     with pytest.raises(DataError, match="serves another model than"):
         opened(*servers[1:])
+
+
+OWNERS = ["me", "vllm", "sglang", "llamacpp"]
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("broken", ["truncated", "context-free"])
+def test_a_server_that_does_not_read_its_context_is_refused(
+    owner: str, broken: str, servers: list[FakeServer]
+) -> None:
+    servers.append(FakeServer(TOKENIZER, owner, broken=broken))
+    with pytest.raises(DataError, match="does not read its context"):
+        opened(servers[0], timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "broken"),
+    # Five candidates, as the others return, leave too much room to notice logarithms of base 2.
+    [*((owner, "halved") for owner in OWNERS), *((owner, "base 2") for owner in OWNERS[1:])],
+)
+def test_numbers_of_another_scale_are_refused(
+    owner: str, broken: str, servers: list[FakeServer]
+) -> None:
+    servers.append(FakeServer(TOKENIZER, owner, broken=broken))
+    with pytest.raises(DataError, match="no log-probabilities"):
+        opened(servers[0], timeout_s=5.0)
+
+
+def test_a_web_page_ends_the_call_at_once(servers: list[FakeServer]) -> None:
+    servers.append(server := FakeServer(TOKENIZER))
+    server.fault = lambda number: "web page"
+    began = time.monotonic()
+    with pytest.raises(DataError, match="web page"):
+        opened(server, patience_s=300.0)
+    assert time.monotonic() - began < 5
+    assert server.number == 1
+
+
+def test_a_request_that_hangs_is_reported_once(
+    servers: list[FakeServer], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANGING_S", 0.1)
+    servers.append(server := FakeServer(TOKENIZER))
+    engine = opened(server, timeout_s=5.0)
+    server.delay_s = 0.4
+    engine.score(prompts(0, num=1))
+    lines = [line for line in said if "has not replied" in line]
+    assert lines
+    assert "5 s (--timeout)" in lines[0]
 
 
 def test_a_server_that_never_replied_is_not_waited_for(
