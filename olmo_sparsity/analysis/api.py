@@ -174,6 +174,8 @@ def attribute(
     device_map: str | None = None,
     prefix: str = "auto",
     batch_tokens: int | None = None,
+    timeout: float | None = None,
+    patience: float | None = None,
 ) -> Attribution:
     """Report which source each statement of an answer relies on, or that it relies on none.
 
@@ -205,6 +207,9 @@ def attribute(
         max_new_tokens: Length limit of a generated answer. Default: 256.
         seed: Seed of all random draws.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
+        timeout: Seconds that a server may take for one request. Default: 600.
+        patience: Seconds for which a request is repeated that a server did not answer, also while
+            it starts. Default: 300, and 5 for a server that has never replied.
     """
     raise NotImplementedError  # `_entry` answers
 

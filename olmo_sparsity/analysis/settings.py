@@ -113,6 +113,24 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How long a model behind a server is waited for."""
+
+    timeout: float | None = option(
+        None, "seconds that a server may take for one request; 600", metavar="S", least=0.001
+    )
+    patience: float | None = option(
+        None, "seconds for which a request is repeated that a server did not answer; 300",
+        metavar="S", least=0.0,
+    )  # fmt: skip
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `load_model`."""
+        return {"timeout": self.timeout, "patience": self.patience}
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How the text of a measurement is read."""
 

@@ -152,7 +152,7 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--candidates", type=_words, metavar="NAME,…", help=help["candidates"])
     _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, settings.SourceSettings, ModelOptions, help=help)
+    add_options(sub, settings.SourceSettings, ModelOptions, settings.ServerOptions, help=help)
     page = "write a page to read in a browser; of --questions, a folder of one for each"
     sub.add("--html", metavar="FILE", help=page)
     sub.add("--json", action="store_true", help="print JSON")

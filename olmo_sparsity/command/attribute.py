@@ -11,7 +11,7 @@ from glob import glob, has_magic
 from os.path import isfile
 from pathlib import Path
 
-from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
+from olmo_sparsity.analysis.settings import ModelOptions, ServerOptions, SourceSettings, build
 from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.io import refuse_suffix
@@ -78,7 +78,8 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         raise ConfigError("--gate: run it once all shards have finished, as one process")
     model, path, out = options.model, options.questions, options.out
     loading = build(ModelOptions, vars(options))
-    how = {"whole_prompts": True, "only_counts": options.dry_run}
+    serving = build(ServerOptions, vars(options)).loading
+    how = {"whole_prompts": True, "only_counts": options.dry_run} | serving
     loaded = load(model, options.tokenizer, loading, True, **how)
     settings = build(SourceSettings, vars(options))
     common = AttributeRequest(

@@ -30,7 +30,12 @@ from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.settings import ModelOptions, Request, SourceSettings
+from olmo_sparsity.analysis.settings import (
+    ModelOptions,
+    Request,
+    ServerOptions,
+    SourceSettings,
+)
 from olmo_sparsity.errors import ConfigError, DataError, UserError, printable
 from olmo_sparsity.runtime import Progress, say
 from olmo_sparsity.streams import stream
@@ -50,6 +55,7 @@ class AttributeRequest(Request):
     decoys: Any = None
     settings: SourceSettings = field(default_factory=SourceSettings)
     loading: ModelOptions = field(default_factory=ModelOptions)
+    serving: ServerOptions = field(default_factory=ServerOptions)
 
     def checked(self) -> Self:
         self.settings.check()

@@ -469,8 +469,9 @@ def cost_of(questions: Sequence[Attributing]) -> Cost:
     return replace(cost, details=f"{cost}\n{details} at once")
 
 
-def _load(request: AttributeRequest, **how: bool) -> LoadedModel:
-    return load(request.model, request.tokenizer, request.loading, True, whole_prompts=True, **how)
+def _load(request: AttributeRequest, **how: Any) -> LoadedModel:
+    how |= {"whole_prompts": True} | request.serving.loading
+    return load(request.model, request.tokenizer, request.loading, True, **how)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pandas as pd
 from olmo_sparsity.analysis.attribution import gate, questions
 from olmo_sparsity.analysis.attribution.segments import AttributeRequest
 from olmo_sparsity.analysis.measurement.plan import load
-from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
+from olmo_sparsity.analysis.settings import ModelOptions, ServerOptions, SourceSettings, build
 from olmo_sparsity.io import write_atomically
 from olmo_sparsity.settings import kinds_of
 
@@ -55,7 +55,7 @@ def check(
         def test_answers_rest_on_their_sources(tmp_path):
             assert check("smollm2", "questions.jsonl", tmp_path, decoys="my_texts", prefix="\\n")
     """
-    known = {*kinds_of(SourceSettings), *kinds_of(ModelOptions)}
+    known = {*kinds_of(SourceSettings), *kinds_of(ModelOptions), *kinds_of(ServerOptions)}
     if unknown := sorted(options.keys() - known):
         raise TypeError(f"check has no option {', '.join(unknown)}")
     settings = build(SourceSettings, options)
@@ -63,7 +63,8 @@ def check(
     gate.refuse_margin(margin)
     path = _as_file(questions, Path(out))
     gate.read_expectations(path)  # a wrong one is an error before a model is loaded
-    loaded = load(model, tokenizer, loading, True, whole_prompts=True)
+    serving = build(ServerOptions, options)
+    loaded = load(model, tokenizer, loading, True, whole_prompts=True, **serving.loading)
     common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
     return run(
         common,

@@ -74,6 +74,9 @@ than the third, models cannot be told apart."""
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """Status codes after which the same request may succeed."""
 
+TIMEOUT_S, PATIENCE_S = 600.0, 300.0
+"""By default: of one request, and of repeating one that was not answered."""
+
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 NEW_PATIENCE_S = 5.0  # for a server that has never replied
 REPLY_BYTES, REPLY_SHARE = 2**20, 2**7
@@ -114,9 +117,19 @@ def parse_url(url: str) -> tuple[str, str]:
 class Server:
     """One server at one URL: `http://host:8000`, or with the name of a model, `…#NAME`."""
 
-    def __init__(self, url: str, tokenizer: Any, timeout_s: float, patience_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        tokenizer: Any,
+        timeout_s: float,
+        patience_s: float,
+        first_patience_s: float | None = None,
+    ) -> None:
+        """`first_patience_s`: for a server that has never replied, which may still load its
+        model; None: a few seconds, as its URL may be wrong."""
         self.url, self.model = parse_url(url)
         self.tokenizer, self.timeout_s, self.patience_s = tokenizer, timeout_s, patience_s
+        self.first_patience_s = first_patience_s
         self._client = httpx.Client(
             verify=ssl.create_default_context() if self.url.startswith("https") else False,
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, NEW_PATIENCE_S)),
@@ -219,7 +232,10 @@ class Server:
             except _NoReply as error:
                 self.is_known &= not error.is_lost
                 if ends == math.inf:
-                    most_s = min(self.patience_s, math.inf if self.has_replied else NEW_PATIENCE_S)
+                    most_s = self.patience_s
+                    if not self.has_replied:
+                        is_set = self.first_patience_s is not None
+                        most_s = self.first_patience_s if is_set else min(most_s, NEW_PATIENCE_S)
                     ends = time.monotonic() + most_s
                     say(f"{self.url}: {error}; trying again for {most_s:g} s")
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
@@ -452,11 +468,14 @@ class Servers(Engine):
         tokenizer: Any,
         *,
         at_once: int = 8,
-        timeout_s: float = 600.0,
-        patience_s: float = 300.0,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+        first_patience_s: float | None = None,
         meet: bool = True,
     ) -> None:
-        self.servers = [Server(url, tokenizer, timeout_s, patience_s) for url in urls]
+        self.servers = [
+            Server(url, tokenizer, timeout_s, patience_s, first_patience_s) for url in urls
+        ]
         self.at_once, self.vocab_size = at_once, 1 + max(tokenizer.get_vocab().values())
         for server in self.servers if meet else ():
             server.meet(self.servers[0])

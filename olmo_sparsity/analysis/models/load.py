@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.engines.llama import LlamaCpp
-from olmo_sparsity.analysis.engines.server import Servers, parse_url
+from olmo_sparsity.analysis.engines.server import PATIENCE_S, TIMEOUT_S, Servers, parse_url
 from olmo_sparsity.analysis.engines.whole import WholePrompts
 from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
 from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
@@ -274,6 +274,8 @@ def load_model(
     device_map: str | None = None,
     whole_prompts: bool = False,
     only_counts: bool = False,
+    timeout: float | None = None,
+    patience: float | None = None,
 ) -> LoadedModel:
     """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
     adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its branch,
@@ -284,7 +286,9 @@ def load_model(
     For `attribute` and `far_states="replaced"`: `llama:FILE.gguf`, computed by llama.cpp, and the
     URLs of servers, with the `tokenizer` of their model: a folder, a hub name, or an object.
     `whole_prompts`: load also other decoder-only models, such as recurrent ones and hybrids.
-    `only_counts`: send nothing to a server; the model counts what a call costs, no more."""
+    `only_counts`: send nothing to a server; the model counts what a call costs, no more.
+    `timeout`, `patience`: seconds that a server may take for a request (600), and for which a
+    request is repeated that it did not answer (300)."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
@@ -292,7 +296,11 @@ def load_model(
         raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
     path_or_hub_name = str(path_or_hub_name)
     if re.match(r"llama:|\w+://", path_or_hub_name):
-        return _load_engine(path_or_hub_name, tokenizer, device, dtype, device_map, only_counts)
+        return _load_engine(
+            path_or_hub_name, tokenizer, device, dtype, device_map, only_counts, timeout, patience
+        )
+    if timeout is not None or patience is not None:
+        raise ConfigError(f"timeout, patience: '{path_or_hub_name}' is not a server; omit them")
     if tokenizer is not None:
         raise ConfigError(f"tokenizer: '{path_or_hub_name}' has its own; omit the argument")
     folder = find_folder(path_or_hub_name)
@@ -310,7 +318,14 @@ def load_model(
 
 
 def _load_engine(
-    name: str, tokenizer: Any, device: str, dtype: str, device_map: str | None, only_counts: bool
+    name: str,
+    tokenizer: Any,
+    device: str,
+    dtype: str,
+    device_map: str | None,
+    only_counts: bool,
+    timeout: float | None,
+    patience: float | None,
 ) -> LoadedModel:
     """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
     server's URL, or several with commas between them."""
@@ -328,7 +343,14 @@ def _load_engine(
         return _load_llama(name.removeprefix(LLAMA), name, device)
     theirs = _find_tokenizer(tokenizer)
     ours = as_tokenizer(theirs)
-    model = Servers(urls, without_space_before(ours), meet=not only_counts)
+    model = Servers(
+        urls,
+        without_space_before(ours),
+        timeout_s=TIMEOUT_S if timeout is None else timeout,
+        patience_s=PATIENCE_S if patience is None else patience,
+        first_patience_s=patience,
+        meet=not only_counts,
+    )
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
     lengths = [n for one in model.servers if isinstance(n := one.card.get("max_model_len"), int)]

@@ -47,6 +47,7 @@ class TransformersServer(FakeServer):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(module, "NEW_PATIENCE_S", 0.1)
     made = TransformersServer(make_tokenizer(bos=False), "vllm")
     yield made
     made.stop()
@@ -106,6 +107,21 @@ def test_what_needs_states_says_so(model: LoadedModel, tmp_path: Path) -> None:
         measure(model, ["w1 w2 w3 w4 w5 w6 w7 w8 " * 20], out=tmp_path / "out")
     with pytest.raises(ConfigError, match="batch_tokens"):
         attribute(model, **GIVEN, batch_tokens=9)
+
+
+def test_a_server_is_waited_for_as_long_as_the_options_say(server: FakeServer) -> None:
+    def tokenizer() -> Any:
+        return make_tokenizer()
+
+    server.delay_s = 0.3
+    with pytest.raises(DataError, match=r"did not reply \(no whole reply within 0\.1 s\)"):
+        load_model(server.url, tokenizer=tokenizer(), timeout=0.1, patience=0.01)
+    server.delay_s = 0.0
+    server.restart(after_s=0.3)  # it still loads its model: longer than a wrong URL gets
+    found = attribute(server.url, tokenizer(), **GIVEN, timeout=5.0, patience=10.0)
+    assert len(found.statements) == 3
+    with pytest.raises(ConfigError, match="is not a server"):
+        attribute("demo", **GIVEN, timeout=5.0)
 
 
 def test_questions_resume_after_a_server_has_died(
