@@ -175,7 +175,7 @@ def test_python_of_a_page_runs(page: str, run: str, folder: Path) -> None:
         assert set(names["results"].summary.selector) == {"add_one", "random", "nearest"}
         assert {"own", "foreign"} == set(names["tables"]["recovery"].control)
     elif page == "sources":
-        assert set(names["e"].statements.kind) <= {"one", "either", "both", "none"}
+        assert set(names["e"].statements.kind) <= {"one", "either", "both", "none", "undecided"}
     else:
         assert names["e"].checked.draws == 4
 

@@ -158,6 +158,7 @@ def attribute(
     question: str | None = None,
     messages: Messages | None = None,
     message: int = -1,
+    passages: str | None = None,
     answer: str | Sequence[str] | Answer | None = None,
     reasoning: str | None = None,
     candidates: Sequence[str] | None = None,
@@ -190,6 +191,8 @@ def attribute(
             Anthropic's API takes it. Blocks of the system prompt, outputs of tools and earlier
             messages of the user are sources.
         message: The number of the message in the log that is the answer. Default: the last.
+        passages: What in the last message of the user is a source: a tag, as `document` for
+            `<document>…</document>`, or a regular expression. Default: nothing.
         answer: The answer, which is split into sentences; a list of statements; or
             `Answer(text, spans)`, with the spans of characters of its statements. Default: the
             model generates one, greedily.

@@ -145,6 +145,7 @@ def _add_attribute(sub: Parser) -> None:
     log = "the log of an agent: a .json file of messages, or a .jsonl file with one a line"
     what.add_argument("--messages", metavar="FILE", help=log)
     sub.add("--message", type=int, default=-1, metavar="N", help=help["message"])
+    sub.add("--passages", metavar="TAG|REGEX", help=help["passages"])
     sub.add("--question", metavar="TEXT", help=f"{help['question']}. {AT_FILE}")
     answer = "the answer, which is split into sentences (default: the model generates one)"
     sub.add("--answer", metavar="TEXT", help=f"{answer}. {AT_FILE}")

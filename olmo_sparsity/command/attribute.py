@@ -13,14 +13,14 @@ from pathlib import Path
 
 from olmo_sparsity.analysis.settings import ModelOptions, ServerOptions, SourceSettings, build
 from olmo_sparsity.command import arguments
-from olmo_sparsity.errors import ConfigError, printable
+from olmo_sparsity.errors import ConfigError, DataError, printable
 from olmo_sparsity.io import refuse_suffix
 from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import given_options
 
 OF_QUESTIONS = ("out", "shard", "gate", "baseline", "margin", "allow_other_model")
 OF_QUESTIONS += ("must_pass", "new_need_source")
-OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message")
+OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message", "passages")
 
 
 def attribute(options: argparse.Namespace) -> int:
@@ -32,6 +32,8 @@ def attribute(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results.tables import plain
 
     _refuse(options, "require --questions", *OF_QUESTIONS)
+    if options.messages is None:
+        _refuse(options, "requires --messages", "passages")
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
@@ -132,7 +134,15 @@ def _read_sources(sources: list[str]) -> dict[str, str]:
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
         raise ConfigError(f"--source: duplicate names: {', '.join(names)}")
-    return {name: read_text(path) for name, path in named}
+    if len(named) > len(sources):
+        say(f"--source: {len(named)} files are sources: {', '.join(names)}")
+    texts = dict[str, str]()
+    for name, path in named:
+        try:
+            texts[name] = read_text(path)
+        except DataError as error:
+            raise DataError(f"--source: {error}; convert it to text, or name other files") from None
+    return texts
 
 
 def _named_files(source: str) -> list[tuple[str, str]]:
@@ -140,7 +150,8 @@ def _named_files(source: str) -> list[tuple[str, str]]:
     is_folder = Path(source).is_dir()
     if is_folder or (not Path(source).exists() and has_magic(source)):
         found = Path(source).iterdir() if is_folder else map(Path, glob(source))
-        files = sorted(path for path in found if path.is_file())
+        # What begins with a dot was written by a program, such as .DS_Store.
+        files = sorted(path for path in found if path.is_file() and path.name[0] != ".")
         if not files:
             raise ConfigError(f"--source={source} is a folder or glob without files")
         return [(path.name, str(path)) for path in files]

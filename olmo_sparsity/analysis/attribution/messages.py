@@ -16,6 +16,8 @@ from olmo_sparsity.errors import ConfigError, DataError, printable
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
 
+NAMED = re.compile(r"""\b(?:title|name|source|id|index)=["']([^"']+)["']""")
+
 _NAME_LENGTH = 32
 
 # Keys that no template writes, and keys that are read by themselves.
@@ -25,8 +27,11 @@ Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
 
 
-def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str, str | None]:
-    """Return what precedes the message of this number, as sources, its text, and its reasoning."""
+def read_messages(
+    messages: Messages, number: int = -1, passages: str | None = None
+) -> tuple[list[Any], str, str | None]:
+    """Return what precedes the message of this number, as sources, its text, and its reasoning.
+    `passages`: a tag or a regular expression of passages in the last message of the user."""
     turns = _turns(messages)
     numbers = range(len(turns))
     if type(number) is not int or not -len(turns) <= number < len(turns):
@@ -56,9 +61,39 @@ def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str,
             parts = [named(f"{role}: {name}", text) for text in parts]
         elif role == "user" and i != users[-1]:
             parts = [named(f"user: {_title(text)}", text) for text in parts]
+        elif role == "user" and passages is not None:
+            split = [piece for text in parts for piece in _split(text, passages)]
+            parts = [text if name is None else named(name, text) for name, text in split]
+            if not any(isinstance(part, Segment) for part in parts):
+                where = "in the last message of the user"
+                raise ConfigError(f"passages={passages!r:.40} matches nothing {where}")
         found.append({key: turn[key] for key in turn if key != "texts"} | {"content": parts})
     thought = turns[number].get("reasoning_content")
     return found, answer, f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
+
+
+def _split(text: str, passages: str) -> list[tuple[str | None, str]]:
+    """Return the parts of a text, each passage with a name, and what stays in view with None."""
+    tag = re.fullmatch(r"\w[\w-]*", passages)
+    pattern = rf"<{passages}\b(?P<about>[^>]*)>(.*?)</{passages}>" if tag else passages
+    try:
+        matches = list(re.finditer(pattern, text, re.DOTALL))
+    except re.error as error:
+        said = f"is neither a tag nor a regular expression ({error})"
+        raise ConfigError(f"passages={passages!r:.40} {said}") from None
+    parts = list[tuple[str | None, str]]()
+    end = 0
+    for match in matches:
+        group = 2 if tag else min(1, match.re.groups)
+        first, last = match.span(group)
+        if not match[group] or not match[group].strip():
+            continue
+        attribute = NAMED.search(match["about"]) if tag else None
+        parts.append((None, text[end:first]))
+        parts.append((attribute[1] if attribute else "passage", match[group]))
+        end = last
+    parts.append((None, text[end:]))
+    return [(name, part.strip()) for name, part in parts if part.strip()]
 
 
 def read_log(path: str | Path) -> Messages:

@@ -173,7 +173,8 @@ def _own_fields(record: dict[str, Any], line: bytes) -> dict[str, Any]:
     if "messages" in record:
         if given := record.keys() & {"sources", "question", "answer", "reasoning"}:
             raise DataError(f"it has messages and {min(given)}; omit one")
-        return {"messages": record, "message": record.get("message", -1)}
+        found = {"messages": record, "message": record.get("message", -1)}
+        return found | {"passages": record.get("passages")}
     if missing := [name for name in ("sources", "question") if name not in record]:
         raise DataError(f"it has no {missing[0]}; it has {', '.join(record)}")
     if record["sources"] in ({}, []) and record.get("answer") is None:

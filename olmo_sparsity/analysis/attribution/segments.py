@@ -49,6 +49,7 @@ class AttributeRequest(Request):
     question: str | None = None  # None: sources are messages, the last of which is the question
     messages: Messages | None = None  # `checked` turns them into sources and an answer
     message: int = -1
+    passages: str | None = None  # in the last message of the user: a tag or regular expression
     answer: str | Sequence[str] | Answer | None = None  # None: generated
     reasoning: str | None = None  # None: the answer up to `</think>`, if it has that
     candidates: Sequence[str] | None = None
@@ -63,9 +64,11 @@ class AttributeRequest(Request):
         if self.messages is not None:
             if unfit := [name for name, value in own.items() if value is not None]:
                 raise ConfigError(f"{unfit[0]} cannot be combined with messages; leave it out")
-            sources, answer, reasoning = read_messages(self.messages, self.message)
+            sources, answer, reasoning = read_messages(self.messages, self.message, self.passages)
             read = replace(self, messages=None, sources=sources, answer=answer, reasoning=reasoning)
-            return replace(read, message=-1).checked()
+            return replace(read, message=-1, passages=None).checked()
+        if self.passages is not None:
+            raise ConfigError(f"passages={self.passages!r:.40} belongs to `messages`; leave it out")
         if self.message != -1:
             raise ConfigError(f"message={self.message} belongs to `messages`; leave it out")
         turns = read_turns(self.sources)
@@ -83,7 +86,8 @@ class AttributeRequest(Request):
             return self.question
         turns = read_turns(self.sources)
         last = next((turn for turn in reversed(turns) if turn.role == "user"), turns[-1])
-        return "\n".join(part.text for part in last.parts)
+        words = [part.text for part in last.parts if not part.name]
+        return "\n".join(words or [part.text for part in last.parts])
 
 
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from olmo_sparsity.errors import ConfigError, printable
 
@@ -17,7 +17,21 @@ class Segment:
     text: str
 
 
-Sources = Mapping[str, str] | Sequence[Segment | str | Mapping[str, Any]]
+class LangChainDocument(Protocol):
+    page_content: str
+    metadata: dict[Any, Any]
+
+
+class LlamaIndexNode(Protocol):
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+
+
+Source = Segment | str | Mapping[str, Any] | LangChainDocument | LlamaIndexNode
+Sources = Mapping[str, str] | Sequence[Source]
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ def read_turns(sources: Sources | None) -> list[Turn]:
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         raise ConfigError("sources must be {name: text, …}, or a list of Segment(name, text)")
     turns = list[Turn]()
-    for item in sources:
+    for item in _with_segments(sources):
         if isinstance(item, Mapping):
             others = {key: item[key] for key in item if key not in ("role", "content")}
             role, content = item.get("role"), item.get("content")
@@ -82,6 +96,29 @@ def read_turns(sources: Sources | None) -> list[Turn]:
                 turns.append(Turn("", []))
             turns[-1].parts.append(_part(item))
     return turns
+
+
+def _with_segments(items: Sequence[Any]) -> list[Any]:
+    """Return items with documents of LangChain and nodes of LlamaIndex as segments, which are known
+    by their attributes, so that neither needs to be installed. Chunks of one file are numbered."""
+    found = list[Any]()
+    names = {item.name for item in items if isinstance(item, Segment)}
+    for number, item in enumerate(items, start=1):
+        metadata = getattr(item, "metadata", None)
+        text = getattr(item, "page_content", None)
+        text = getattr(item, "text", None) if text is None else text
+        if isinstance(item, Segment) or not (isinstance(metadata, Mapping) and text is not None):
+            found.append(item)
+            continue
+        keys = ("source", "file_name", "file_path", "title", "id")
+        base = next((str(metadata[key]) for key in keys if metadata.get(key)), f"source {number}")
+        name, count = base, 1
+        while name in names:
+            count += 1
+            name = f"{base} ({count})"
+        names.add(name)
+        found.append(Segment(name, text))
+    return found
 
 
 def _part(item: Any) -> Segment:

@@ -59,7 +59,7 @@ or of the source alone (`without`)."""
 
 NEW_TOKENS = 256
 SHOWN = 3  # statements that a failed assertion shows
-JSON_VERSION = 3  # grows when a key is removed or changes its meaning, not when one is added
+JSON_VERSION = 4  # grows when a key is removed or changes its meaning, not when one is added
 
 
 class Trials:

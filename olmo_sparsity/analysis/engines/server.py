@@ -59,6 +59,9 @@ CONTEXT_NATS = 0.01
 MORE_THAN_ALL = 1.02
 """The sum of probabilities of candidates must be less, with room for rounding to 8 bits."""
 
+UNEXPLAINED = 0.005
+"""Probability that candidates lack, beyond what all other tokens can have."""
+
 HANGING_S = 30.0
 """Seconds without a reply after which a line says what is waited for."""
 
@@ -403,8 +406,10 @@ class Server:
         """Reject numbers that are no natural logarithms of probabilities: those of the most
         probable tokens add up to at most 1, and the others have less than the last of them."""
         vocabulary = 1.1 * self.tokenizer.get_vocab_size()  # models may have a few more
-        num, repeated = len(self.ids), self.ids * 2
-        for end in (num // 2, num, num + num // 4, num + num // 2, num + 3 * num // 4):
+        # Where a model is nearly certain, as in further copies of a text, the rest is small, and
+        # numbers on a smaller scale show as a rest that no other tokens account for.
+        num, repeated = len(self.ids), self.ids * 4
+        for end in (num // 2, *range(2 * num, 4 * num, max(1, num // 6))):
             body = {"model": self.model} | self.dialect.candidates(repeated[:end])
             reply = self.request(self.dialect.path, body)
             try:
@@ -417,7 +422,7 @@ class Server:
                 return
             total = sum(map(math.exp, log_p))
             others = vocabulary * math.exp(min(log_p))
-            if total > MORE_THAN_ALL or 1 - total > others + MORE_THAN_ALL - 1:
+            if total > MORE_THAN_ALL or 1 - total > others + UNEXPLAINED:
                 numbers = f"those of {len(log_p)} tokens add up to {total:.2f}"
                 rule = "it must return natural logarithms, at temperature 1"
                 raise self._wrong(

@@ -50,6 +50,39 @@ ANTHROPIC: dict[str, Any] = {
 }
 
 
+LAST = [
+    {
+        "role": "user",
+        "content": 'Use these.\n<document title="a.md">It opened in 1921.</document>\n'
+        "<document>It closed.</document>\nWhen did it open?",
+    },
+    {"role": "assistant", "content": "It opened in 1921."},
+]
+
+
+@pytest.mark.parametrize(
+    ("passages", "names"),
+    [("document", ["a.md", "passage"]), (r"It \w+[^<]*", ["passage", "passage (2)"])],
+)
+def test_passages_within_the_last_message_of_the_user_are_sources(
+    passages: str, names: list[str]
+) -> None:
+    ((turn,), _, _) = read_messages(LAST, passages=passages)
+    parts = turn["content"]
+    sources = [part for part in parts if isinstance(part, Segment)]
+    assert [source.name for source in sources] == names
+    assert [source.text for source in sources] == ["It opened in 1921.", "It closed."]
+    assert parts[-1].endswith("When did it open?")
+    ((whole,), _, _) = read_messages(LAST)
+    assert whole["content"] == [LAST[0]["content"]]
+
+
+@pytest.mark.parametrize("passages", ["context", "("])
+def test_passages_that_are_not_there_are_an_error(passages: str) -> None:
+    with pytest.raises(ConfigError, match="passages"):
+        read_messages(LAST, passages=passages)
+
+
 def test_both_formats_give_the_same_sources() -> None:
     sources, answer, _ = read_messages(OPENAI)
     assert answer == "It opened in 1921. It is old."

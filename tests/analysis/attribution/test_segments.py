@@ -23,6 +23,7 @@ from olmo_sparsity.analysis.attribution.segments import (
     read_decoys,
     sentences,
 )
+from olmo_sparsity.analysis.attribution.sources import read_turns
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.errors import ConfigError, DataError
@@ -379,3 +380,30 @@ def test_sentences_have_no_tags_and_at_least_five_tokens() -> None:
     ids = tokenizer()(f"{REASONING} w1", add_special_tokens=False).input_ids
     assert num_reasoning(ids, tokenizer().backend_tokenizer) == len(ids) - 1
     assert num_reasoning(ids[-1:], tokenizer().backend_tokenizer) == 0
+
+
+class LangChain:
+    """As `langchain_core.documents.Document`."""
+
+    def __init__(self, page_content: str, **metadata: str) -> None:
+        self.page_content, self.metadata = page_content, metadata
+
+
+class LlamaIndex:
+    """As `llama_index.core.schema.TextNode`."""
+
+    def __init__(self, text: str, **metadata: str) -> None:
+        self.text, self.metadata = text, metadata
+
+
+def test_documents_of_other_libraries_are_sources_and_chunks_of_a_file_stay_apart() -> None:
+    items = [
+        LangChain("w1 w2", source="a.pdf"),
+        LangChain("w3 w4", source="a.pdf"),
+        LlamaIndex("w5 w6", file_name="b.md"),
+        LangChain("w7"),
+    ]
+    (turn,) = read_turns(items)
+    assert [(part.name, part.text) for part in turn.parts] == [
+        *(("a.pdf", "w1 w2"), ("a.pdf (2)", "w3 w4"), ("b.md", "w5 w6"), ("source 4", "w7"))
+    ]

@@ -150,7 +150,7 @@ def test_json_has_the_schema_that_the_page_says() -> None:
     for name, keys in (objects | {"a row of the matrix": told["matrix"][0]}).items():
         (row,) = re.findall(rf"^\| {name} \| (.*) \|$", page, re.M)
         assert set(re.findall(r"`(\w+)`", row)) == set(keys)
-    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 3)
+    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 4)
     for row in told["statements"]:
         assert told["answer"][row["first"] : row["end"]] == row["text"]
     assert [row["sources"] for row in told["statements"]] == [["a"], ["a", "c"], ["a", "b"]]
@@ -173,6 +173,24 @@ def shell_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     return main(["attribute", *words]), *capsys.readouterr()
+
+
+def test_a_folder_names_its_sources_and_refuses_what_is_not_text(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, text in SOURCES.items():
+        (folder / name).write_text(text)
+    (folder / ".DS_Store").write_bytes(b"\0\1")
+    words = [shell_words[0], "--source", str(folder), *shell_words[7:], "--answer", "w1"]
+    code, _, err = shell(capsys, *words, "--dry-run")
+    assert code == 0, err
+    assert "3 files are sources: a, b, c" in err
+    (folder / "d.pdf").write_bytes(b"%PDF-1.7\n\0\xff")
+    code, _, err = shell(capsys, *words, "--dry-run")
+    assert code == 2
+    assert "d.pdf is not text in UTF-8; convert it to text" in err
 
 
 def test_the_command(
