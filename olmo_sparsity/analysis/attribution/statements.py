@@ -6,6 +6,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from olmo_sparsity.analysis.attribution.segments import (
     AnswerIds,
@@ -464,9 +466,32 @@ def count_cost(request: AttributeRequest) -> Cost:
 
 def cost_of(questions: Sequence[Attributing]) -> Cost:
     (most, prompts), (clear, few) = np.sum([one.count() for one in questions], 0).tolist()
-    cost = Cost(most, questions[0].model.num_parameters)
-    details = f"at most, in {prompts:,} prompts; {clear:,} in {few:,} if the first source is clear"
-    return replace(cost, details=f"{cost}\n{details} at once")
+    num_parameters = questions[0].model.num_parameters
+    cost = Cost(most, num_parameters)
+    lines = [
+        f"token-forwards  {clear:,} in {few:,} prompts if the first source is clear at once",
+        f"at most         {most:,} in {prompts:,} prompts",
+    ]
+    if num_parameters and torch.cuda.is_available():
+        lines.append(f"FLOPs at most   {cost.flops:.2e} (2 per parameter)")
+    elif num_parameters:
+        speed = flops_per_second()
+        seconds = Cost(clear, num_parameters).flops / speed, cost.flops / speed
+        here = f"about {seconds[0]:,.0f} s if clear at once, at most {seconds[1]:,.0f} s"
+        rule = f"2 FLOPs per parameter; {speed / 1e9:,.0f} GFLOP/s in products of matrices"
+        lines.append(f"FLOPs at most   {cost.flops:.2e}\non this CPU     {here} ({rule})")
+    return replace(cost, details="\n".join(lines))
+
+
+def flops_per_second() -> float:
+    """Time a product of matrices on this machine, which takes a fraction of a second."""
+    size, times = 768, list[float]()
+    matrix = torch.ones(size, size)
+    for _ in range(5):
+        began = time.perf_counter()
+        matrix @ matrix
+        times.append(time.perf_counter() - began)
+    return float(2 * size**3 / np.median(times))
 
 
 def _load(request: AttributeRequest, **how: Any) -> LoadedModel:

@@ -104,8 +104,9 @@ def test_the_prompts_are_counted_at_most_and_if_the_first_source_is_clear(
         attribute, model_of(), make_tokenizer(), **GIVEN | {"sources": sources, "draws": draws}
     )
     of_all = 1 + draws + 2 * num_sources * draws
-    found = re.findall(r"in (\d+) ", cost.details)
-    assert [int(number) for number in found] == [of_all, 1 + 1 + num_sources + 2]
+    found = re.findall(r"in (\d+) prompts", cost.details)  # what is expected comes first
+    assert [int(number) for number in found] == [1 + 1 + num_sources + 2, of_all]
+    assert re.search(r"on this CPU +about [\d,]+ s if clear at once, at most [\d,]+ s", str(cost))
 
 
 @pytest.mark.parametrize("stays", [False, True])
