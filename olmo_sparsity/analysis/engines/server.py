@@ -237,8 +237,8 @@ class Server:
                 if ends == math.inf:
                     most_s = self.patience_s
                     if not self.has_replied:
-                        is_set = self.first_patience_s is not None
-                        most_s = self.first_patience_s if is_set else min(most_s, NEW_PATIENCE_S)
+                        first_s = self.first_patience_s
+                        most_s = min(most_s, NEW_PATIENCE_S) if first_s is None else first_s
                     ends = time.monotonic() + most_s
                     say(f"{self.url}: {error}; trying again for {most_s:g} s")
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
