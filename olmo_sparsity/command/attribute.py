@@ -18,8 +18,10 @@ from olmo_sparsity.io import refuse_suffix
 from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import given_options
 
-OF_QUESTIONS = ("out", "shard", "gate", "baseline", "margin", "allow_other_model")
-OF_QUESTIONS += ("must_pass", "new_need_source")
+OF_QUESTIONS = (
+    *("out", "shard", "gate", "baseline", "margin", "allow_other_model"),
+    *("must_pass", "new_need_source"),
+)
 OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message", "passages")
 
 

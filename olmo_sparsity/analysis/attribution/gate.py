@@ -274,10 +274,11 @@ def check(
         for answer, several in zip(answers, expected, strict=True)
         for expectation in several
     ]
-    for answer, several in zip(answers, expected, strict=True):
-        numbers = [expectation.statement for expectation in several]
-        if None not in numbers and numbers and max(numbers) + 1 < len(answer.statements):
-            checks += _unchecked(answer, several, questions)
+    # A text is split into statements only when it is answered.
+    for answer, (_, record, _) in zip(answers, read_objects(questions), strict=True):
+        expect = record.get("expect")
+        if isinstance(expect, list) and len(expect) < len(answer.statements):
+            checks.append(_too_short(answer, len(expect)))
     notes = [
         f"{check.place} passes by the margin: expected {check.expected}; found: {check.found}"
         for check in checks
@@ -305,29 +306,20 @@ def refuse_margin(margin: float) -> None:
 
 
 def _check_of(answer: StoredAnswer, **given: Any) -> Check:
-    about = {"id": answer.id, "asked": answer.asked, "seconds": answer.seconds}
+    about: dict[str, Any] = {"id": answer.id, "asked": answer.asked, "seconds": answer.seconds}
     return Check(question=answer.question + 1, **about, **given)
 
 
-def _unchecked(
-    answer: StoredAnswer, several: Sequence[Expectation], questions: str | Path
-) -> list[Check]:
-    """Return a failed check of an answer that was split into more statements than `expect` has
-    entries. Trailing nulls are entries, too, so the file is read again."""
-    records = [record for _, record, _ in read_objects(questions)]
-    num_entries = len(records[answer.question]["expect"])
-    if num_entries >= len(answer.statements):
-        return []
-    return [
-        _check_of(
-            answer,
-            statement=None,
-            text=answer.asked,
-            expected=f"{num_entries} statements, as `expect` has entries",
-            found=f"{len(answer.statements)} statements",
-            passed=False,
-        )
-    ]
+def _too_short(answer: StoredAnswer, num_entries: int) -> Check:
+    """Return the failed check of an answer with more statements than `expect` has entries."""
+    return _check_of(
+        answer,
+        statement=None,
+        text=answer.asked,
+        expected=f"{num_entries} statements, as `expect` has entries",
+        found=f"{len(answer.statements)} statements",
+        passed=False,
+    )
 
 
 def _against_expectation(expected: Expectation, answer: StoredAnswer, margin: float) -> Check:
