@@ -50,7 +50,7 @@ FREEDOM_OF_MANY = 0.75  # of each decoy
 # A source that is not named is open, neither named nor excluded, if its effect is at least
 # OPEN_SPREADS times the spread of the statement's loss. Less than OPEN_NATS is never open, and
 # SEVERAL_NATS always are, also those of all sources together.
-OPEN_NATS, OPEN_SPREADS, SEVERAL_NATS = 1.0, 2.0, 3.0
+OPEN_NATS, OPEN_SPREADS, SEVERAL_NATS = 1.5, 2.0, 3.0
 
 # Share of the error rate that each look before the last one may spend.
 EARLY = 0.1
