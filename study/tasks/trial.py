@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.io import writing
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.base.files import writing
+from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from study.coupling import PositionCoupling, Response, score
 from study.tasks.results import Row, wilson
