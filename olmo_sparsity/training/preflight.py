@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError
+from olmo_sparsity.base.files import read_json, write_json
+from olmo_sparsity.base.folders import differences
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.folders import differences
-from olmo_sparsity.io import read_json, write_json
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.run_folder import read_metrics

@@ -1,0 +1,113 @@
+"""Run the gate on a file of questions: questions → stored answers → **checks**, as one call.
+
+The command `attribute --questions … --gate` and `olmo_sparsity.check` are this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from olmo_sparsity.analysis.measurement.plan import load
+from olmo_sparsity.analysis.options import ModelOptions, ServerOptions, SourceSettings, build
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.config.schema import kinds_of
+from olmo_sparsity.sources import gate, questions
+from olmo_sparsity.sources.segments import AttributeRequest
+
+
+def check(
+    model: Any,
+    questions: str | Path | Sequence[Mapping[str, Any]],
+    out: str | Path,
+    *,
+    tokenizer: Any = None,
+    decoys: Any = None,
+    baseline: str | Path | None = None,
+    allow_other_model: bool = False,
+    margin: float = 0.0,
+    must_pass: float = 1.0,
+    new_need_source: bool = False,
+    pages: str | Path | None = None,
+    **options: Any,
+) -> gate.GateReport:
+    """Run the gate, and return a report that is true if enough checks pass.
+
+    Args:
+        model: A name that `load_model` takes, or a model in memory.
+        questions: A .jsonl file, or a list of its objects.
+        out: The folder of the results; the same call resumes in it.
+        tokenizer: The tokenizer of a model in memory, or on a server.
+        decoys: Unrelated texts. Default: the sources of the other questions.
+        baseline: The `out` folder of an earlier run, whose verdicts are expected, too.
+        allow_other_model: Compare with a baseline of another model, tokenizer or options.
+        margin: Nats by which an effect may miss, or exceed, what a verdict requires; 3 at most.
+        must_pass: The share of checks that must pass.
+        new_need_source: Fail statements that the baseline does not have and that rest on no source.
+        pages: A folder that gets a page for each question.
+        options: Options of `attribute`, such as `draws` or `chat`.
+
+    Example:
+        def test_answers_rest_on_their_sources(tmp_path):
+            assert check("smollm2", "questions.jsonl", tmp_path, decoys="my_texts", prefix="\\n")
+    """
+    known = {*kinds_of(SourceSettings), *kinds_of(ModelOptions), *kinds_of(ServerOptions)}
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(f"check has no option {', '.join(unknown)}")
+    settings = build(SourceSettings, options)
+    loading = build(ModelOptions, options)
+    gate.refuse_margin(margin)
+    path = _as_file(questions, Path(out))
+    gate.read_expectations(path)  # a wrong one is an error before a model is loaded
+    serving = build(ServerOptions, options)
+    loaded = load(model, tokenizer, loading, True, whole_prompts=True, **serving.loading)
+    common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
+    return run(
+        common,
+        path,
+        out,
+        pages=pages,
+        baseline=baseline,
+        allow_other_model=allow_other_model,
+        margin=margin,
+        must_pass=must_pass,
+        new_need_source=new_need_source,
+    )[1]
+
+
+def run(
+    common: AttributeRequest,
+    path: str | Path,
+    out: str | Path,
+    *,
+    pages: str | Path | None = None,
+    baseline: str | Path | None = None,
+    allow_other_model: bool = False,
+    **tolerance: Any,
+) -> tuple[pd.DataFrame, gate.GateReport]:
+    """Answer the questions, check the answers, and write gate.xml and gate.json into `out`.
+    `tolerance`: of `gate.check`."""
+    identity = questions.identity_of_questions(common, path)
+    gate.refuse_without_checks(path, out, identity, baseline, allow_other_model)
+    folder = None if pages is None else Path(pages)
+    statements = questions.measure_questions(common, path, out, pages=folder)
+    assert statements is not None  # one process answers all questions
+    report = gate.check(path, out, baseline, allow_other_model, **tolerance)
+    report.write(Path(out), Path(path).name)
+    if folder is not None:
+        questions.write_index(folder, out, report.passes_by_question)
+    return statements, report
+
+
+def _as_file(questions: str | Path | Sequence[Mapping[str, Any]], out: Path) -> Path:
+    if isinstance(questions, str | Path):
+        return Path(questions)
+    # Beside the folder of results, which holds nothing else.
+    path = out.with_name(f"{out.name}.questions.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "\n".join(json.dumps(dict(record)) for record in questions) + "\n")
+    return path

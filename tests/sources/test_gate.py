@@ -1,0 +1,464 @@
+"""What fails a gate: an expectation, a verdict that has changed by more than noise, or nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.files import sha256_of
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.sources.gate import (
+    check,
+    read_expectations,
+    refuse_without_checks,
+)
+from olmo_sparsity.sources.questions import (
+    VERSION,
+    StoredAnswer,
+    StoredCell,
+    StoredStatement,
+    identity_in,
+    read_answers,
+)
+from tests.support.sources import SOURCES, asked, saved, with_verdicts
+
+FIRST, SECOND = {"a": 4.0, "b": 0.0}, {"a": 0.2, "b": 0.1}
+MODEL = {"model": "m", "dtype": "d", "tokenizer": "t", "chat_template": "c", "prefix": "auto"}
+
+Nats = dict[str, float]
+
+
+def stored(
+    folder: Path,
+    *statements: Nats,
+    question: str = "q",
+    se: float | None = 0.1,
+    early: bool = False,
+    **other: Any,
+) -> Path:
+    """Results of one question: of each statement, what sources give; above 1 it relies on them.
+    `early`: what is lost without them decides, so that what they give is null in all rows."""
+    rows = []
+    for number, gives in enumerate(statements):
+        named = [name for name, nats in gives.items() if nats > 1]
+        cells = {
+            name: StoredCell(*((None, nats, None) if early else (nats, 0.0, se)), se, nats - 1)
+            for name, nats in gives.items()
+        }
+        rows.append(row_of(number, f"text {number}", named, cells))
+    names = {name for row in rows for name in row.cells}
+    hashes = {name: f"hash of {name}" for name in names}
+    write(folder, [StoredAnswer(0, "", question, 0.0, hashes, rows)], **other)
+    return folder
+
+
+def row_of(
+    number: int, text: str, named: list[str], cells: dict[str, StoredCell], **changed: Any
+) -> StoredStatement:
+    row = StoredStatement(
+        number=number,
+        text=text,
+        kind=["none", "one", "both"][len(named)],
+        nats=max((cell.most for cell in cells.values()), default=0.0),
+        sources=named,
+        open=[],
+        origins=named,
+        is_undecided=False,
+        verdict=f"rests on {', '.join(named) or 'no source'}",
+        cells=cells,
+    )
+    return replace(row, **changed)
+
+
+def write(folder: Path, answers: list[StoredAnswer], **other: Any) -> None:
+    (folder / "questions").mkdir(parents=True, exist_ok=True)
+    about = MODEL | {"version": VERSION, "num_questions": len(answers), "settings": {"draws": 8}}
+    (folder / "identity.json").write_text(json.dumps(about | other))
+    for number, answer in enumerate(answers):
+        rest = {"question": number, "identity": sha256_of(folder / "identity.json")}
+        file = folder / "questions" / f"{number:06d}.json"
+        file.write_text(json.dumps(rest | {"gate": asdict(answer)}))
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Callable[[Any], Path]:
+    def written(expect: Any) -> Path:
+        path = tmp_path / "q.jsonl"
+        path.write_text(json.dumps({"sources": {}, "question": "q", "expect": expect}))
+        return path
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("expect", "passes"),
+    [
+        ("a", True),
+        ("b", False),
+        (["a", "none"], True),
+        (["none", None], False),
+        ([{"sources": ["a"], "nats": 3.5}, None], True),
+        ([{"sources": ["a"], "nats": 4.5}, None], False),
+        ([{"both": ["a", "b"]}, None], False),
+        ([{"either": ["a", "b"]}, None], True),
+        ([{"either": ["a", "dropped"]}, None], True),
+        (["a", "none", "a"], False),  # there is no third statement
+        ("c", False),  # a prompt builder has dropped it
+        (["a"], False),  # the second statement has no entry
+    ],
+)
+def test_expectations(questions: Any, tmp_path: Path, expect: Any, passes: bool) -> None:
+    found = check(questions(expect), stored(tmp_path / "out", FIRST, SECOND))
+    assert (not found.failures) == passes, found.describe()
+
+
+def judged(folder: Path, nats: float, cells: dict[str, StoredCell], **row: Any) -> Path:
+    """Results of one question with this one statement."""
+    named = row.pop("named", [])
+    statement = row_of(0, "text", named, cells, nats=nats, **row)
+    hashes = {name: f"hash of {name}" for name in cells}
+    write(folder, [StoredAnswer(0, "", "q", 0.0, hashes, [statement])])
+    return folder
+
+
+def cell(nats: float, above: float) -> StoredCell:
+    return StoredCell(None, nats, None, 0.3, above)
+
+
+UNDECIDED = {"kind": "undecided", "is_undecided": True}
+
+
+@pytest.mark.parametrize(
+    ("nats", "cells", "row", "expect", "margin", "passes"),
+    [
+        # "The capital of France is Paris": 0.6 nats, near every threshold.
+        (0.6, {"a": cell(0.4, -0.2)}, {}, "a", 3, False),
+        (0.6, {"a": cell(0.4, -0.2)}, {}, "none", 0, True),
+        # Undecided is neither, and a margin decides near its threshold only.
+        (8.1, {"a": cell(8.4, -0.3)}, UNDECIDED | {"open": ["a"]}, "none", 0, False),
+        (8.1, {"a": cell(8.4, -0.3)}, UNDECIDED | {"open": ["a"]}, "none", 3, False),
+        (8.1, {"a": cell(8.4, -0.3)}, UNDECIDED | {"open": ["a"]}, "a", 0, False),
+        (8.1, {"a": cell(8.4, -0.3)}, UNDECIDED | {"open": ["a"]}, "a", 0.2, False),
+        (8.1, {"a": cell(8.4, -0.3)}, UNDECIDED | {"open": ["a"]}, "a", 0.5, True),
+        (1.3, {"a": cell(1.3, -0.3)}, UNDECIDED | {"open": ["a"]}, "none", 1, False),
+        (1.3, {"a": cell(1.3, -0.3)}, UNDECIDED | {"open": ["a"]}, "none", 1.5, True),
+        # A small share of the nats: not open, so no margin names it.
+        (9.0, {"a": cell(8.4, 2), "b": cell(1.2, -0.1)}, {"named": ["a"]}, "b", 3, False),
+        # A named source passes as none if all that is lost is within the margin.
+        (4.0, {"a": cell(4.0, 0.1)}, {"named": ["a"]}, "none", 3, False),
+        (0.8, {"a": cell(0.8, 0.1)}, {"named": ["a"]}, "none", 1, True),
+    ],
+)
+def test_a_margin_bounds_an_effect(
+    questions: Any, tmp_path: Path, nats: float, cells: Any, row: Any, expect: Any, margin: float,
+    passes: bool,
+) -> None:  # fmt: skip
+    out = judged(tmp_path / "out", nats, cells, **row)
+    strict, found = check(questions(expect), out), check(questions(expect), out, margin=margin)
+    assert (not found.failures) == passes, found.describe()
+    marked = passes and bool(strict.failures)
+    assert [item.by_margin for item in found.checks] == [marked]
+    assert len(found.notes) == marked
+
+
+def test_a_margin_of_several_nats_is_refused(questions: Any, tmp_path: Path) -> None:
+    out = stored(tmp_path / "out", FIRST)
+    for margin in (3.1, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="margin"):
+            check(questions("a"), out, margin=margin)
+
+
+@pytest.mark.parametrize(
+    ("kind", "either", "both"), [("either", True, False), ("both", True, True)]
+)
+def test_either_does_not_pass_for_both(
+    questions: Any, tmp_path: Path, kind: str, either: bool, both: bool
+) -> None:
+    cells = {"a": cell(4.0, 1.0), "b": cell(4.0, 1.0)}
+    out = judged(tmp_path / "out", 8.0, cells, named=["a", "b"], kind=kind)
+    assert bool(check(questions({"either": ["a", "b"]}), out)) == either
+    assert bool(check(questions({"both": ["a", "b"]}), out)) == both
+
+
+GOOD = {"sources": {"a": "x"}, "question": "q", "answer": ["w1", "w2"], "expect": ["a", None]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"expects": "a"}, "did you mean expect"),
+        ({"answers": "a"}, "did you mean answer"),
+        ({"expect": ["a"]}, "1 entries, and the answer 2"),
+        ({"expect": []}, "checks nothing"),
+        ({"expect": {"sources": ["a", "b"]}}, '{"both"'),
+        ({"expect": {"sources": []}}, "expect"),
+        ({"expect": {"both": ["a"], "either": ["b"]}}, "expect"),
+        ({"expect": ["a", ["none", "b"]]}, "mixes none"),
+        ({"id": ["a"]}, "id="),
+    ],
+)
+def test_a_line_that_would_check_nothing_is_an_error(
+    tmp_path: Path, wrong: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | wrong))
+    with pytest.raises(DataError, match=r"q\.jsonl:2") as caught:
+        read_expectations(path)
+    assert said in str(caught.value)
+
+
+def test_a_question_without_expectation_is_an_error_without_a_baseline(tmp_path: Path) -> None:
+    path, out = tmp_path / "q.jsonl", stored(tmp_path / "out", FIRST)
+    without = {key: value for key, value in GOOD.items() if key != "expect"}
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(without))
+    with pytest.raises(DataError, match=r"q\.jsonl:2"):
+        refuse_without_checks(path, out, identity_in(out), None)
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(without | {"expect": None}))
+    refuse_without_checks(path, out, identity_in(out), None)
+
+
+def test_a_request_to_a_chat_api_keeps_its_own_fields(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"messages": [], "model": "m", "tools": [], "temperature": 0}))
+    assert read_expectations(path) == [[]]
+
+
+def test_a_share_of_the_checks_may_be_enough(questions: Any, tmp_path: Path) -> None:
+    out = stored(tmp_path / "out", *[FIRST] * 9, SECOND)
+    path = questions(["a"] * 10)
+    assert not check(path, out)
+    assert check(path, out, must_pass=0.9)
+    assert not check(path, out, must_pass=0.91)
+    found = check(path, out, must_pass=0.9)
+    assert "1 of 10 checks failed" in found.describe()
+    found.write(out, "q")
+    assert json.loads((out / "gate.json").read_text())["passed"]
+
+
+def test_failures_are_written_for_people_and_machines(questions: Any, tmp_path: Path) -> None:
+    out = stored(tmp_path / "out", FIRST, SECOND)
+    (answer,) = read_answers(out)
+    write(out, [replace(answer, id="opening-hours", asked="When is it open?", seconds=3.0)])
+    found = check(questions(["b", "none"]), out)
+    first = "1 of 2 checks failed\nquestion 1 (opening-hours), statement 1: text 0\n"
+    assert first in found.describe()
+    found.write(out, "q\0.jsonl")
+    suite = ElementTree.parse(out / "gate.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("time")) == ("2", "1", "3.000")
+    cases = list(suite.iter("testcase"))
+    assert [len(case) for case in cases] == [1, 0]
+    assert [case.get("time") for case in cases] == ["1.500", "1.500"]
+    name = cases[0].get("name")
+    assert "opening-hours" in name
+    assert "When is it open?" in name
+    assert "text 0" in cases[0][0].text
+    about = json.loads((out / "gate.json").read_text())
+    assert (about["passed"], about["checks"][0]["expected"]) == (False, "b")
+
+
+BEFORE = {"a": 4.0, "b": 0.0}, {"a": 0.9, "b": 0.0}
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    ("now", "fails"),
+    [
+        (BEFORE, []),
+        ((FIRST, {"a": 1.1, "b": 0.0}), []),  # named now, by chance
+        (({"a": 0.0, "b": 0.0}, BEFORE[1]), [1]),
+        (({"a": 4.0, "b": 4.0}, BEFORE[1]), []),  # it rests on one more
+        (({"a": 0.0, "b": 4.0}, BEFORE[1]), [1]),  # and here on another
+        ((BEFORE[0], {"a": 6.0, "b": 0.0}), []),  # what rested on none rests on a source
+        (({"b": 0.0}, {"b": 0.0}), [1]),  # the source itself is missing
+        ((*BEFORE, FIRST), []),
+        (BEFORE[:1], []),
+    ],
+)
+def test_a_baseline_fails_changed_verdicts_beyond_noise(
+    questions: Any, tmp_path: Path, now: Any, fails: list[int], early: bool
+) -> None:
+    before = stored(tmp_path / "before", *BEFORE, early=early)
+    found = check(questions(None), stored(tmp_path / "now", *now, early=early), before)
+    assert [case.statement for case in found.failures] == fails
+    named = [{name for name, nats in row.items() if nats > 1} for row in now]
+    gains = "b" in named[0] or (len(named) > 1 and bool(named[1]))
+    assert bool(found.notes) == ((gains and not fails) or len(now) != 2 or "a" not in now[0])
+
+
+def changed(tmp_path: Path, now: StoredStatement, texts: dict[str, str], **given: Any) -> Any:
+    """Compare with a baseline of one statement, which rests on `chunk 1` of text `x`."""
+    before = row_of(0, "It was opened in June 1921.", ["chunk 1"], {"chunk 1": cell(4.0, 1.0)})
+    write(tmp_path / "before", [StoredAnswer(0, "", "q", 0.0, {"chunk 1": "x"}, [before])])
+    write(tmp_path / "now", [StoredAnswer(0, "", "q", 0.0, texts, [now])])
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"sources": {}, "question": "q", "expect": None} | given))
+    return check(path, tmp_path / "now", tmp_path / "before")
+
+
+def test_a_renamed_source_is_no_regression(tmp_path: Path) -> None:
+    text, cells = "It was opened in June 1921.", {"chunk 7": cell(4.0, 1.0)}
+    found = changed(tmp_path, row_of(0, text, ["chunk 7"], cells), {"chunk 7": "x"})
+    assert not found.failures
+    assert any("chunk 1 is now chunk 7" in note for note in found.notes)
+    # Another text under a new name is another source.
+    other = changed(tmp_path, row_of(0, text, ["chunk 7"], cells), {"chunk 7": "y"})
+    assert [item.statement for item in other.failures] == [1]
+
+
+@pytest.mark.parametrize("named", [["chunk 1"], []])
+def test_a_reworded_statement_must_rest_on_the_same_source(
+    tmp_path: Path, named: list[str]
+) -> None:
+    cells = {"chunk 1": cell(4.0, 1.0)}
+    now = row_of(0, "It was opened in June of 1921.", named, cells)
+    found = changed(tmp_path, now, {"chunk 1": "x"})
+    assert bool(found.failures) == (not named)
+    assert any("is reworded" in note for note in found.notes)
+
+
+def test_what_is_expected_outweighs_the_baseline(tmp_path: Path) -> None:
+    cells = {"chunk 1": cell(0.0, -1.0), "b": cell(4.0, 1.0)}
+    now = row_of(0, "It was opened in June 1921.", ["b"], cells)
+    texts = {"chunk 1": "x", "b": "y"}
+    assert changed(tmp_path, now, texts).failures
+    found = changed(tmp_path, now, texts, answer=["It was opened in June 1921."], expect=["b"])
+    assert not found.failures
+    assert any("as `expect` says" in note for note in found.notes)
+
+
+def test_a_new_statement_that_rests_on_nothing_fails_on_request(
+    questions: Any, tmp_path: Path
+) -> None:
+    before = stored(tmp_path / "before", FIRST)
+    out = stored(tmp_path / "out", FIRST, SECOND, FIRST)
+    assert check(questions(None), out, before)
+    found = check(questions(None), out, before, new_need_source=True)
+    assert [(item.kind, item.statement) for item in found.failures] == [("new", 2)]
+    assert check(questions([None, "none", None]), out, before, new_need_source=True)
+
+
+def test_questions_match_by_content(tmp_path: Path) -> None:
+    """A question put before others, equal ones with other sources, one that is gone."""
+
+    def one(number: int, asked: str, text: str, nats: float) -> StoredAnswer:
+        numbers, named = StoredCell(nats, 0.0, 0.1, 0.1, 0.0), ["a"] * (nats > 1)
+        row = row_of(0, "text", named, {"a": numbers}, verdict=f"{text}, {nats}")
+        return StoredAnswer(number, "", asked, 0.0, {"a": text}, [row])
+
+    before = [one(0, "p", "x", 4.0), one(1, "p", "y", 0.0), one(2, "gone", "z", 4.0)]
+    now = [one(0, "new", "w", 4.0), one(1, "p", "y", 0.0), one(2, "p", "x", 0.0)]
+    write(tmp_path / "before", before)
+    write(tmp_path / "now", now)
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"expect": null}\n' * 3)
+    found = check(path, tmp_path / "now", tmp_path / "before")
+    assert [(case.question, case.passed) for case in found.checks] == [(2, True), (3, False)]
+    assert [note[:20] for note in found.notes] == ["not in the baseline:", "only in the baseline"]
+
+
+def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> None:
+    path, out = questions("a"), stored(tmp_path / "out", FIRST)
+    write(tmp_path / "empty", [])
+    other = stored(tmp_path / "other", FIRST, question="another")
+    answer = stored(tmp_path / "answer", FIRST)
+    file = answer / "questions" / "000000.json"
+    file.write_text(file.read_text().replace("text 0", "another text"))
+    for baseline in (tmp_path / "empty", other, answer):
+        assert [case.kind for case in check(path, out, baseline).failures] == ["baseline"]
+    identity = identity_in(out)
+    for baseline in (out, tmp_path / "x" / ".." / "out", tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match="baseline"):
+            refuse_without_checks(path, out, identity, baseline)
+    with pytest.raises(ConfigError, match="expect"):
+        refuse_without_checks(questions([None]), out, identity, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda answer: answer.pop("source_texts"),
+        lambda answer: answer["statements"][0].pop("sources"),
+        lambda answer: answer["statements"][0].update(sources=None),
+        lambda answer: answer["statements"][0]["cells"]["a"].update(lost="0"),
+        lambda answer: answer.update(question="0"),
+        lambda answer: answer.update(statements=None),
+    ],
+)
+def test_a_baseline_edited_by_hand_is_named(questions: Any, tmp_path: Path, change: Any) -> None:
+    before, out = stored(tmp_path / "before", FIRST), stored(tmp_path / "out", FIRST)
+    file = before / "questions" / "000000.json"
+    content = json.loads(file.read_text())
+    change(content["gate"])
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"before/questions/000000\.json"):
+        check(questions(None), out, before)
+
+
+@pytest.mark.parametrize("name", [*MODEL, "settings"])
+def test_a_baseline_of_another_model_is_refused(questions: Any, tmp_path: Path, name: str) -> None:
+    other = {name: {"draws": 8, "units": "words"} if name == "settings" else "other"}
+    before, out = stored(tmp_path / "before", FIRST, **other), stored(tmp_path / "out", FIRST)
+    with pytest.raises(ConfigError, match=name):
+        check(questions(None), out, before)
+    with pytest.raises(ConfigError, match=name):
+        refuse_without_checks(questions(None), out, identity_in(out), before)
+    found = check(questions(None), out, before, allow_other_model=True)
+    assert not found.failures
+    assert name in found.notes[0]
+
+
+def test_an_assertion_shows_what_was_found() -> None:
+    found = with_verdicts(asked())
+    assert found.relies_on("a")
+    assert found.relies_on("a", statement=0)
+    assert found.relies_on("c", statement=1)
+    assert not found.relies_on("c", statement=0)
+    assert not found.relies_on(None)
+    assert "'w1 w2 w3', relies on a (8.0 nats)" in repr(found.relies_on("b", statement=0))
+    assert len(repr(found.relies_on("b"))) <= 240  # of which pytest prints no more
+    for wrong in ({"source": "d"}, {"source": "a", "statement": 3}):
+        with pytest.raises(ConfigError):
+            found.relies_on(**wrong)
+    assert found.sources.statements.tolist() == [(0, 1, 2), (2,), (1,)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int]:
+    """The command, with one decoy for each source of a model that knows nothing."""
+    folder, decoys = saved(tmp_path)
+
+    def run(out: str, records: list[dict[str, Any]], *more: str) -> int:
+        path = tmp_path / "q.jsonl"
+        path.write_text("\n".join(map(json.dumps, records)))
+        words = ["attribute", folder, "--questions", str(path), "--out", str(tmp_path / out)]
+        return main([*words, "--draws", "4", "--decoys", decoys, *more])
+
+    return run
+
+
+RECORD = {"sources": SOURCES, "question": "w20", "answer": ["w30"]}
+
+
+def test_the_command_exits_with_1_where_a_check_fails(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run("out", [RECORD], "--gate") == 2  # nothing is expected
+    assert run("out", [RECORD | {"expect": {"source": "a"}}], "--gate", "--dry-run") == 2
+    assert run("out", [RECORD | {"expect": "none"}], "--gate") in (0, 1)
+    (named,) = pd.read_parquet(out / "statements.parquet").sources
+    wrong = "a" if "a" not in named else "none"
+    assert run("out", [RECORD | {"expect": wrong}], "--gate") == 1  # nothing is measured again
+    assert "1 of 1 checks failed" in capsys.readouterr().out
+    for more in (["--baseline", str(out)], ["--shard", "0/2"], ["--margin", "nan"]):
+        assert run("out", [RECORD | {"expect": wrong}], "--gate", *more) == 2
+    assert run("out", [RECORD], "--margin", "1") == 2
+    assert run("out", [RECORD], "--allow-other-model", "--gate") == 2
