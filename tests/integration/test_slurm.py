@@ -122,12 +122,12 @@ class Bench:
         array = self.sbatch(
             f"{name}-%a",
             *("slurm/figure2.sbatch", *configs),
-            NUM_SHARDS="2",
-            LENGTHS="16 24",
-            STEPS="60",
-            MEASURE=" ".join(FEW[2:]),
-            MEASURE_FLAGS=f"--output={self.folder / name}-measure-%A-%a.log",
-            RESULTS=f"{self.folder / name}-results",
+            OLMO_SPARSITY_NUM_SHARDS="2",
+            OLMO_SPARSITY_LENGTHS="16 24",
+            OLMO_SPARSITY_STEPS="60",
+            OLMO_SPARSITY_MEASURE=" ".join(FEW[2:]),
+            OLMO_SPARSITY_MEASURE_FLAGS=f"--output={self.folder / name}-measure-%A-%a.log",
+            OLMO_SPARSITY_RESULTS=f"{self.folder / name}-results",
         )
         log = self.folder / f"{name}-0.log"
         return Job(self.cluster, f"{array.number}_0", self.folder / f"{name}-pose", log)
@@ -234,8 +234,13 @@ def stuck(bench: Bench) -> Job:
 def accepted(bench: Bench) -> Job:
     device = ("--training.device=cpu", "--training.precision=fp32")
     words = ("slurm/accept.sbatch", str(bench.config), *device)
-    variables = {"OUT": str(bench.folder / "accepted"), "ACCEPT_STEPS": "300", "LARGEST": "0.001"}
-    return bench.sbatch("accepted", *TWO_NODES, *words, MEASURE=" ".join(FEW), **variables).end(900)
+    variables = {
+        "OLMO_SPARSITY_OUT": str(bench.folder / "accepted"),
+        "OLMO_SPARSITY_ACCEPT_STEPS": "300",
+        "OLMO_SPARSITY_LARGEST": "0.001",
+        "OLMO_SPARSITY_MEASURE": " ".join(FEW),
+    }
+    return bench.sbatch("accepted", *TWO_NODES, *words, **variables).end(900)
 
 
 def tasks_of(job: Job, rank: int) -> list[int]:
@@ -277,7 +282,7 @@ def swept(bench: Bench) -> Job:
 def crashing(bench: Bench) -> Job:
     """A job that crashes at once is not tried for ever. A restart that it asked for is no crash."""
     script = "((SLURM_RESTART_COUNT == 0)) && exit 75; exit 9"
-    return bench.pretend("crashing", script, MAX_RESTARTS="1").end()
+    return bench.pretend("crashing", script, OLMO_SPARSITY_MAX_RESTARTS="1").end()
 
 
 def refusing(bench: Bench) -> Job:
