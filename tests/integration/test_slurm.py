@@ -40,7 +40,8 @@ FEW = [
     *("--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "4"),
 ]
 NUM_STEPS = 120
-FOREVER = "--training.num_steps=1000000"  # the time limit, or the test, ends it
+# The time limit, or the test, ends it.
+FOREVER = ("--training.num_steps=1000000", "--training.max_epochs=1000000")
 PATIENCE_S = 300
 NUM_AT_ONCE = 6  # scenarios; most of their time they wait
 
@@ -155,7 +156,7 @@ def undisturbed(bench: Bench) -> Job:
 
 def stopped(bench: Bench) -> Job:
     """Preempted, cancelled."""
-    job = bench.train("stopped", FOREVER, flags=("--partition=low",))
+    job = bench.train("stopped", *FOREVER, flags=("--partition=low",))
     job.reach(20)
     urgent = bench.sbatch("urgent", "--partition=high", "--exclusive", "--wrap=true")
     assert urgent.end().fact("JobState") == "COMPLETED"
@@ -202,7 +203,7 @@ def losing(bench: Bench) -> Job:
     waiting.wait_for(lambda: waiting.log.count("ready") == 2, "both tasks")
     lose(waiting, bench.cluster.lose_node)
     assert waiting.end().fact("JobState") == "COMPLETED"
-    job = bench.train("losing", FOREVER, flags=flags)
+    job = bench.train("losing", *FOREVER, flags=flags)
 
     def lose_daemon(node: str) -> None:
         """It hangs until SLURM has noticed: the steps of the run would take all cores."""
@@ -221,7 +222,7 @@ def losing(bench: Bench) -> Job:
 def stuck(bench: Bench) -> Job:
     """A task that hangs: the other one names it, and the job begins again."""
     limits = ("--engine.step_timeout_s=10", "--engine.work_timeout_s=120")
-    job = bench.train("stuck", FOREVER, *limits, flags=TWO_NODES)
+    job = bench.train("stuck", *FOREVER, *limits, flags=TWO_NODES)
     job.reach(35)
     (pid,) = tasks_of(job, rank=1)
     os.kill(pid, signal.SIGSTOP)
