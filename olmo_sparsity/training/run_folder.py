@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.conform import conform, parse_json, with_crc
-from olmo_sparsity.data.batches import batch_of_step
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.folders import WorkFolder, differences, refuse_changes
 from olmo_sparsity.io import naming, read_bounded, read_json, write_atomically, write_json, writing
@@ -232,6 +231,8 @@ def read_skipped_batches(run_folder: Path) -> list[int]:
 
 def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
     """Leave out the batch of a step from now on; returns a line that says so."""
+    from olmo_sparsity.data.batches import batch_of_step  # imports PyTorch
+
     skipped = read_skipped_batches(run_folder)
     if len(skipped) >= max_skips:
         remedy = "lower optimizer.learning_rate in a new folder, or raise it"
