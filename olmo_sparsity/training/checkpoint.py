@@ -215,6 +215,9 @@ def _delete(checkpoints: list[Path]) -> None:
         shutil.rmtree(renamed, ignore_errors=True)
 
 
+RESTORE = "restore one, or begin at step 0 and keep what is left with --start_over=true"
+
+
 def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
     """Return the newest intact checkpoint, or None for a run that has saved none. Report and skip
     damaged ones. Raise DataError if all are damaged or gone, as training from step 0 would replace
@@ -231,8 +234,7 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
     saved_step = last_saved_step(run_folder)
     if newest or saved_step:
         gone = f"{run_folder} has saved step {saved_step}, and no checkpoint is there now"
-        remedy = "restore one, or begin at step 0 and keep what is left with --start_over=true"
-        raise DataError(f"{newest or gone}; {remedy}")
+        raise DataError(f"{newest or gone}; {RESTORE}")
     _remove_partial(run_folder)
     return None
 

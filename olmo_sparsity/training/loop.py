@@ -53,6 +53,7 @@ def train(
             return outcome
         # A batch is skipped: all begins again as in a new process, for any engine.
         gc.collect()
+        profile = None  # its steps may be done
 
 
 def train_until_nan(

@@ -113,9 +113,9 @@ def attempt(run_folder: Path, max_starts: int, processes: Processes) -> Iterator
 def _count_start(run_folder: Path, max_starts: int) -> None:
     attempts = Attempts.read(run_folder)
     if attempts.starts >= max_starts:
-        died = f"died {attempts.starts} times (checkpoint.max_starts) without a new checkpoint"
-        path = Attempts.path(run_folder)
-        remedy = f"find the cause in the log (memory? time limit?), then delete {path}"
+        died = f"died {attempts.starts} times without a new checkpoint"
+        more = f"--checkpoint.max_starts={attempts.starts + max_starts}"
+        remedy = f"find the cause in the log (memory? time limit?), then pass {more}"
         raise UserError(f"{run_folder} {died} after step {attempts.saved_step}; {remedy}")
     Attempts(attempts.saved_step, attempts.starts + 1).write(run_folder)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary
 from olmo_sparsity.config.run import check_model, flatten
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
@@ -223,9 +223,11 @@ def restore(
     run_folder, num_parameters = Path(config.run_folder), count_parameters(model)
     num_steps = config.training.num_steps
     with processes.agree():
-        latest = find_checkpoint(run_folder, config.start_over) if processes.is_first else None
-        if processes.is_first and latest is None and config.branch_from is not None:
-            latest = checkpoint.branch_point(config.branch_from)
+        latest = None
+        if processes.is_first:
+            latest = find_checkpoint(run_folder, config.checkpoint, config.start_over)
+            if latest is None and config.branch_from is not None:
+                latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
         state, origin = TrainerState(0, 0, data_fingerprint), ""
@@ -263,21 +265,25 @@ def restore(
     return state, engine
 
 
-def find_checkpoint(run_folder: Path, start_over: bool) -> Path | None:
+def find_checkpoint(run_folder: Path, kept: CheckpointConfig, start_over: bool) -> Path | None:
     """Return the checkpoint to resume; None for a run that begins, also because `start_over` lets
     one begin whose checkpoints are damaged or gone."""
+    logged = max((row["step"] for row in read_metrics(run_folder / "metrics.jsonl")), default=0)
     try:
         latest = checkpoint.resume_point(run_folder, say)
+        # The second checkpoint is not begun before the first is on the disk.
+        if latest is None and kept.interval_steps and logged > 2 * kept.interval_steps:
+            gone = f"{run_folder} has logged {logged} steps, and no checkpoint is there now"
+            raise DataError(f"{gone}; {checkpoint.RESTORE}")
     except UnreadableNowError:  # may be gone in an hour, and the flag still in a script
         raise
     except DataError as error:
         if not start_over:
             raise
-        kept = checkpoint.set_aside(run_folder)
-        say(f"{str(error).partition(';')[0]}: beginning at step 0; what is left is in {kept}")
+        kept_in = checkpoint.set_aside(run_folder)
+        say(f"{str(error).partition(';')[0]}: beginning at step 0; what is left is in {kept_in}")
         return None
-    if latest is None and (path := run_folder / "metrics.jsonl").exists():
-        logged = max((row["step"] for row in read_metrics(path)), default=0)
+    if latest is None and logged:
         say(f"{run_folder} has logged {logged} steps and saved none: beginning again at step 0")
     return latest
 

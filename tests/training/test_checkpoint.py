@@ -124,6 +124,19 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
     assert not list((folder / "checkpoints").glob("*.tmp"))
 
 
+def test_a_run_that_dies_before_its_first_checkpoint_is_not_started_for_ever(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    """Each time after another step, all of which are logged."""
+    settings = settings_for(data_folder, tmp_path / "dying")
+    settings |= {"checkpoint": {"interval_steps": 1000}, "logging": {"interval_steps": 1}}
+    for step in (3, 5, 4):
+        assert run(settings, partial(children.signal_at_step, step, "SIGKILL")) == -signal.SIGKILL
+    assert run(settings) == 2
+    settings["checkpoint"]["max_starts"] = 4
+    assert run(settings) == 0
+
+
 def test_signals_save_leave_with_their_code_and_the_run_resumes(
     data_folder: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -183,17 +196,17 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(
     assert content(trained / "checkpoints", trained / "metrics.jsonl") == before
 
 
-@pytest.mark.parametrize("left", ["attempts.json", "environment.json"])
+@pytest.mark.parametrize("left", ["attempts.json", "environment.json", "metrics.jsonl"])
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
     make_config: MakeConfig, trained: Path, left: str
 ) -> None:
-    """As its log shows, also that of an earlier version, which has resumed."""
+    """As one of its files shows, also for a run of an earlier version, which wrote no attempts."""
     train(make_config())
     shutil.rmtree(trained / "checkpoints")
     for name in {"attempts.json", "environment.json"} - {left}:
         (trained / name).unlink()
     logged = (trained / "metrics.jsonl").read_bytes()
-    with pytest.raises(DataError, match=r"has saved step 6.*--start_over=true"):
+    with pytest.raises(DataError, match=r"has (saved step 6|logged 6 steps).*--start_over=true"):
         train(make_config())
     assert (trained / "metrics.jsonl").read_bytes() == logged
 

@@ -79,7 +79,7 @@ def test_a_run_that_dies_before_each_checkpoint_is_refused_whatever_it_has_logge
         die(tmp_path, saved)
         (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 10 + os.urandom(1)[0]}))
     for _ in range(2):  # it stays refused
-        with pytest.raises(UserError, match=r"died 3 times .* after step 9; .*attempts\.json"):
+        with pytest.raises(UserError, match=r"died 3 times .* after step 9; .*max_starts=6"):
             die(tmp_path)
     (tmp_path / "attempts.json").write_text("damaged")
     die(tmp_path)
