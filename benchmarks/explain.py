@@ -26,14 +26,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Windows
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.statistics import interval, rank_correlations
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.model.exchange import export
+from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.models.exchange import export
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.load import load_model
+from olmo_sparsity.text.inputs import open_documents
+from olmo_sparsity.text.windows import NOTHING, Windows
 from study.benchmarks import explainers
 from study.benchmarks.explainers import CONTESTANTS, ELSEWHERE, Question
 

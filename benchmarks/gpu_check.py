@@ -405,9 +405,9 @@ MODELS: dict[str, dict[str, Any]] = {
 def new_model(name: str) -> Any:
     import torch
 
-    from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
     from olmo_sparsity.config.sections import ModelConfig
-    from olmo_sparsity.model.build import build_model
+    from olmo_sparsity.models.build import build_model
+    from olmo_sparsity.models.huggingface import HuggingFaceLM
 
     torch.manual_seed(0)
     if name != "Llama of transformers":
@@ -432,8 +432,8 @@ def compare_numbers() -> Iterator[Row]:
     import numpy as np
     import torch
 
-    from olmo_sparsity.analysis.kernels.attention import far_error
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
+    from olmo_sparsity.models.attention import far_error
 
     torch.set_num_threads(1)  # for models this small more of them take longer
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -474,12 +474,12 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
     import numpy as np
     import torch
 
-    from olmo_sparsity.analysis.inputs.documents import Document
-    from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
     from olmo_sparsity.data.batches import Batch
+    from olmo_sparsity.text.documents import Document
+    from olmo_sparsity.text.windows import Windows
     from olmo_sparsity.training.engine import Losses
 
     model = new_model(name_of_model)
@@ -555,7 +555,7 @@ def start_by_stages(engine: str) -> Iterator[Row]:
 
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data.batches import Batch
-    from olmo_sparsity.model.build import build_model
+    from olmo_sparsity.models.build import build_model
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.deepspeed_engine import import_deepspeed
     from olmo_sparsity.training.distributed import Processes, start_alone
@@ -595,11 +595,11 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
     import torch
 
+    from olmo_sparsity.base.runtime import peak_memory_gib
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data.batches import Batch
-    from olmo_sparsity.model.build import build_model
-    from olmo_sparsity.model.checkpoint_files import save_weights
-    from olmo_sparsity.runtime import peak_memory_gib
+    from olmo_sparsity.models.build import build_model
+    from olmo_sparsity.models.checkpoint_files import save_weights
     from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.distributed import Processes, connect
@@ -667,13 +667,13 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     token added at a time, and one at a time left out."""
     import numpy as np
 
-    from olmo_sparsity.analysis.inputs.documents import Document
-    from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.scoring.scorer import Scorer
+    from olmo_sparsity.base.runtime import choose_device, peak_memory_gib
     from olmo_sparsity.config.run import load_config
-    from olmo_sparsity.model.build import build_model
-    from olmo_sparsity.runtime import choose_device, peak_memory_gib
+    from olmo_sparsity.models.build import build_model
+    from olmo_sparsity.text.documents import Document
+    from olmo_sparsity.text.windows import Windows
 
     config = load_config(ROOT / f"configs/{'quick' if small else 'c4_150m_pose'}.yaml")
     sizes = {"vocab_size": 512, "embedding_size": 512}

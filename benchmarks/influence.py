@@ -34,21 +34,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
-from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer, as_tensors, context_losses
 from olmo_sparsity.analysis.selectors.influence import Question, add_one_screened, influence_map
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.command.cli import keep_freed_memory
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.exchange import hugging_face_model
-from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.exchange import hugging_face_model
+from olmo_sparsity.models.load import load_model
+from olmo_sparsity.models.olmo import PositionedOLMo
+from olmo_sparsity.models.use import in_use
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.windows import Block, Units, Windows
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]

@@ -50,12 +50,12 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     """In each process."""
     import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 (PyTorch's compiler, as its step)
 
-    import olmo_sparsity.model.olmo  # noqa: F401 (OLMo, as building does)
+    import olmo_sparsity.models.olmo  # noqa: F401 (OLMo, as building does)
     from olmo_sparsity.command.cli import give_back_freed_memory
     from olmo_sparsity.config.sections import CheckpointConfig, EngineConfig, OptimizerConfig
     from olmo_sparsity.data.batches import Batch
-    from olmo_sparsity.model.build import build_model
-    from olmo_sparsity.model.checkpoint_files import (
+    from olmo_sparsity.models.build import build_model
+    from olmo_sparsity.models.checkpoint_files import (
         StoredWeights,
         fill,
         part_name,

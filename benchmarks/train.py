@@ -33,14 +33,14 @@ from olmo.config import ModelConfig as UpstreamConfig
 from olmo.model import OLMo
 from torch import multiprocessing, nn
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
-from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.exchange import hugging_face_model
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.exchange import hugging_face_model
+from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import Engine

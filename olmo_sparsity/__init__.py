@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
-    from olmo_sparsity.analysis.attribution.sources import Answer, Segment
-    from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-    from olmo_sparsity.analysis.inputs.texts import open_documents
-    from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.measurement.recovery import recover
-    from olmo_sparsity.analysis.models.load import load_model
     from olmo_sparsity.analysis.results.results import compare, read_results, transfer
     from olmo_sparsity.analysis.results.statistics import summarize
     from olmo_sparsity.analysis.scoring.score import score
     from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
     from olmo_sparsity.analysis.selectors.influence import influence_map
     from olmo_sparsity.analysis.tracking.track import track
+    from olmo_sparsity.models.load import load_model
+    from olmo_sparsity.sources.documents import Answer, Segment
+    from olmo_sparsity.text.documents import Controls, Document, Documents
+    from olmo_sparsity.text.inputs import open_documents
+    from olmo_sparsity.text.windows import Windows
 
 __version__ = "0.1.0"
 

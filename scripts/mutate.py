@@ -30,7 +30,7 @@ import transformers  # noqa: F401
 ROOT = Path(__file__).parents[1]
 CORE = (
     *("scorer", "recovery", "targets", "statistics", "summary", "verdicts", "statements"),
-    *("far_states", "attention", "influence", "windows", "documents", "batches", "positions"),
+    *("distant_states", "attention", "influence", "windows", "documents", "batches", "positions"),
     *("shards", "moments", "checkpoint", "optim", "rope", "folders"),
 )
 OPPOSITE = {

@@ -17,7 +17,7 @@ from statistics import NormalDist
 
 import yaml
 
-from olmo_sparsity.io import write_atomically
+from olmo_sparsity.base.files import write_atomically
 from study.pages.stored import ROOT
 from study.rows import stored_numbers
 

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from olmo_sparsity.base.errors import naming_extras
 from olmo_sparsity.command.ending import (
     exit_code_of,
     flush_results,
     interrupt_on_signals,
     prepare_streams,
 )
-from olmo_sparsity.errors import naming_extras
 
 
 def run_command(

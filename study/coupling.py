@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.kernels.losses import LanguageModel
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.models.losses import LanguageModel
 
 
 class Response(NamedTuple):

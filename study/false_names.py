@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.analysis.attribution.statements import Trial, Trials
-from olmo_sparsity.analysis.attribution.verdicts import Verdict, judge
+from olmo_sparsity.sources.statements import Trial, Trials
+from olmo_sparsity.sources.verdicts import Verdict, judge
 from study.tables_of_rows import markdown
 
 SOURCES, DECOYS, SPREADS = (1, 2, 3, 4, 5, 10), (2, 4, 8), (0.3, 1.0, 3.0)

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from olmo_sparsity.base.streams import stream
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.streams import stream
 from study.benchmarks.evidence import read_texts
 from study.command import run_command
 

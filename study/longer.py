@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.base.files import writing
 from olmo_sparsity.data.shards import Manifest
-from olmo_sparsity.io import writing
 from study.command import run_command
 from study.pages.keep_results import keep_other
 from study.pages.stored import RESULTS

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from olmo_sparsity.analysis.inputs.windows import NOTHING
 from olmo_sparsity.analysis.scoring.scorer import Row, Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question, best_of
+from olmo_sparsity.text.windows import NOTHING
 
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:

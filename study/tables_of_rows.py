@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import (
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import (
     read_json,
     read_parquet,
     verify_manifest,

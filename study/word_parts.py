@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.documents import first_characters
+from olmo_sparsity.text.documents import first_characters
 
 _FUNCTION_WORDS = """
 a about after all also am an and any are as at be because been before being both but by can could

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from olmo_sparsity.io import partial_name
+from olmo_sparsity.base.files import partial_name
 
 # The process that hands out tests imports this file too, before it starts the others.
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from olmo_sparsity.analysis.models.load import LoadedModel
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.config.sections import RunConfig
     from olmo_sparsity.data.shards import TokenShards
+    from olmo_sparsity.models.load import LoadedModel
 
 VOCAB = 512
 
@@ -145,7 +145,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("olmo_sparsity.io.sync", lambda path: None)
+    monkeypatch.setattr("olmo_sparsity.base.files.sync", lambda path: None)
 
 
 @pytest.fixture(scope="session")
@@ -229,7 +229,7 @@ def small_task(output: Path) -> dict[str, Any]:
 
 def named(name: str, tokenizer: Tokenizer | None, vocab_size: int = VOCAB) -> LoadedModel:
     """Somebody's model, of which nothing is computed."""
-    from olmo_sparsity.analysis.models.load import LoadedModel
+    from olmo_sparsity.models.load import LoadedModel
 
     model: Any = type("Sized", (), {"vocab_size": vocab_size})()
     return LoadedModel(model, tokenizer, name, 1, None, "weights")

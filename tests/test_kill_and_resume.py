@@ -19,8 +19,8 @@ import pytest
 import torch
 import yaml
 
+from olmo_sparsity.base.files import is_partial
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.io import is_partial
 from tests.conftest import data_section, small_run
 from tests.support import children
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.arguments import parse_shard
-from olmo_sparsity.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 

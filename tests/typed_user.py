@@ -9,12 +9,12 @@ import pandas as pd
 from torch import nn
 
 from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure, read_results
-from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.explain.check import Check
 from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.sources.statements import Attribution
 
 
 def use(module: nn.Module, tokenizer: object) -> None:

@@ -15,22 +15,22 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from olmo_sparsity.analysis.settings import KS, MIN_GAP, Control, Dtype, Reading, Request, SplitAt
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.analysis.options import KS, MIN_GAP, Control, Dtype, Reading, Request, SplitAt
+from olmo_sparsity.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from olmo_sparsity.analysis.attribution.messages import Messages
-    from olmo_sparsity.analysis.attribution.sources import Answer, Sources
-    from olmo_sparsity.analysis.attribution.statements import Attribution
     from olmo_sparsity.analysis.explain.explanation import Explanation
-    from olmo_sparsity.analysis.inputs.documents import Documents
-    from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.measurement.targets import At
-    from olmo_sparsity.analysis.models.load import LoadedModel
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.analysis.scoring.cost import Cost
+    from olmo_sparsity.models.load import LoadedModel
+    from olmo_sparsity.sources.documents import Answer, Sources
+    from olmo_sparsity.sources.messages import Messages
+    from olmo_sparsity.sources.statements import Attribution
+    from olmo_sparsity.text.documents import Documents
+    from olmo_sparsity.text.windows import Windows
 
     Model = str | Path | LoadedModel | nn.Module
     Tokenizer = Any  # of transformers or of tokenizers, which type none of their own in common
@@ -50,8 +50,8 @@ def _explain() -> Way:
 
 
 def _attribute() -> Way:
-    from olmo_sparsity.analysis.attribution.segments import AttributeRequest
-    from olmo_sparsity.analysis.attribution.statements import attribute, count_cost
+    from olmo_sparsity.sources.segments import AttributeRequest
+    from olmo_sparsity.sources.statements import attribute, count_cost
 
     return AttributeRequest, attribute, count_cost
 

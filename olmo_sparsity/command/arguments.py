@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from olmo_sparsity import __version__
-from olmo_sparsity.analysis import api, settings
-from olmo_sparsity.analysis.settings import ModelOptions
-from olmo_sparsity.errors import ConfigError, printable
-from olmo_sparsity.runtime import read_launch
-from olmo_sparsity.settings import add_options, arguments_of, spell
+from olmo_sparsity.analysis import api
+from olmo_sparsity.analysis import options as settings
+from olmo_sparsity.analysis.options import ModelOptions
+from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.runtime import read_launch
+from olmo_sparsity.config.schema import add_options, arguments_of, spell
 
 
 class Parser(argparse.ArgumentParser):

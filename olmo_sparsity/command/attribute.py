@@ -12,12 +12,12 @@ from math import inf
 from os.path import isfile
 from pathlib import Path
 
-from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
+from olmo_sparsity.analysis.options import ModelOptions, SourceSettings, build
+from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.files import refuse_suffix
+from olmo_sparsity.base.runtime import say
 from olmo_sparsity.command import arguments
-from olmo_sparsity.errors import ConfigError, printable
-from olmo_sparsity.io import refuse_suffix
-from olmo_sparsity.runtime import say
-from olmo_sparsity.settings import given_options
+from olmo_sparsity.config.schema import given_options
 
 OF_QUESTIONS = ("out", "shard", "gate", "baseline", "margin", "allow_other_model")
 OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message")
@@ -26,10 +26,10 @@ OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "mes
 def attribute(options: argparse.Namespace) -> int:
     if options.questions is not None:
         return _attribute_questions(options)
-    from olmo_sparsity.analysis.attribution import messages, statements
-    from olmo_sparsity.analysis.attribution.segments import AttributeRequest
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.results.tables import plain
+    from olmo_sparsity.sources import messages, statements
+    from olmo_sparsity.sources.segments import AttributeRequest
 
     _refuse(options, "require --questions", *OF_QUESTIONS)
     if options.html is not None:
@@ -63,9 +63,9 @@ def attribute(options: argparse.Namespace) -> int:
 
 
 def _attribute_questions(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.attribution import gate, questions
-    from olmo_sparsity.analysis.attribution.segments import AttributeRequest
     from olmo_sparsity.analysis.measurement.plan import load
+    from olmo_sparsity.sources import gate, questions
+    from olmo_sparsity.sources.segments import AttributeRequest
 
     _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)
     if not options.gate:

@@ -18,12 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from olmo_sparsity.base.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
+from olmo_sparsity.base.files import refuse_suffix, write_atomically
+from olmo_sparsity.base.runtime import EXIT_LOST_PROCESS
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
-from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
-from olmo_sparsity.io import refuse_suffix, write_atomically
-from olmo_sparsity.runtime import EXIT_LOST_PROCESS
-from olmo_sparsity.settings import given_options
+from olmo_sparsity.config.schema import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def configs(options: argparse.Namespace) -> int:
-    from olmo_sparsity.settings import list_configs, read_config
+    from olmo_sparsity.config.schema import list_configs, read_config
 
     if options.name is None:
         print(list_configs())
@@ -99,8 +99,8 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def train(options: argparse.Namespace) -> int:
+    from olmo_sparsity.base.runtime import read_launch
     from olmo_sparsity.config.run import load_config
-    from olmo_sparsity.runtime import read_launch
 
     _refuse_gpus(options)
     read = partial(load_config, options.config, options.overrides)
@@ -161,7 +161,7 @@ def give_back_freed_memory(least: int = 2**24) -> None:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    from olmo_sparsity import sweep
+    from olmo_sparsity.training import sweep
 
     if find_spec("olmo") is None:  # each of its runs would fail
         raise ModuleNotFoundError(name="olmo")
@@ -192,7 +192,7 @@ def losses(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    from olmo_sparsity.model import exchange
+    from olmo_sparsity.models import exchange
 
     name = exchange.export(Path(options.checkpoint), Path(options.out), options.dtype)
     print(f"{options.out}: {name}; transformers.AutoModelForCausalLM.from_pretrained reads it")
@@ -239,7 +239,7 @@ def explain(options: argparse.Namespace) -> int:
 
 def _text_of(path: str, field: str | None) -> str:
     from olmo_sparsity.analysis.explain.prompt import read_text
-    from olmo_sparsity.analysis.inputs.texts import open_text
+    from olmo_sparsity.text.inputs import open_text
 
     file, _, number = path.rpartition(":")
     if field is None and not (number.isdigit() and Path(file).is_file()):
@@ -261,7 +261,7 @@ def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement import estimate, measurement, plan, targets
     from olmo_sparsity.analysis.measurement.plan import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
-    from olmo_sparsity.runtime import typed_command
+    from olmo_sparsity.base.runtime import typed_command
 
     keep_freed_memory()
     out, given = Path(options.out), given_options(options, MeasureRequest.names())

@@ -13,8 +13,14 @@ import signal
 import sys
 from typing import Any, TextIO
 
-from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, one_line, printable
-from olmo_sparsity.runtime import EXIT_STOPPED
+from olmo_sparsity.base.errors import (
+    ReportedElsewhere,
+    UserError,
+    is_out_of_memory,
+    one_line,
+    printable,
+)
+from olmo_sparsity.base.runtime import EXIT_STOPPED
 
 EXIT_DEFECT = 1
 EXIT_BAD_INPUT = 2

@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.folders import leaves
+from olmo_sparsity.config.schema import Rules, build, enforce, read_given, read_yaml, to_yaml, used
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import RepeatedConfig
-from olmo_sparsity.folders import leaves
-from olmo_sparsity.io import write_atomically
-from olmo_sparsity.settings import Rules, build, enforce, read_given, read_yaml, to_yaml, used
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

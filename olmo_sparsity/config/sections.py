@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from olmo_sparsity.config.schema import option
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
-from olmo_sparsity.settings import option
 
 Precision = Literal["auto", "fp32", "bf16"]
 

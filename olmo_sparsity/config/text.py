@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from olmo_sparsity.analysis.inputs.records import CorpusConfig
-from olmo_sparsity.settings import option
+from olmo_sparsity.config.schema import option
+from olmo_sparsity.text.records import CorpusConfig
 
 
 @dataclass

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.text import PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.planting import Planting
 from olmo_sparsity.data.positions import draw_positions, restart
 from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.text.vocabulary import IGNORED
 
 PLANTED, REPEATED = 1, 2
 """Seeds that separate the draws of planted and repeated sequences from draws of positions."""

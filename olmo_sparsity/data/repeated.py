@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED, ordinary_tokens
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.text import RepeatedConfig
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.text.vocabulary import IGNORED, ordinary_tokens
 
 
 @dataclass(frozen=True)

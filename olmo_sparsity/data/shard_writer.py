@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.data.shards import ShardFile
-from olmo_sparsity.errors import DataError
 
 
 class ShardWriter:

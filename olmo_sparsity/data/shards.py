@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.inputs.corpus import Tally
-from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary, tokenizer_fingerprint
-from olmo_sparsity.conform import conform, with_crc
+from olmo_sparsity.base.conform import conform, with_crc
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import Listed, read_json, stays_inside, verify_files, write_atomically
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import Listed, read_json, stays_inside, verify_files, write_atomically
+from olmo_sparsity.text.corpus import Tally
+from olmo_sparsity.text.vocabulary import count_vocabulary, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
-from olmo_sparsity.errors import DataError, one_line
-from olmo_sparsity.io import read_bounded
+from olmo_sparsity.base.errors import DataError, one_line
+from olmo_sparsity.base.files import read_bounded
+from olmo_sparsity.text.corpus import olmo_data_folder
 
 PIECE_CHARACTERS = 2**19
 """Longer documents are tokenized in pieces; see `cut_into_pieces`."""

@@ -17,19 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer
 
-from olmo_sparsity.analysis.inputs.corpus import (
-    CHECK_EVERY_RECORDS,
-    Tally,
-    is_heldout,
-    list_inputs,
-    read_records,
-)
-from olmo_sparsity.analysis.inputs.records import TextRecord
-from olmo_sparsity.analysis.inputs.vocabulary import (
-    BATCH_CHARACTERS,
-    count_vocabulary,
-    tokenizer_fingerprint,
-)
+from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics
+from olmo_sparsity.base.files import naming, sync, write_atomically
+from olmo_sparsity.base.folders import WorkFolder, differences, locked, refuse_changes
+from olmo_sparsity.base.runtime import Progress, read_launch
+from olmo_sparsity.config.schema import applies
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.shard_writer import ShardWriter
 from olmo_sparsity.data.shards import SPLITS, Manifest, check_files, open_tokenizer
@@ -40,15 +32,23 @@ from olmo_sparsity.data.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
-from olmo_sparsity.errors import ConfigError, DataError, naming_panics
-from olmo_sparsity.folders import WorkFolder, differences, locked, refuse_changes
-from olmo_sparsity.io import naming, sync, write_atomically
-from olmo_sparsity.runtime import Progress, read_launch
-from olmo_sparsity.settings import applies
+from olmo_sparsity.text.corpus import (
+    CHECK_EVERY_RECORDS,
+    Tally,
+    is_heldout,
+    list_inputs,
+    read_records,
+)
+from olmo_sparsity.text.records import TextRecord
+from olmo_sparsity.text.vocabulary import (
+    BATCH_CHARACTERS,
+    count_vocabulary,
+    tokenizer_fingerprint,
+)
 
 if TYPE_CHECKING:
-    from olmo_sparsity.analysis.inputs.records import CorpusConfig
     from olmo_sparsity.config.text import DataConfig
+    from olmo_sparsity.text.records import CorpusConfig
 
 SHARD_CHARACTERS = 2**28
 """A shard ends with the record that brings its text to this many characters: about 60M tokens, or

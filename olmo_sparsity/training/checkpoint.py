@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
-from olmo_sparsity.io import (
+from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
+from olmo_sparsity.base.files import (
     Listed,
     list_file,
     naming,
@@ -28,8 +27,9 @@ from olmo_sparsity.io import (
     write_json,
     write_manifest,
 )
-from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
-from olmo_sparsity.runtime import say
+from olmo_sparsity.base.runtime import say
+from olmo_sparsity.config.sections import CheckpointConfig
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, verified_checkpoints
 
 if TYPE_CHECKING:
     from olmo_sparsity.training.distributed import Processes

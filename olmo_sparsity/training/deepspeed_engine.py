@@ -17,12 +17,12 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 
+from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.base.files import read_json
+from olmo_sparsity.base.folders import leaves
+from olmo_sparsity.config.schema import CONFIGS
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.folders import leaves
-from olmo_sparsity.io import read_json
-from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
 from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments

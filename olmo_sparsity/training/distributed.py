@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from olmo_sparsity.base.errors import ConfigError, ReportedElsewhere, UserError, one_line
+from olmo_sparsity.base.runtime import Launch, read_launch
 from olmo_sparsity.config.sections import EngineConfig
-from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError, one_line
-from olmo_sparsity.runtime import Launch, read_launch
 
 
 class LostProcess(Exception):

@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.analysis.kernels.attention import find_documents, keep_out_of_graphs
-from olmo_sparsity.analysis.kernels.losses import compile_losses, mean_loss, token_losses
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.runtime import choose_device, multiplies
 from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.runtime import choose_device, multiplies
+from olmo_sparsity.models.attention import find_documents, keep_out_of_graphs
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.losses import compile_losses, mean_loss, token_losses
+from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import (
     KEYS,

@@ -11,13 +11,13 @@ from typing import cast
 import torch
 from torch import nn
 
-from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.transformers_folder import count_parameters
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.runtime import Gpu, device_name, find_gpu, known_gpu
 from olmo_sparsity.config.sections import ModelConfig, Precision, RunConfig, TrainingConfig
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.build import build_model, build_theirs
-from olmo_sparsity.runtime import Gpu, device_name, find_gpu, known_gpu
+from olmo_sparsity.models.build import build_model, build_theirs
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
+from olmo_sparsity.models.transformers_folder import count_parameters
 
 
 def flops_per_token(

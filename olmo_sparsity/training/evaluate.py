@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import torch
 
-from olmo_sparsity.analysis.kernels.losses import repetition_losses
 from olmo_sparsity.config.sections import EvaluationConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches, heldout_sequences
 from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.models.losses import repetition_losses
 from olmo_sparsity.training.engine import Engine
 
 NUM_PASSAGES = 64

@@ -17,13 +17,19 @@ from types import FrameType
 import numpy as np
 import torch
 
+from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.base.runtime import (
+    EXIT_STOPPED,
+    STOP_SIGNALS,
+    Progress,
+    handling,
+    peak_memory_gib,
+)
 from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
-from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.model.checkpoint_files import part_name, save_weights, write_index
-from olmo_sparsity.model.exchange import export
-from olmo_sparsity.runtime import EXIT_STOPPED, STOP_SIGNALS, Progress, handling, peak_memory_gib
+from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
+from olmo_sparsity.models.exchange import export
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.evaluate import format_losses

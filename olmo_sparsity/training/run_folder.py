@@ -14,14 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olmo_sparsity.base.conform import conform, parse_json, with_crc
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError
+from olmo_sparsity.base.files import (
+    naming,
+    read_bounded,
+    read_json,
+    write_atomically,
+    write_json,
+    writing,
+)
+from olmo_sparsity.base.folders import WorkFolder, differences, refuse_changes
+from olmo_sparsity.base.runtime import device_name, provenance, say, typed_command
 from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.text import SCALING_FIELDS
-from olmo_sparsity.conform import conform, parse_json, with_crc
-from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.folders import WorkFolder, differences, refuse_changes
-from olmo_sparsity.io import naming, read_bounded, read_json, write_atomically, write_json, writing
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.runtime import device_name, provenance, say, typed_command
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import TrainerState, step_of
 from olmo_sparsity.training.sinks import Sink
 
@@ -323,7 +330,7 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from olmo_sparsity import drawing
+    from olmo_sparsity.base import drawing
 
     names = drawing.one_label_each(labels, [Path(folder).name for folder in folders])
     tables = []

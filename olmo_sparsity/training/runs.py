@@ -11,14 +11,11 @@ from pathlib import Path
 
 import torch
 
-from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainedModel, TrainingText
-from olmo_sparsity.analysis.models.identity import fingerprint
-from olmo_sparsity.analysis.models.load import DTYPES
-from olmo_sparsity.analysis.models.pretrained_tokenizer import read_tokenizer
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import MANIFEST, verify_manifest
+from olmo_sparsity.base.runtime import multiplies, say
 from olmo_sparsity.config.text import DataConfig
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import MANIFEST, verify_manifest
-from olmo_sparsity.model.checkpoint_files import (
+from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
     list_checkpoints,
     load_weights,
@@ -26,7 +23,10 @@ from olmo_sparsity.model.checkpoint_files import (
     verified_checkpoints,
     weight_files,
 )
-from olmo_sparsity.runtime import multiplies, say
+from olmo_sparsity.models.identity import fingerprint
+from olmo_sparsity.models.load import DTYPES
+from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
+from olmo_sparsity.text.runs import PreparedText, TrainedModel, TrainingText
 
 UNREAD = "engine/"
 """Optimizer state, which is most of the bytes."""
@@ -90,7 +90,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
 
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedModel:
     from olmo_sparsity.config.run import load_saved_config  # needs what [train] installs
-    from olmo_sparsity.model.build import build_model
+    from olmo_sparsity.models.build import build_model
 
     config = load_saved_config(folder / "config.yaml")
     number = re.fullmatch(r"step(\d+)", folder.name)

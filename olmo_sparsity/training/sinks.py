@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from olmo_sparsity.base.errors import naming_extras
+from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.config.sections import LoggingConfig
-from olmo_sparsity.errors import naming_extras
-from olmo_sparsity.io import write_atomically
 
 Sink = Callable[[dict], None]
 

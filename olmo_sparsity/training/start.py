@@ -15,25 +15,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary
+from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
+from olmo_sparsity.base.runtime import say
 from olmo_sparsity.config.run import check_model, flatten
+from olmo_sparsity.config.schema import to_yaml
 from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
-from olmo_sparsity.errors import ConfigError, DataError, UnreadableNowError
-from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.checkpoint_files import (
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
     StoredWeights,
     check_fit,
     fill,
     list_checkpoints,
 )
-from olmo_sparsity.model.exchange import change_of_angles, check_exportable, import_weights
-from olmo_sparsity.runtime import say
-from olmo_sparsity.settings import to_yaml
+from olmo_sparsity.models.exchange import change_of_angles, check_exportable, import_weights
+from olmo_sparsity.text.vocabulary import count_vocabulary
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine

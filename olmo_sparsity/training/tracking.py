@@ -15,18 +15,18 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.models.use import in_use
+from olmo_sparsity.analysis.options import TrackSettings
 from olmo_sparsity.analysis.results.tracked import Tracked
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import TrackSettings
 from olmo_sparsity.analysis.tracking.fixed_text import FixedText
+from olmo_sparsity.base.errors import ConfigError, naming_extras, one_line
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.errors import ConfigError, naming_extras, one_line
-from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.checkpoint_files import fill
-from olmo_sparsity.model.exchange import hugging_face_model, hugging_face_tokenizer
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.checkpoint_files import fill
+from olmo_sparsity.models.exchange import hugging_face_model, hugging_face_tokenizer
+from olmo_sparsity.models.use import in_use
+from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.training.distributed import Processes
 
 

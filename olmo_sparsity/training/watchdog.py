@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from olmo_sparsity.base.runtime import EXIT_LOST_PROCESS, say
 from olmo_sparsity.config.sections import EngineConfig
-from olmo_sparsity.runtime import EXIT_LOST_PROCESS, say
 from olmo_sparsity.training.distributed import Processes
 
 GRACE_S = 8.0

@@ -24,14 +24,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from olmo_sparsity import load_model, track
-from olmo_sparsity.analysis.kernels.engine import Prompt
-from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.drawing import BLUE, RED, save
-from olmo_sparsity.io import writing
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.drawing import BLUE, RED, save
+from olmo_sparsity.base.files import writing
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.prompts import Prompt
 from study.benchmarks.evidence import read_texts
 from study.command import enter, run_command
 

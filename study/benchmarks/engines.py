@@ -26,10 +26,10 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import attribute, load_model
-from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.io import write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.models.prompts import Prompt
 from study.benchmarks.questions import keep_rows, make_questions, read_rows
 
 SOURCES = 2

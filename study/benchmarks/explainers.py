@@ -98,11 +98,11 @@ Scores = Callable[[Question], Any]
 
 
 def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) -> Scores:
-    from olmo_sparsity.analysis.inputs.windows import Units, Windows
-    from olmo_sparsity.analysis.models.load import wrap_model
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
     from olmo_sparsity.analysis.selectors.influence import Question as Asked
+    from olmo_sparsity.models.load import wrap_model
+    from olmo_sparsity.text.windows import Units, Windows
 
     wrapped = wrap_model(model, tokenizer).model
 

@@ -9,8 +9,8 @@ import re
 from bisect import bisect_left
 from itertools import accumulate, pairwise
 
-from olmo_sparsity.analysis.inputs.sentences import sentence_starts
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.text.sentences import sentence_starts
 
 
 def pieces(text: str) -> list[int]:

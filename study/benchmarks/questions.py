@@ -60,16 +60,16 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import attribute, load_model
-from olmo_sparsity.analysis.attribution.segments import AttributeRequest, Layout, SourcePrompt
-from olmo_sparsity.analysis.attribution.sources import Answer
-from olmo_sparsity.analysis.attribution.statements import Attribution
-from olmo_sparsity.analysis.attribution.verdicts import judge
-from olmo_sparsity.analysis.kernels.engine import Prompt
-from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
 from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.io import write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.models.load import LoadedModel, find_folder
+from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.sources.documents import Answer
+from olmo_sparsity.sources.segments import AttributeRequest, Layout, SourcePrompt
+from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.verdicts import judge
 
 WORDS, DECOYS = 50, 12
 """Words of a source at most, and texts that decoys are made of."""

@@ -128,7 +128,7 @@ Scores = Callable[[SourceQuestion], Any]
 def ours(draws: int, model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -> Scores:
     """Nats, the mean of what a source gives and of what is lost without it; and the verdicts."""
     from olmo_sparsity import attribute
-    from olmo_sparsity.analysis.models.load import wrap_model
+    from olmo_sparsity.models.load import wrap_model
 
     loaded = wrap_model(model, tokenizer)
 

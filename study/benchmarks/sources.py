@@ -25,9 +25,9 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import attribute, load_model
-from olmo_sparsity.analysis.attribution.statements import Attribution
-from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.settings import MIN_GAP
+from olmo_sparsity.analysis.options import MIN_GAP
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.sources.statements import Attribution
 from study.benchmarks.laboratory import (
     NONE,
     ONE,

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity.drawing import BLACK, BLUE, GREY, RED, save
+from olmo_sparsity.base.drawing import BLACK, BLUE, GREY, RED, save
 from study.longer import NEVER, TRAINED
 from study.pages.stored import ROOT, other_table, task_rows
 

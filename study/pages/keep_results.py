@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from olmo_sparsity.analysis.results.statistics import has_spans, tokens_of_targets
-from olmo_sparsity.folders import locked
-from olmo_sparsity.io import write_atomically, writing
+from olmo_sparsity.base.files import write_atomically, writing
+from olmo_sparsity.base.folders import locked
 from olmo_sparsity.training.run_folder import read_metrics
 from study.pages import stored
 from study.pages.stored import RESULTS, ROWS

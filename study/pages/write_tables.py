@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.results.statistics import (
     resample_weights,
 )
 from olmo_sparsity.analysis.results.summary import FAR_STATES
-from olmo_sparsity.io import write_atomically
+from olmo_sparsity.base.files import write_atomically
 from study.benchmarks import questions, reasoning
 from study.pages.stored import (
     PAGES,

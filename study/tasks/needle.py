@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 from study.tasks.samples import Ks, Samples, Task, refuse_k
 
 _VALUES = _KEYS = 16

@@ -17,9 +17,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.schema import option
 from olmo_sparsity.data.shards import Manifest
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import option
 from study.tasks.samples import Ks, Samples, Task, refuse_k
 
 _SLOTS, _ANSWERS = 8, 256

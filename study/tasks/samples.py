@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 
 Ks = int | np.ndarray | None
 """k of all samples or of each; None: the task chooses."""

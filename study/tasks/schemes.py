@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.settings import option
+from olmo_sparsity.config.schema import option
 from study.tasks.samples import Samples
 
 COUPLED = ("coupled", "ppc")

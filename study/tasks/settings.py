@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.extend import read_object
 from olmo_sparsity.config.run import check_model
+from olmo_sparsity.config.schema import Rules, build, enforce, load, option
 from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.extend import read_object
-from olmo_sparsity.settings import Rules, build, enforce, load, option
 from study.tasks.addition import Addition
 from study.tasks.needle import Needle
 from study.tasks.parity import ScratchpadParity, SparseParity

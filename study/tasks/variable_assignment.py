@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import option
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.schema import option
 from study.tasks.samples import Ks, Samples, Task
 
 _QUESTION = 0

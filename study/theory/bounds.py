@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from olmo_sparsity.folders import WorkFolder
-from olmo_sparsity.runtime import Progress, format_duration, provenance
+from olmo_sparsity.base.folders import WorkFolder
+from olmo_sparsity.base.runtime import Progress, format_duration, provenance
 from study.tables_of_rows import write_rows
 from study.theory import bounds
 from study.theory.learning import learn, training_lengths

@@ -16,7 +16,7 @@ from itertools import chain, combinations, product
 
 import numpy as np
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
 """Largest single allocation; larger ones are rejected, with their size."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import Rules, enforce, load, option
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.schema import Rules, enforce, load, option
 from study.theory.planted import (
     Planted,
     drifting_shapes,

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 from study.theory.planted import MEMORY_LIMIT_BYTES, Planted, check_memory
 
 PAD = -1

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from olmo_sparsity.base.errors import UserError, is_out_of_memory
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.errors import UserError, is_out_of_memory
 from olmo_sparsity.training import run_folder
 from tests.conftest import running
 

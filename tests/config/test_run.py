@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.run import config_from_dict, load_saved_config, save_config
-from olmo_sparsity.errors import ConfigError
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.analysis.inputs.records import CorpusConfig
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import TokenizerConfig
+from olmo_sparsity.text.records import CorpusConfig
 
 WORDS = ["river", "the", "café", "日本語", "1984", "don't", "<|endoftext|>", "\n", "naïve", "🙂"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import PositionsConfig, StageConfig, TrainingConfig
 from olmo_sparsity.config.text import PlantedConfig, RepeatedConfig
 from olmo_sparsity.data.background import in_background
@@ -25,7 +25,7 @@ from olmo_sparsity.data.batches import (
     heldout_batches,
 )
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.loop import draw
 
 POSE = PositionsConfig(scheme="pose", target_length=256)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.text import PlantedConfig, PositionsConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.planting import Planting
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

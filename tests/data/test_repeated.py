@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.text import PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.text.vocabulary import IGNORED
 
 
 def test_every_label_followed_the_same_token_the_last_time(shards: TokenShards) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import sha256_of
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.data import tokens as tokens_module
@@ -16,8 +18,6 @@ from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import Manifest, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import sha256_of
 from tests.conftest import data_section
 
 OTHER = train_tokenizer(iter(["other words than before, other words"]), 300)
@@ -103,7 +103,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(
     data: DataConfig, name: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(data)
-    monkeypatch.setattr("olmo_sparsity.folders.locked", None)
+    monkeypatch.setattr("olmo_sparsity.base.folders.locked", None)
     assert prepare(data).complete, "a finished folder may be read-only"
     path = Path(data.folder) / "manifest.json"
     content = json.loads(path.read_text())

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
-from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.data import tokenizer
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer, train_tokenizer
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.text.corpus import olmo_data_folder
+from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 from tests.data.conftest import WORDS
 
 SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from olmo_sparsity.config.run import config_from_dict
-from olmo_sparsity.model.checkpoint_files import StoredWeights, list_checkpoints
-from olmo_sparsity.model.exchange import export
+from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints
+from olmo_sparsity.models.exchange import export
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.optim import Jumps

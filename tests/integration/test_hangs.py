@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.run_folder import read_metrics

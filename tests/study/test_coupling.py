@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models.build import build_model
 from study.coupling import PositionCoupling, Response, score
 
 VOCAB, NUM_IDS, NUM_PROMPT = 13, 60, 7

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.options import Reading
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.text.windows import Windows
 from study import selectors
 from tests.support.brute import (
     CPU,

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import FarText
-from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.options import Reading
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question
-from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.text.documents import FarText
+from olmo_sparsity.text.windows import Block, Units, Windows
 from tests.support.families import SUPPORTED, build, find
 from tests.support.models import FIELDS
 

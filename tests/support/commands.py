@@ -9,7 +9,7 @@ from pathlib import Path
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.command.cli import build_parser
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.sweep import Run, expand
+from olmo_sparsity.training.sweep import Run, expand
 
 ROOT = Path(__file__).parents[2]
 parser = cache(build_parser)

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.statistics import (
@@ -28,6 +27,7 @@ from olmo_sparsity.analysis.results.statistics import (
     with_ends,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
+from olmo_sparsity.text.windows import Windows
 
 LONG, SHORT, STRIDE = 192, 32, 16
 KS = (1, 2, 4, 8, 16)

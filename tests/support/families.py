@@ -18,10 +18,10 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.models.compatibility import position_limit
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.load import wrap_model
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.models.compatibility import position_limit
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.load import wrap_model
 from tests.support.models import OLDER_SIZES, SIZES, TOKEN_IDS
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Documents
-from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import MeasureRequest, Plan, plan
-from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.text.documents import Documents
+from olmo_sparsity.text.windows import Windows
 from tests.support.models import FIELDS
 
 VOCAB = 40

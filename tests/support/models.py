@@ -10,12 +10,12 @@ import transformers
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
+from olmo_sparsity.base.files import write_manifest
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.io import write_manifest
-from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.checkpoint_files import fill, save_weights
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.checkpoint_files import fill, save_weights
 
 COUNTED = torch.arange(12)[None]
 GAPPED = torch.tensor([[0, 1, 2, 3, 9, 10, 11, 12, 30, 31, 32, 33]])

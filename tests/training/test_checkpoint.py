@@ -20,12 +20,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity import io
-from olmo_sparsity.analysis.models.load import load_model
+from olmo_sparsity.base import files as io
+from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError, UserError
+from olmo_sparsity.base.files import verify_manifest
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.errors import ConfigError, DataError, UnreadableNowError, UserError
-from olmo_sparsity.io import verify_manifest
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training import checkpoint, moments
 from olmo_sparsity.training.checkpoint import CheckpointWriter, step_of
 from olmo_sparsity.training.distributed import Processes

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.config.sections import EngineConfig, TrainingConfig
-from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.choose_engine import check_engine
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, import_deepspeed
 from tests.conftest import MakeConfig
 

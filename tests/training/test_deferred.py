@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.deferred import Deferred
 
 

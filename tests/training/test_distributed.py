@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.config.sections import EngineConfig
-from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.training import distributed
 from olmo_sparsity.training.distributed import LostProcess, Processes, connect
 from tests.support.children import free_port

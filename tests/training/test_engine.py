@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.analysis.kernels import losses
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models import losses
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine, choose_precision, own_device, own_gpu
 from olmo_sparsity.training.optim import Jumps
@@ -170,7 +170,7 @@ def test_a_compiled_step_is_two_graphs(
     from olmo.model import RMSLayerNorm
     from torch._dynamo.testing import CompileCounterWithBackend  # imports the compiler
 
-    from olmo_sparsity.model.layers import RMSNorm
+    from olmo_sparsity.models.layers import RMSNorm
 
     graphs = CompileCounterWithBackend("aot_eager")
     compiler = partial(torch.compile, backend=graphs, fullgraph=True)

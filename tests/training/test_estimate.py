@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from olmo_sparsity.base.runtime import find_gpu
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.model.build import build_model
-from olmo_sparsity.runtime import find_gpu
-from olmo_sparsity.settings import CONFIGS
+from olmo_sparsity.config.schema import CONFIGS
+from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.estimate import (
     Hardware,

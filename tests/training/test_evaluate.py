@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.analysis.kernels.losses import token_losses
 from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.losses import token_losses
+from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate import Hardware
 from olmo_sparsity.training.start import build_evaluation, resolve

@@ -13,14 +13,14 @@ import pytest
 import torch
 import transformers
 
-from olmo_sparsity.analysis.models.load import load_model
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.model.exchange import config_of
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.exchange import config_of
+from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train

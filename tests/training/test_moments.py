@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments, share_out
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from olmo_sparsity.config.sections import OptimizerConfig
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.estimate import count_parameters
 from olmo_sparsity.training.optim import Jumps, build_optimizer, learning_rate
 from tests.conftest import MakeConfig

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import Metrics, loss_table, read_metrics
 from tests.conftest import MakeConfig

@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.sinks import _scalars
 from olmo_sparsity.training.start import dry_run

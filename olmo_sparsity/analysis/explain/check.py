@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.prompt import Prepared, unrelated
-from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
+from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.report.report import note
 from olmo_sparsity.analysis.results.statistics import interval, resample_weights
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
-from olmo_sparsity.analysis.settings import MIN_GAP
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.runtime import Progress
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.runtime import Progress
+from olmo_sparsity.text.documents import Controls, Document, Documents
 
 PASSAGE = 128  # tokens of the passages that the induction check repeats
 

@@ -15,13 +15,10 @@ import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check, check
 from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
-from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.inputs.windows import Spans, Windows
 from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
-from olmo_sparsity.analysis.models.load import LoadedModel, using
-from olmo_sparsity.analysis.models.use import in_use
+from olmo_sparsity.analysis.options import AskSettings, ModelOptions, Request
 from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import describe_noise
@@ -30,10 +27,13 @@ from olmo_sparsity.analysis.results.view import Shown, escape, spell
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.selectors.influence import find_selector
-from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, Request
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.io import refuse_suffix, write_atomically
-from olmo_sparsity.runtime import Progress, say
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.files import refuse_suffix, write_atomically
+from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.models.load import LoadedModel, using
+from olmo_sparsity.models.use import in_use
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.windows import Spans, Windows
 
 NOT_CHECKED = "Not checked against unrelated texts:"
 WHY_CHECK = "any text lowers a loss by something. Use --check, or check() in Python."

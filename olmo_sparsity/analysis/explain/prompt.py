@@ -16,20 +16,20 @@ import numpy as np
 import pandas as pd
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT
-from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.inputs.windows import Block, Spans, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
-from olmo_sparsity.analysis.models.identity import State
-from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.models.use import refuse_changed, state_of
+from olmo_sparsity.analysis.options import AskSettings
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import AskSettings
-from olmo_sparsity.errors import ConfigError, DataError, one_line
-from olmo_sparsity.runtime import say
+from olmo_sparsity.base.errors import ConfigError, DataError, one_line
+from olmo_sparsity.base.runtime import say
+from olmo_sparsity.models.identity import State
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.use import refuse_changed, state_of
+from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.inputs import open_documents
+from olmo_sparsity.text.records import LARGEST_DOCUMENT
+from olmo_sparsity.text.windows import Block, Spans, Windows
 
 MOST_WINDOWS, MOST_TOKENS = 1024, 2**16
 """How many local windows are computed to select targets, and how many tokens of long windows

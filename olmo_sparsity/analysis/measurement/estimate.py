@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.windows import Block
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.targets import places_of
-from olmo_sparsity.analysis.models.load import using
-from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses
-from olmo_sparsity.runtime import format_duration, known_gpu, peak_memory_gib
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.runtime import format_duration, known_gpu, peak_memory_gib
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.models.load import using
+from olmo_sparsity.models.use import in_use
+from olmo_sparsity.text.windows import Block
 
 TRIED_S, TRIED_FORWARDS = 4.0, 1024
 """Seconds of losses, at least a block of two documents, unless a block takes longer than that and

@@ -24,7 +24,6 @@ from olmo_sparsity.analysis.measurement.plan import (
     targets_meta,
 )
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
-from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
@@ -36,10 +35,11 @@ from olmo_sparsity.analysis.results.statistics import (
     with_ends,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.folders import locked
-from olmo_sparsity.io import MANIFEST, verify_manifest
-from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.files import MANIFEST, verify_manifest
+from olmo_sparsity.base.folders import locked
+from olmo_sparsity.base.runtime import Launch, Progress, device_name, provenance, read_launch, say
+from olmo_sparsity.models.load import using
 
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""

@@ -27,9 +27,8 @@ from olmo_sparsity.analysis.results.tables import (
     write_json,
     write_table,
 )
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.folders import WorkFolder
-from olmo_sparsity.io import (
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import (
     MANIFEST,
     is_partial,
     read_json,
@@ -38,7 +37,8 @@ from olmo_sparsity.io import (
     writing,
     writing_folder,
 )
-from olmo_sparsity.runtime import say, versions_of_numbers
+from olmo_sparsity.base.folders import WorkFolder
+from olmo_sparsity.base.runtime import say, versions_of_numbers
 
 
 def results_folder(out: str | Path) -> WorkFolder:

@@ -10,9 +10,6 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-from olmo_sparsity.analysis.inputs.texts import cut_to_targets, open_documents
-from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
     Choices,
@@ -35,22 +32,7 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_fingerprint,
     targets_of_records,
 )
-from olmo_sparsity.analysis.models.load import (
-    LoadedModel,
-    identity_of,
-    load_model,
-    using,
-    wrap_model,
-)
-from olmo_sparsity.analysis.models.use import refuse_changed, state_of
-from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import half_of
-from olmo_sparsity.analysis.results.tables import PHASES, Columns
-from olmo_sparsity.analysis.scoring.induction import repetition_drop
-from olmo_sparsity.analysis.scoring.replaced import scorer_of
-from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.selectors.influence import find_selector
-from olmo_sparsity.analysis.settings import (
+from olmo_sparsity.analysis.options import (
     QUICK,
     QUICK_BLOCKS,
     ModelOptions,
@@ -58,10 +40,28 @@ from olmo_sparsity.analysis.settings import (
     Settings,
     TextOptions,
 )
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.extend import fingerprint_of_files
-from olmo_sparsity.runtime import say
-from olmo_sparsity.streams import VERSION
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.statistics import half_of
+from olmo_sparsity.analysis.results.tables import PHASES, Columns
+from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.replaced import scorer_of
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.selectors.influence import find_selector
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.extend import fingerprint_of_files
+from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.streams import VERSION
+from olmo_sparsity.models.load import (
+    LoadedModel,
+    identity_of,
+    load_model,
+    using,
+    wrap_model,
+)
+from olmo_sparsity.models.use import refuse_changed, state_of
+from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.inputs import cut_to_targets, open_documents
+from olmo_sparsity.text.windows import Block, Windows
 
 Other = Results | str | Path | None
 """Another measurement, or its folder."""

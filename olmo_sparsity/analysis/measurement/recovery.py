@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document, FarText
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Spans, Units, Windows
 from olmo_sparsity.analysis.measurement.reuse import Choices
-from olmo_sparsity.analysis.models.use import with_model_in_use
+from olmo_sparsity.analysis.options import KS
 from olmo_sparsity.analysis.results.statistics import RELIABILITY, rank_correlations
 from olmo_sparsity.analysis.results.tables import PHASES
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
@@ -32,9 +30,11 @@ from olmo_sparsity.analysis.selectors.influence import (
     first_groups,
     halves_of,
 )
-from olmo_sparsity.analysis.settings import KS
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.text.documents import Controls, Document, FarText
+from olmo_sparsity.text.windows import NOTHING, Block, Spans, Units, Windows
 
 DOCUMENT, PLACEBO = "document", "placebo"  # kinds of distant context
 

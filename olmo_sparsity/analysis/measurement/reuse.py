@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.inputs.windows import Units, Windows, span_width
 from olmo_sparsity.analysis.measurement.targets import given_targets
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.selectors.influence import Choice, find_selector
-from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.runtime import say
-from olmo_sparsity.streams import VERSION
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.streams import VERSION
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.text.documents import Document, Documents
+from olmo_sparsity.text.windows import Units, Windows, span_width
 
 RANKED_BY = [*KEYS, "units", "selector"]
 

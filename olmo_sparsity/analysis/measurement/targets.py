@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.documents import Document, Documents, first_characters
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Spans, Windows, span_width
+from olmo_sparsity.analysis.options import MIN_GAP, Settings
 from olmo_sparsity.analysis.results.statistics import (
     KEYS,
     far_part_losses,
@@ -25,9 +24,10 @@ from olmo_sparsity.analysis.results.statistics import (
     has_spans,
     with_ends,
 )
-from olmo_sparsity.analysis.settings import MIN_GAP, Settings
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.text.documents import Document, Documents, first_characters
+from olmo_sparsity.text.windows import NOTHING, Block, Spans, Windows, span_width
 
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
 """Names of targets: words, a regular expression, tokens by number, or several of these."""

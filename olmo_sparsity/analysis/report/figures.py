@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from olmo_sparsity import drawing
 from olmo_sparsity.analysis.results.results import Results, main_set
 from olmo_sparsity.analysis.results.view import spell
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.base import drawing
+from olmo_sparsity.base.errors import ConfigError, DataError
 
 _OF_CURVES = [
     (drawing.BLUE, "o"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.results.view import DIRECTIONS
-from olmo_sparsity.io import refuse_suffix, write_atomically
+from olmo_sparsity.base.files import refuse_suffix, write_atomically
 
 _FOLDER = Path(__file__).parent
 _HEAD = """\

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from olmo_sparsity import drawing
 from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.tables import plain, write_json
 from olmo_sparsity.analysis.results.tracked import Tracked
 from olmo_sparsity.analysis.results.view import escape, html_table, spell
+from olmo_sparsity.base import drawing
 
 PANELS = {
     "net gain of all context": r"net_gain",

@@ -18,8 +18,8 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import spell
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import MANIFEST, read_json, verify_manifest
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import MANIFEST, read_json, verify_manifest
 
 SETS = {
     "gap": "large gap",

@@ -23,7 +23,7 @@ from math import pi, sqrt
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.base.errors import DataError
 
 INDUCTION_SHARE = 0.15
 """A model copies from its context if a passage, when it is repeated, costs it less by at least this

@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import read_parquet, write_atomically
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import read_parquet, write_atomically
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.statistics import interval, resample
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
 
 COLUMNS = ["document", "number", "total", "count"]
 CHECKPOINT = ["run", "step"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.errors import printable
+from olmo_sparsity.base.errors import printable
 
 REACH = 6  # tokens shown on either side of a far unit
 MARGIN = 40  # tokens shown before the first highlighted one, and after the last

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.analysis.kernels.losses import LanguageModel
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.losses import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
-from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.models.losses import repetition_losses, token_losses
+from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.text.documents import Document
 
 MOST, LEAST, TOKENS = 64, 4, 32768
 """The most passages; fewer, but not fewer than `LEAST`, if these and their repetitions have more

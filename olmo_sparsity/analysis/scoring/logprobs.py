@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.kernels.attention import fast_kernels
-from olmo_sparsity.analysis.kernels.engine import LogprobModel, Node, Prompt, plan, scores_along
-from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.models.attention import fast_kernels
+from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.prompts import LogprobModel, Node, Prompt, plan, scores_along
+from olmo_sparsity.models.use import in_use
 
 
 def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> int:

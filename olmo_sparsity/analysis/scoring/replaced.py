@@ -13,14 +13,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Block
-from olmo_sparsity.analysis.kernels.engine import LogprobModel, Prompt
-from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.options import AskSettings, Settings
 from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
-from olmo_sparsity.analysis.settings import AskSettings, Settings
+from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.prompts import LogprobModel, Prompt
+from olmo_sparsity.text.documents import Controls, Document
+from olmo_sparsity.text.windows import NOTHING, Block
 
 TOGETHER = 512  # tokens whose log-probabilities one prompt returns at most; more take much memory
 Key = tuple[bytes, int]  # SHA-1 of a text up to its last target, and the place of its first

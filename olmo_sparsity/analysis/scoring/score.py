@@ -27,20 +27,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olmo_sparsity.analysis.inputs.corpus import list_inputs
-from olmo_sparsity.analysis.inputs.texts import open_text
-from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.models.load import LoadedModel, identity_of, load_model
+from olmo_sparsity.analysis.options import ModelOptions, Request, ScoreSettings
 from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams, refuse_no_numbers
-from olmo_sparsity.analysis.settings import ModelOptions, Request, ScoreSettings
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.folders import Pieces, WorkFolder, locked
-from olmo_sparsity.io import refuse_suffix, writing
-from olmo_sparsity.runtime import Progress, say
-from olmo_sparsity.streams import VERSION, stream
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.files import refuse_suffix, writing
+from olmo_sparsity.base.folders import Pieces, WorkFolder, locked
+from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.base.streams import VERSION, stream
+from olmo_sparsity.models.load import LoadedModel, identity_of, load_model
+from olmo_sparsity.text.corpus import list_inputs
+from olmo_sparsity.text.inputs import open_text
+from olmo_sparsity.text.windows import Windows
 
 POOL = 32
 """Documents that unrelated text is taken from: the first ones that have more than local tokens, so

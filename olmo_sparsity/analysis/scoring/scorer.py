@@ -22,17 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
-from olmo_sparsity.analysis.kernels.attention import fast_kernels
-from olmo_sparsity.analysis.kernels.engine import Engine
-from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
-from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
-from olmo_sparsity.analysis.models.identity import State
-from olmo_sparsity.analysis.models.use import in_use, state_of, with_model_in_use
-from olmo_sparsity.analysis.settings import Reading
-from olmo_sparsity.errors import ConfigError, DataError, is_out_of_memory
-from olmo_sparsity.runtime import say, threads_for
+from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.base.errors import ConfigError, DataError, is_out_of_memory
+from olmo_sparsity.base.runtime import say, threads_for
+from olmo_sparsity.models.attention import fast_kernels
+from olmo_sparsity.models.distant_states import FarStates, to_device
+from olmo_sparsity.models.identity import State
+from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
+from olmo_sparsity.models.prompts import Engine
+from olmo_sparsity.models.use import in_use, state_of, with_model_in_use
+from olmo_sparsity.text.documents import Controls, Document
+from olmo_sparsity.text.windows import NOTHING, Block, Windows
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")

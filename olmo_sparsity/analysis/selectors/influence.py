@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans, Units
-from olmo_sparsity.analysis.models.use import with_model_in_use
+from olmo_sparsity.analysis.options import Reading
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
 from olmo_sparsity.analysis.selectors.saliency import (
     GATE,
@@ -24,9 +23,10 @@ from olmo_sparsity.analysis.selectors.saliency import (
     head_attention,
     loss,
 )
-from olmo_sparsity.analysis.settings import Reading
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.extend import find_added
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.extend import find_added
+from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.text.windows import NOTHING, Spans, Units
 
 
 @dataclass(frozen=True)

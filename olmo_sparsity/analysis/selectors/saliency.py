@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans
-from olmo_sparsity.analysis.kernels.attention import fast_kernels
-from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
-from olmo_sparsity.analysis.models.use import in_this_thread, in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, as_tensors
-from olmo_sparsity.runtime import release_freed_memory
+from olmo_sparsity.base.runtime import release_freed_memory
+from olmo_sparsity.models.attention import fast_kernels
+from olmo_sparsity.models.distant_states import FarStates, to_device
+from olmo_sparsity.models.use import in_this_thread, in_use
+from olmo_sparsity.text.windows import NOTHING, Spans
 
 
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:

@@ -17,17 +17,17 @@ from itertools import islice, pairwise
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.options import MIN_GAP, TrackSettings
 from olmo_sparsity.analysis.results.tracked import COLUMNS
 from olmo_sparsity.analysis.scoring import scorer as scoring
 from olmo_sparsity.analysis.scoring.cost import CountingScorer
 from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams
-from olmo_sparsity.analysis.settings import MIN_GAP, TrackSettings
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.windows import Block, Windows
 
 FEWEST = 8
 """Documents; intervals over fewer mean nothing."""

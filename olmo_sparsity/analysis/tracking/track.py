@@ -16,21 +16,21 @@ from typing import Any, Self
 import pandas as pd
 import torch.distributed as dist
 
-from olmo_sparsity.analysis.inputs.documents import Documents
-from olmo_sparsity.analysis.inputs.runs import run_loaders
-from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
-from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
+from olmo_sparsity.analysis.options import ModelOptions, Request, TrackSettings
 from olmo_sparsity.analysis.results.tracked import Tracked
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import ModelOptions, Request, TrackSettings
 from olmo_sparsity.analysis.tracking.fixed_text import FixedText
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.folders import Pieces, WorkFolder
-from olmo_sparsity.io import writing
-from olmo_sparsity.runtime import Progress, say
-from olmo_sparsity.streams import VERSION
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.files import writing
+from olmo_sparsity.base.folders import Pieces, WorkFolder
+from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.base.streams import VERSION
+from olmo_sparsity.models.load import LoadedModel, load_model, using, wrap_model
+from olmo_sparsity.text.documents import Documents
+from olmo_sparsity.text.inputs import open_documents
+from olmo_sparsity.text.runs import run_loaders
+from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 
 READ_DOCUMENTS = 4096
 """The most documents that are read to find some that are long enough."""

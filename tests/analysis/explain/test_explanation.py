@@ -17,13 +17,13 @@ import torch
 from olmo_sparsity import estimate_cost, explain
 from olmo_sparsity.analysis.explain.explanation import Explanation, count, to_json
 from olmo_sparsity.analysis.explain.prompt import unrelated
-from olmo_sparsity.analysis.inputs.documents import Controls
-from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.kernels.attention import causal_bias
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.models.attention import causal_bias
+from olmo_sparsity.text.documents import Controls
+from olmo_sparsity.text.windows import Windows
 from tests.support.brute import Brute
 from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
 from tests.support.families import SUPPORTED, build, find

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity import estimate_cost, measure
-from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement import estimate as module
 from olmo_sparsity.analysis.measurement.estimate import _counting, estimate, losses_forwards
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
-from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.analysis.options import Settings
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.text.documents import Documents
 from tests.support.measurements import FEW, VOCAB, loaded, untrained
 
 

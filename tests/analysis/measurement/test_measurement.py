@@ -12,16 +12,16 @@ import pandas as pd
 import pytest
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.text.documents import Document, Documents
 from tests.support.measurements import FEW, SETTINGS, VOCAB, loaded, measured_into, untrained
 
 PATIENCE = "olmo_sparsity.analysis.measurement.measurement.PATIENCE_S"

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Documents, FarText
-from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.models.load import wrap_model
+from olmo_sparsity.analysis.options import Reading, Settings
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.settings import Reading, Settings
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.models.load import wrap_model
+from olmo_sparsity.text.documents import Controls, Documents, FarText
+from olmo_sparsity.text.windows import Windows
 from tests.support.brute import (
     CPU,
     ONE_FAMILY,

@@ -13,17 +13,17 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
-from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.reuse import is_other_tokenizer, match_targets
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.options import Reading, Settings
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import Reading, Settings
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.inputs import open_documents
+from olmo_sparsity.text.windows import Windows
 from tests.support.brute import READINGS, Brute, behind
 from tests.support.measurements import VOCAB, planned, untrained
 

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity import measure
-from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
@@ -36,11 +34,13 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_by_text,
     targets_fingerprint,
 )
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.options import MIN_GAP, Settings, parse_share
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import MIN_GAP, Settings, parse_share
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.text.documents import Document, Documents
+from olmo_sparsity.text.windows import Windows
 from tests.support.explanations import make_tokenizer
 from tests.support.measurements import VOCAB, loaded, losses_table, planned, untrained
 

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
@@ -24,7 +23,8 @@ from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import with_t_intervals
 from olmo_sparsity.analysis.results.summary import conclude
 from olmo_sparsity.analysis.results.view import interval, number
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import TEXT
 from tests.support.fake_results import DOCUMENTS, KS, META, UNITS, WIDTHS, fake_words
 from tests.support.hostile import (

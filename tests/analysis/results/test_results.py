@@ -25,8 +25,8 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.io import write_manifest
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import write_manifest
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 
 

@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.results.statistics import (
     weights_of_equal_gaps,
     with_t_intervals,
 )
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.base.errors import DataError
 from tests.support.measurements import losses_table, recovery_rows
 
 

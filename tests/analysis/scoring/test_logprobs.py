@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olmo_sparsity.analysis.kernels.engine import LEAST_SHARED, Prompt
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, count_forwards
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.prompts import LEAST_SHARED, Prompt
 from tests.support.models import tiny_olmo
 from tests.support.sources import FAMILIES, model_of
 

@@ -16,18 +16,18 @@ import transformers
 
 from olmo_sparsity import estimate_cost, explain, load_model, measure
 from olmo_sparsity.analysis.explain.prompt import unrelated
-from olmo_sparsity.analysis.inputs.documents import Controls, Documents
-from olmo_sparsity.analysis.kernels.engine import Prompt
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
+from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.selectors.influence import Question, halving
-from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.models.load import LoadedModel, wrap_model
+from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.text.documents import Controls, Documents
 from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
 from tests.support.fake_server import FakeServer
 from tests.support.families import REFUSED, build

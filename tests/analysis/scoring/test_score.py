@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import olmo_sparsity
-from olmo_sparsity.analysis.models.load import wrap_model
+from olmo_sparsity.analysis.options import ScoreSettings, build
 from olmo_sparsity.analysis.scoring import score as module
 from olmo_sparsity.analysis.scoring.score import ScoreRequest, count_score, score, score_files
-from olmo_sparsity.analysis.settings import ScoreSettings, build
-from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.folders import Pieces
-from olmo_sparsity.streams import stream
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError
+from olmo_sparsity.base.folders import Pieces
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.models.load import wrap_model
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 
 CONTEXTS, LOCAL = (8, 20), 4

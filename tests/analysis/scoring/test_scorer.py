@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
-from olmo_sparsity.analysis.models.use import in_use
+from olmo_sparsity.analysis.options import Reading
 from olmo_sparsity.analysis.scoring.scorer import (
     Context,
     Row,
@@ -24,10 +22,12 @@ from olmo_sparsity.analysis.scoring.scorer import (
     context_losses,
     refuse_no_numbers,
 )
-from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.build import build_model
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.use import in_use
+from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.windows import NOTHING, Block, Windows
 from tests.support.brute import (
     CPU,
     DOCUMENT,

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.inputs.windows import Block, Windows
+from olmo_sparsity.analysis.options import Reading
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors import influence
 from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question, find_selector
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
-from olmo_sparsity.analysis.settings import Reading
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.text.windows import Block, Windows
 from tests.support.brute import (
     CPU,
     DOCUMENT,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.options import Reading
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
-from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.text.windows import Windows
 from tests.support.brute import (
     CPU,
     DOCUMENT,

@@ -17,18 +17,18 @@ import torch
 import transformers
 
 from olmo_sparsity import track
-from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.models.load import load_model, wrap_model
+from olmo_sparsity.analysis.options import TrackSettings
 from olmo_sparsity.analysis.results.statistics import resample_weights
 from olmo_sparsity.analysis.results.tracked import Tracked
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import TrackSettings
 from olmo_sparsity.analysis.tracking import track as module
 from olmo_sparsity.analysis.tracking.fixed_text import FixedText
 from olmo_sparsity.analysis.tracking.track import TrackRequest, count_track
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import config_from_dict
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.support.explanations import WORDS, make_model, make_tokenizer
@@ -265,7 +265,7 @@ def test_our_trainer_tracks_each_evaluation(run_dict: dict) -> None:
 
 def test_the_callback_of_the_page_logs_numbers(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/track.md").read_text(), re.DOTALL)
-    blocks = [block for block in blocks if "olmo_core" not in block]  # tests/base has that one
+    blocks = [block for block in blocks if "olmo_core" not in block]  # tests/wheel has that one
     texts = [text * 3 for text in make_texts()]
     tokenizer, inner = make_tokenizer(), make_model()
     rows = [

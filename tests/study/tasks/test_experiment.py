@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
 from study.tasks import experiment
 from study.tasks.__main__ import main
 from study.tasks.results import Row, format_table, read_results

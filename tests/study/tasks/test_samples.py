@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 from study.tasks.addition import Addition
 from study.tasks.needle import Needle
 from study.tasks.parity import ScratchpadParity, SparseParity

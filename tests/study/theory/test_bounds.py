@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 from study.theory.bounds import Lengths, improved_bound, stated_bound
 
 GOOD = Lengths(train=16, test=64, local=4)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 from study.theory import planted as P
 from tests.study.theory.support import enumerate_strings, explicit_law, parity
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError
 from study.theory import planted as P
 from study.theory.learning import training_lengths
 from study.theory.sparse_attention import KeyShape, SparseAttention, build_layout, sampled_risk

@@ -1,0 +1,390 @@
+"""The options of `explain`, `attribute` and `measure`: their types, defaults and ranges.
+
+Place in the flow: first. The command line is derived from these classes; what it says of an option
+is in the docstrings of api.py, or here. Imports nothing large, because `--help` reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.schema import Schema, kinds_of, option, validate
+from olmo_sparsity.config.schema import build as fill
+
+if TYPE_CHECKING:
+    from olmo_sparsity.text.windows import Windows
+
+Reading = Literal["contextual", "isolated", "replaced"]
+Control = Literal["unrelated", "matched", "shuffled"]
+SplitAt = Literal["whole", "blank-lines"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+
+TargetSet = Literal["gap", "bigram", "every"]
+"""How targets are chosen: by the gap, or by the text alone. `bigram`: the token and the one before
+it occur together among the distant tokens and not in the local window; `every`: drawn evenly from
+all tokens."""
+
+KS = (1, 2, 4, 8, 16)
+MIN_GAP = 0.1
+"""Nats: a target with a smaller gap has nothing to recover."""
+
+MIN_HALVES = 4
+
+LOCAL = 128
+"""Tokens of the local window of long documents. The 96 tokens before it are enough for 75 to 80% of
+all tokens (arXiv 2512.08082), and each token more makes every row of a target dearer."""
+
+TARGETS_OF_DOCUMENT = 4
+"""Targets of each set in a long document. Intervals are over documents, so more of them help more
+than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
+
+EXHAUSTIVE = ("add_one", "random", "nearest")
+SCREENED = ("add_one_screened", "random")
+REPLACEMENTS = 2  # unrelated texts that replace distant text; their halves are compared
+"""Default selectors: of hundreds of far units each is evaluated, of thousands those that a gradient
+ranks highest."""
+
+
+def parse_share(text: str) -> float:
+    """`all` → 1.0, `top10%` → 0.1."""
+    if text == "all":
+        return 1.0
+    try:
+        share = float(text.removeprefix("top").removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not (text.startswith("top") and text.endswith("%") and 0 < share <= 1):
+        raise ConfigError(f"share={text} must be all, or a share such as top10%")
+    return share
+
+
+def parse_sample(text: str) -> float:
+    """`5%` → 0.05."""
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise ConfigError(f"sample={text} must be a share of all blocks, such as 5%") from None
+
+
+def parse_prefix(text: str) -> str:
+    r"""Read \n as a line break: a shell passes '\n' as two characters."""
+    return text.replace(r"\n", "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model and its text are read."""
+
+    device: str = option("auto", "a GPU if there is one")
+    dtype: Dtype = option(
+        "auto",
+        "of the weights; auto: the checkpoint's own, fp32 on a CPU that is slow in it, for runs on "
+        "a GPU bf16",
+    )
+    device_map: str | None = option(
+        None, "`auto` spreads a Hugging Face model over several GPUs", metavar="MAP"
+    )
+    prefix: str = option(
+        "auto",
+        "prefix of every window: auto (what the tokenizer puts before a text), bos, none, or a "
+        r"text, in which \n is a line break",
+        metavar="WHAT",
+        parse=parse_prefix,
+    )
+    batch_tokens: int | None = option(
+        None, "tokens of a forward; 4096 on CPU, 16384 to 131072 on a GPU", least=1
+    )
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `load_model`."""
+        return {"device": self.device, "dtype": self.dtype, "device_map": self.device_map}
+
+    def refuse_for_loaded(self) -> None:
+        """Raise where an option is set that a model in memory has by itself."""
+        changed = [name for name, value in self.loading.items() if value not in ("auto", None)]
+        if changed:
+            raise ConfigError(f"{', '.join(changed)} of a model in memory: its own; leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """How the text of a measurement is read."""
+
+    field: str = option("text", "the field of a record that holds the text")
+    group_field: str | None = option(
+        None,
+        "the field that names a document's author, title or site: unrelated texts are of others",
+    )
+    prompt_field: str | None = option(
+        None, "in records of a prompt and a target: the field of the prompt"
+    )
+    target_field: str | None = option(None, "the field of the target: its tokens are the targets")
+    split_at: SplitAt = option(
+        "whole", "a file of plain text is one document, or each part between blank lines"
+    )
+    max_documents: int | None = option(
+        None, "read no more than this many; of a prepared folder, spread over it", least=1
+    )
+    min_tokens: int | None = option(
+        None,
+        "leave out documents of fewer tokens, and read on until `max_documents` are there: with "
+        "more than the longest --long, each length measures the same documents",
+        least=1,
+    )
+    control_tokens: bool = option(
+        False, "names of control tokens in a text, such as <|im_end|>, are these tokens, not text"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a measurement. Processes with equal settings, model and text share one."""
+
+    long: int | Literal["all"] = option("all", metavar="N", least=1)
+    short: int = option(None, metavar="N", least=1)
+    stride: int = option(None, metavar="N", least=1)
+    sample: float = option(1.0, metavar="SHARE", parse=parse_sample, least=1e-06, most=1)
+    blocks: int | None = option(None, metavar="N", least=1)
+    prefix_ids: tuple[int, ...] = option((), hidden=True)
+    units: tuple[str, ...] = option(("tokens",), some=True, distinct=True)
+    selectors: tuple[str, ...] = option((), distinct=True)
+    ks: tuple[int, ...] = option(KS, least=1, some=True, distinct=True)
+    share: float = option(0.1, metavar="SHARE", parse=parse_share, least=1e-06, most=1)
+    min_gap: float = option(MIN_GAP, least=0, most=1000000.0)
+    sets: tuple[TargetSet, ...] = option((), distinct=True)
+    max_targets: int | Literal["all"] = option(None, metavar="N", least=1)
+    far_states: Reading = "contextual"
+    control: Control = "unrelated"
+    replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
+    draws: int = option(None, metavar="N", least=1)
+    halves: int = option(None, metavar="N", least=0)
+    seed: int = option(0, least=0)
+
+    def __post_init__(self) -> None:
+        """Fill in what depends on the long window, and keep which options were given."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
+        object.__setattr__(self, "_given", given)
+        is_replaced = self.far_states == "replaced"
+        is_all = self.long == "all" or is_replaced
+        quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
+        defaults = {
+            "short": max(1, min(LOCAL, quarter)),
+            "stride": LOCAL // 2 if self.long == "all" else 1,
+            "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
+            "selectors": ("halving",) if is_replaced else SCREENED if is_all else EXHAUSTIVE,
+            "replacements": REPLACEMENTS if is_replaced else None,
+            "sets": ("gap",),
+            "draws": 1 if is_all else 3,
+            "halves": 0 if is_all else 16,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) in (None, (), []):
+                object.__setattr__(self, name, value)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Options with values other than the defaults."""
+        given: dict[str, Any] = getattr(self, "_given")  # noqa: B009 (no field, so not in asdict)
+        return given
+
+    @property
+    def most_targets(self) -> float:
+        """`max_targets` as a number."""
+        return float("inf") if self.max_targets == "all" else self.max_targets
+
+    @property
+    def windows(self) -> Windows:
+        """With long="all", targets begin where as many tokens are distant as are local."""
+        from olmo_sparsity.text.windows import Windows
+
+        least = self.short if self.long == "all" else 1
+        return Windows(self.long, self.short, self.stride, self.prefix_ids, least=least)
+
+    def check(self) -> None:
+        validate(self)
+        self.windows.check()
+        self._check_sample()
+        if self.halves != 0 and self.halves < MIN_HALVES:
+            raise ConfigError(f"halves={self.halves} must be 0 or at least {MIN_HALVES}")
+        self._check_ks()
+
+    def _check_sample(self) -> None:
+        if self.sample != 1 and self.blocks is not None:
+            raise ConfigError("sample and blocks both set the number of blocks; pass one of them")
+
+    def _check_ks(self) -> None:
+        from olmo_sparsity.text.windows import span_width
+
+        for units in self.units:
+            width = span_width(units)
+            num_far = self.windows.least_far
+            num_units = num_far if width is None else num_far - width + 1
+            if max(self.ks) > num_units:
+                of = f"{max(num_units, 0)} distant units ({units}) of the first target"
+                raise ConfigError(f"ks: {max(self.ks)} is more than the {of}")
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """`1k,4k` → (1024, 4096)."""
+    found = [re.fullmatch(r"(\d+)(k?)", part.strip().lower()) for part in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"contexts={text} must be numbers of tokens, such as 1k,4k or 1000,4000")
+    return tuple(int(one[1]) * (1024 if one[2] else 1) for one in found if one)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSettings:
+    """The settings of `score`."""
+
+    contexts: tuple[int, ...] = option(
+        (1024, 4096),
+        "numbers of tokens before a scored token, 1k being 1024; of a document, those that it is "
+        "long enough for",
+        parse=parse_lengths,
+        metavar="N,N",
+        least=1,
+        some=True,
+        distinct=True,
+    )
+    local: int = option(
+        512,
+        "tokens before a scored token that count as local, and tokens of a scored block",
+        least=1,
+    )
+    blocks: int = option(1, "scored blocks of a document, at random places", metavar="N", least=1)
+    seed: int = option(0, "of all random draws", least=0)
+
+    def check(self) -> None:
+        validate(self)
+        for context in self.contexts:
+            if context <= self.local:
+                raise ConfigError(f"contexts: {context} must be more than local={self.local}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackSettings:
+    """The settings of `track`."""
+
+    long: int = option(1024, "tokens of a document that are read", metavar="N", least=4)
+    local: int = option(
+        128, "the shortest context, which doubles up to `long`; so many last tokens are targets",
+        metavar="N", least=1,
+    )  # fmt: skip
+    documents: int = option(64, "the first that are long enough", metavar="N", least=1)
+    seed: int = option(0, "of all random draws", least=0)
+
+    def check(self) -> None:
+        validate(self)
+        if 3 * self.local > self.long:
+            raise ConfigError(f"local={self.local} must be at most a third of long={self.long}")
+
+
+QUICK: dict[str, Any] = {
+    "selectors": ("add_one_screened", "random"),
+    "draws": 1,
+    "max_documents": 30,
+}
+"""Options of a first look, where they are not given."""
+
+QUICK_BLOCKS: dict[str, Any] = {"stride": 16, "blocks": 4}
+"""The same, where the text does not select the targets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskSettings:
+    """The settings of `explain`."""
+
+    k: int = option(8, least=1)
+    units: str = "tokens"
+    selector: str = option(None)
+    long: int | Literal["all"] = option("all", metavar="N", least=1)
+    short: int | None = option(None, metavar="N", least=1)
+    far_states: Reading = "contextual"
+    replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
+    chat: bool = False
+    max_new_tokens: int | None = option(None, metavar="N", least=1)
+    seed: int = option(0, least=0)
+
+    def __post_init__(self) -> None:
+        is_replaced = self.far_states == "replaced"
+        if self.selector is None:
+            object.__setattr__(self, "selector", "halving" if is_replaced else "add_one")
+        if self.replacements is None and is_replaced:
+            object.__setattr__(self, "replacements", REPLACEMENTS)
+
+    def check(self) -> None:
+        from olmo_sparsity.text.windows import span_width
+
+        validate(self)
+        span_width(self.units)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """The settings of `attribute`."""
+
+    draws: int = option(8, least=2)
+    units: str = "sources"
+    rate: float = option(0.05, least=1e-06, most=0.999999)
+    chat: bool = False
+    control_tokens: bool = False
+    max_new_tokens: int | None = option(None, metavar="N", least=1)
+    seed: int = option(0, least=0)
+
+    def check(self) -> None:
+        validate(self)
+        if self.units != "sources":
+            from olmo_sparsity.text.windows import span_width
+
+            span_width(self.units)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
+    """The options of a class among those given."""
+    # mypy does not know that `Schema` is a dataclass.
+    names = set[str](kinds_of(schema))  # type: ignore[arg-type]
+    return fill(schema, {n: v for n, v in given.items() if n in names})
+
+
+class Request:
+    """A call of a command, made once where it enters, checked, and handed on as it is.
+
+    A subclass is a frozen dataclass: fields of its own, and groups of options, which are fields
+    with an options class as `default_factory`.
+    """
+
+    @classmethod
+    def groups(cls) -> dict[str, type]:
+        """The options class of each group."""
+        made = {f.name: f.default_factory for f in fields(cls)}  # type: ignore[arg-type]
+        return {name: kind for name, kind in made.items() if is_dataclass(kind)}  # type: ignore[misc]
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """The keywords of `of`."""
+        own = {f.name for f in fields(cls)} - cls.groups().keys()  # type: ignore[arg-type]
+        return own.union(*map(kinds_of, cls.groups().values()))
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Sort keywords into fields and groups of options, and check them."""
+        if unknown := given.keys() - cls.names():
+            raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
+        groups: dict[str, Any] = {n: build(kind, given) for n, kind in cls.groups().items()}
+        grouped = set().union(*map(kinds_of, cls.groups().values()))
+        own = {name: value for name, value in given.items() if name not in grouped}
+        return cls(**own, **groups).checked()
+
+    def checked(self) -> Self:
+        """Raise ConfigError where options are wrong or cannot be combined."""
+        return self

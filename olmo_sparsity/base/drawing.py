@@ -1,0 +1,86 @@
+"""Save matplotlib figures in one style, with the same bytes for the same numbers.
+
+Place in the flow: the last step of all figures. Never imports torch or pyplot, and changes no
+global state."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.files import writing
+
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
+BLACK, GREY = "#000000", "#888888"
+BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
+PINK, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
+PALETTE = (BLACK, BLUE, RED, GREEN, PINK, ORANGE, SKY)
+
+SUFFIXES = (".png", ".pdf", ".svg")
+
+PRINT: dict[str, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "font.family": "DejaVu Sans",
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "olmo-sparsity",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "axes.unicode_minus": True,
+    "savefig.dpi": 300,
+}
+"""Small type for a printed column; text stays text."""
+
+
+def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
+    """`out` ends in .png, .pdf or .svg; `settings` are matplotlib's, over `PRINT`."""
+    out = Path(out)
+    if out.suffix not in SUFFIXES:
+        raise ConfigError(f"--out {out}: a figure ends in {', '.join(SUFFIXES)}")
+    picture = render(draw, out.suffix[1:], settings)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out) as partial:
+        partial.write_bytes(picture)
+
+
+def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    # A date would make equal results unequal files.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
+    # matplotlib types its settings as one literal of all their names.
+    rc: Any = PRINT | settings
+    with matplotlib.rc_context(rc), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        draw().savefig(stream, format=suffix, metadata=metadata)
+    return stream.getvalue()
+
+
+def band(axes: Axes, at: Any, low: Any, high: Any, color: str, alpha: float = 0.15) -> None:
+    """An interval around a curve."""
+    axes.fill_between(at, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
+
+
+def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:
+    """Labels of several results in one figure."""
+    names = list(labels or default)
+    if len(names) != len(default):
+        raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")
+    return names

@@ -1,0 +1,62 @@
+"""Find what users add: a selector, a kind of units or a task of their own.
+
+Place in the flow: below the registries of selectors, units and tasks. `file.py:name` names an
+object in a file; any other name is an entry point of an installed package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.base.errors import ConfigError
+
+
+def is_in_file(name: str) -> bool:
+    return ".py:" in name
+
+
+def read_object(name: str, key: str) -> Any:
+    """Return the object `file.py:name`. `key` is the setting that names it, for messages."""
+    path, _, wanted = name.rpartition(":")
+    if not Path(path).is_file():
+        raise ConfigError(f"{key}={name}: '{path}' does not exist")
+    # Once for each content, under a name that replaces no other module.
+    module_name = f"olmo_sparsity_added_{_sha256(path)}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{key}={name}: '{path}' is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module  # dataclasses look up types there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+    if not hasattr(module, wanted):
+        raise ConfigError(f"{key}={name}: '{path}' defines no {wanted}")
+    return getattr(module, wanted)
+
+
+def find_added(name: str, group: str, key: str) -> Any | None:
+    """Return what `file.py:name` or an entry point of the group names, or None."""
+    if is_in_file(name):
+        return read_object(name, key)
+    found = [entry for entry in entry_points(group=group) if entry.name == name]
+    return found[0].load() if found else None
+
+
+def fingerprint_of_files(names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file in the names: a changed rule is another measurement."""
+    files = {name.rpartition(":")[0] for name in names if is_in_file(name)}
+    return {file: _sha256(file) for file in sorted(files)}
+
+
+def _sha256(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -1,0 +1,357 @@
+"""Folders that one command fills over several starts: which work they hold, and who writes now.
+
+A file `lock` names the owner, who touches it regularly. The next start takes over the lock of a
+process that has died on this machine at once, and any other one when it has watched it unchanged
+for minutes. Another file, the identity, names the work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.base.conform import parse_json, with_crc
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError
+from olmo_sparsity.base.files import (
+    age_s,
+    is_partial,
+    read_bounded,
+    read_json,
+    remove_partial,
+    sha256_of,
+    write_atomically,
+    write_json,
+)
+from olmo_sparsity.base.runtime import say
+
+LOCK = "lock"
+REFRESH_S = 20.0
+STALE_S = 120.0
+"""A lock that was watched for so long and not touched has lost its owner. Network disks may show
+changes a minute late. Clocks of two machines are never compared: one of them may be hours off."""
+
+_SAID_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    slurm_job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
+    since: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: str | None = None
+    """Tells this process from all others since the machine was started; None if unknown."""
+
+    @staticmethod
+    def here() -> Owner:
+        return Owner(process=_identify_process(os.getpid()))
+
+    @property
+    def has_died_here(self) -> bool:
+        """Return whether it was a process of this machine, and is certainly gone. Of a process in
+        another container on this machine, which has numbers of its own, nothing is certain."""
+        if self.process is None or self.host != socket.gethostname():
+            return False
+        machine = _identify_machine()
+        is_of_this_machine = machine is not None and self.process.startswith(machine)
+        return is_of_this_machine and self.process != _identify_process(self.pid)
+
+
+def _identify_machine() -> str | None:
+    """Return what differs after each start of the machine, and between its containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} "
+    except OSError:  # not Linux
+        return None
+
+
+def _identify_process(pid: int) -> str | None:
+    """Return the machine, and when the process of this number began, as numbers are used again;
+    None if it does not run."""
+    machine = _identify_machine()
+    try:
+        # The name of the program, in parentheses, may hold spaces and parentheses.
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, began = after_name[0], after_name[19]
+    if machine is None or state in ("Z", "X"):  # ended, and its parent has not asked for its code
+        return None
+    return f"{machine}{began}"
+
+
+@contextmanager
+def locked(folder: Path, waits: bool = False) -> Iterator[None]:
+    """Hold the folder's lock. Raise when its owner shows to be alive, within REFRESH_S, or wait for
+    it with `waits`."""
+    path, own = folder / LOCK, Owner.here()
+    _take(path, own, waits)
+    ended = threading.Event()
+    refresher = threading.Thread(target=_refresh, args=(path, own, ended), daemon=True)
+    refresher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        refresher.join()
+        if _read(path) == own:
+            path.unlink(missing_ok=True)
+
+
+def holder(folder: Path) -> tuple[Owner | None, bool]:
+    """Return the owner of the folder's lock, and whether it seems to be alive. Of a process on
+    another machine this is a guess by the clock, for display; `locked` does not rely on it."""
+    owner = _read(folder / LOCK)
+    if owner is None or owner.has_died_here:
+        return owner, False
+    return owner, abs(age_s(folder / LOCK)) <= STALE_S
+
+
+class _Watch:
+    """How long a file has not changed while this process was looking, by this process's clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: tuple[int, bytes] | None = None
+        self.since = 0.0
+
+    def look(self) -> bool:
+        """Return whether the file changed since the last look; the first look is no change."""
+        before, self.seen = self.seen, _content_of(self.path)
+        if self.seen != before:
+            self.since = time.monotonic()
+        return before is not None and self.seen is not None and self.seen != before
+
+    @property
+    def unchanged_s(self) -> float:
+        return 0.0 if self.seen is None else time.monotonic() - self.since
+
+
+def _content_of(path: Path) -> tuple[int, bytes] | None:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return path.stat().st_mtime_ns, file.read(2**16)
+    return None
+
+
+def _take(path: Path, own: Owner, waits: bool) -> None:
+    lock = _Watch(path)
+    claim = _Watch(path.with_name(f"{LOCK}.next"))
+    said_at = time.monotonic() + _SAID_AFTER_S
+    while not _create(path, json.dumps(vars(own), indent=1)):
+        if lock.look() and not waits:
+            raise UserError(_in_use(path))
+        owner = _read(path)
+        has_died = owner is not None and owner.has_died_here
+        if has_died or lock.unchanged_s > STALE_S:
+            _remove_dead(lock, claim)
+        if time.monotonic() > said_at:
+            say(f"waiting: {_in_use(path)}")
+            said_at = math.inf
+        time.sleep(0.1)
+
+
+def _create(path: Path, text: str) -> bool:
+    """Create the file; False if it exists."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except FileExistsError:
+        if not path.is_file() and path.exists():
+            raise UserError(f"{path} is not a regular file; delete it") from None
+        return False
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    return True
+
+
+def _remove_dead(lock: _Watch, claim: _Watch) -> None:
+    """Remove the lock as it was seen. Of all that find it dead, only the one that creates
+    `lock.next`, the claim, looks again and removes, so that nobody takes away the lock of a
+    successor."""
+    if not _create(claim.path, uuid.uuid4().hex):
+        claim.look()
+        if claim.unchanged_s > STALE_S:  # killed between these lines
+            claim.path.unlink(missing_ok=True)
+        return
+    if lock.seen is not None and _content_of(lock.path) == lock.seen:
+        lock.path.unlink(missing_ok=True)
+    claim.path.unlink(missing_ok=True)
+
+
+def _refresh(path: Path, own: Owner, ended: threading.Event) -> None:
+    """Touch the lock. A process that was stopped for minutes may find it taken over, and ends."""
+    while not ended.wait(REFRESH_S):
+        owner = _read(path)
+        if owner is not None and owner != own:
+            say(f"{path} was taken over by process {owner.pid} on {owner.host}: this one ends")
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _in_use(path: Path) -> str:
+    owner = _read(path)
+    who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "another"
+    return f"{path.parent} is being written by {who}; wait until it ends, or stop it"
+
+
+def _read(path: Path) -> Owner | None:
+    try:
+        return parse_json(read_bounded(path, 2**16), Owner)
+    except (OSError, ValueError):
+        return None
+
+
+# --- the work that a folder holds -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    path: Path
+    setting: str
+    """Name of the option: run_folder, out, …"""
+
+    identity_name: str = "settings.json"
+
+    @property
+    def identity(self) -> Path:
+        return self.path / self.identity_name
+
+    def refuse_others(self) -> None:
+        """Reject a folder with files of other work, which this one would spoil."""
+        if self.path.is_file():
+            raise ConfigError(f"{self.setting}={self.path} is a file; pass a folder")
+        others = [path.name for path in sorted(self.path.glob("[!.]*")) if not _may_precede(path)]
+        # Looked for last, as another process may begin just now.
+        if others and not self.identity.exists():
+            names = f"other files ({', '.join(others[:3])}) and no {self.identity_name}"
+            raise ConfigError(f"{self.setting}={self.path} holds {names}; name a new folder")
+
+    def create(self, *inner: str) -> None:
+        """Create the folder and those inside it, without what killed processes left."""
+        self.refuse_others()
+        for folder in (self.path, *(self.path / name for name in inner)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                where = f"{self.setting}={self.path} cannot be written"
+                raise UserError(f"{where}: {error.strerror}") from None
+            remove_partial(folder)
+
+    @contextmanager
+    def opened(self, *inner: str) -> Iterator[None]:
+        """Create it, and hold it alone."""
+        self.create(*inner)
+        with locked(self.path):
+            yield
+
+    def identify(
+        self,
+        settings: Mapping[str, Any],
+        complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
+        versions: Mapping[str, str | None] | None = None,
+    ) -> str:
+        """Write the identity, or reject other settings than it states, which `complete` completes.
+        Returns its SHA-256: files that state it are of this work, and not copied from another.
+        `versions` of packages are stated, too; where they differ, a line says so."""
+        if not self.identity.exists():
+            stated = dict(settings) | ({"versions": dict(versions)} if versions else {})
+            write_json(self.identity, with_crc(stated))
+        # Read in any case: another process may have written it just now.
+        stored = read_json(self.identity, dict, "restore it, or name a new folder")
+        before = stored.pop("versions", None)
+        if versions and before and (others := differences(before, dict(versions))):
+            said = f"{self.path} was begun with {', '.join(others)}"
+            say(f"{said}: numbers of two versions may differ by rounding")
+        changed = differences(complete(stored), dict(settings))
+        refuse_changes(f"{self.setting}={self.path}", changed)
+        return sha256_of(self.identity)
+
+
+def _may_precede(path: Path) -> bool:
+    """Whether it may be in a folder before its identity: a log, or what a start leaves that is
+    killed at once."""
+    if path.is_dir():
+        return is_partial(path) or all(inner.is_dir() for inner in path.rglob("*"))
+    is_lock = path.name in (LOCK, f"{LOCK}.next")
+    return is_lock or is_partial(path) or path.suffix in (".log", ".out", ".err")
+
+
+def refuse_changes(folder: str, changed: Sequence[str]) -> None:
+    if changed:
+        raise ConfigError(f"{folder} holds work with {', '.join(changed)}; name a new folder")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Results in a folder, a JSON file each. A piece is computed again if its file is damaged, or
+    if it is of something else than before (`of`)."""
+
+    folder: Path
+
+    def read(self, name: int | str, of: str) -> dict[str, Any] | None:
+        path = self._path(name)
+        if not path.exists():
+            return None
+        try:
+            found: dict[str, Any] = read_json(path, dict, "it is computed again")
+        except DataError as error:
+            say(str(error))
+            return None
+        return found if found.pop("of", None) == of else None
+
+    def write(self, name: int | str, of: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps(with_crc({"of": of, **content}), allow_nan=False)
+        write_atomically(self._path(name), text)
+
+    def _path(self, name: int | str) -> Path:
+        return self.folder / f"{name:0>7}.json"
+
+
+# --- settings that differ -------------------------------------------------------------------------
+
+
+def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All dotted keys with their values; an empty section is a value, and so is a plain list."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            for number, one in enumerate(value):
+                yield from leaves(one, f"{prefix}{key}[{number}].")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
+    """Each key with a changed value, for a message."""
+    old, new = dict(leaves(then)), dict(leaves(now))
+    return [
+        f"{key}={old.get(key)} (now {new.get(key)})"
+        for key in sorted({*old, *new})
+        if not _same(old.get(key), new.get(key))
+    ]
+
+
+def _same(then: Any, now: Any) -> bool:
+    """One path has several spellings: `runs/a`, `./runs/a`, and with the folder before it."""
+    if isinstance(then, str) and isinstance(now, str) and "/" in then + now:
+        return os.path.abspath(then) == os.path.abspath(now)
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        return all(map(_same, then, now))
+    return bool(then == now)

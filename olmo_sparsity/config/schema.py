@@ -1,0 +1,494 @@
+"""Declare settings once, as dataclasses; read them from YAML, the command line or keywords.
+
+Place in the flow: ground. A schema is a dataclass of fields with types, defaults and, with
+`option`, ranges and help. `build` fills it, `to_yaml` writes it back, `add_options` derives options
+of the command line. Nothing given is ignored: an unknown key is an error that names the closest
+one, and so is a key that would have no effect."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import fnmatch
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import Field, field, fields, is_dataclass
+from enum import Enum
+from functools import cache, lru_cache
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+
+from olmo_sparsity.base.conform import conform
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.files import read_bounded
+
+Schema = TypeVar("Schema")
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+"""Configs that are installed with the package, and found by name."""
+
+_MADE_FOR = {"grid": "sweep", "run_folder": "train"}
+"""The command that has this key in its configs."""
+
+
+# --- declare --------------------------------------------------------------------------------------
+
+
+def option(default: Any, help: str = "", **about: Any) -> Any:
+    """A field with more than a type and a default. `about`:
+
+    least, most   range of the value, or of each value of a list
+    some, distinct   a list has at least one value, and none twice
+    only_if       (sibling, *values): the field has an effect only if its sibling has such a value
+    refused       why setting the field has no effect
+    required      it must be set, or with only_if: where it has an effect
+    several       the sibling key that holds a section, or as here a list of sections
+    metavar, parse, hidden   on the command line: its placeholder, what reads its text, not there"""
+    about |= {"help": help} if help else {}
+    if isinstance(default, list | dict):
+        return field(default_factory=default.copy, metadata=about)
+    return field(default=default, metadata=about)
+
+
+@cache
+def kinds_of(schema: type) -> dict[str, tuple[Field, Any]]:
+    """Each field of a schema and its type."""
+    kinds = get_type_hints(schema)
+    return {item.name: (item, kinds[item.name]) for item in fields(schema)}
+
+
+def _lists(schema: type) -> dict[str, str]:
+    """Keys that hold a section or a list of them, and the field of the list."""
+    found = {item.metadata.get("several"): name for name, (item, _) in kinds_of(schema).items()}
+    return {key: name for key, name in found.items() if key}
+
+
+def applies(section: Any, item: Field) -> bool:
+    """Return whether a field has an effect next to its siblings."""
+    sibling, *values = item.metadata.get("only_if", ("",))
+    return "refused" not in item.metadata and (not sibling or getattr(section, sibling) in values)
+
+
+# --- fill -----------------------------------------------------------------------------------------
+
+
+def build(schema: type[Schema], given: Mapping[str, Any] | None, origin: str = "") -> Schema:
+    """Return the schema's defaults, replaced by the values given. ConfigError names unknown keys,
+    wrong types and ranges, and settings without effect. A null for what cannot be null counts as
+    not given. In a tuple's place one value is enough."""
+    where = f"{origin}: " if origin else ""
+    try:
+        return conform(given, schema, "", _fill)
+    except _UnknownKey as error:
+        raise ConfigError(where + _explain_unknown(str(error), schema, given)) from None
+    except ValueError as error:
+        raise ConfigError(f"{where}{error}") from None
+
+
+def validate(section: Any) -> None:
+    """Check types and ranges of a dataclass that was not made by `build`."""
+    build(type(section), {item.name: getattr(section, item.name) for item in fields(section)})
+
+
+Rules = Iterator[str]
+"""A message for each rule that does not hold: field, value and remedy."""
+
+
+def enforce(origin: str, rules: Rules) -> None:
+    """Raise the message of the first rule that does not hold."""
+    for message in rules:
+        raise ConfigError(f"{origin}: {message}")
+
+
+class _UnknownKey(ValueError):
+    pass
+
+
+def _fill(given: dict, schema: type, where: str) -> Any:
+    known, lists, values = kinds_of(schema), _lists(schema), {}
+    for key, value in given.items():
+        name = lists.get(key, key) if isinstance(value, list) else key
+        place = f"{where}.{key}".lstrip(".")
+        if name not in known or key in lists.values():
+            raise _UnknownKey(place)
+        item, kind = known[name]
+        if value is None and type(None) not in (kind, *get_args(kind)) and kind is not Any:
+            continue
+        if reason := item.metadata.get("refused"):
+            raise ValueError(f"{place} would be ignored: {reason}")
+        values[name] = _value(value, item, kind, place)
+        if key != name and not value:
+            names = ", ".join(kinds_of(get_args(kind)[0]))
+            raise ValueError(f"{place}=[] must be a list of sections with {names}")
+    section = schema(**values)
+    for name, (item, _) in known.items():
+        sibling, *uses = item.metadata.get("only_if", ("",))
+        place, beside = (f"{where}.{one}".lstrip(".") for one in (name, sibling))
+        beside_it = f"{beside}={_in_yaml(getattr(section, sibling))}" if sibling else ""
+        if values.get(name) is not None and not applies(section, item):
+            remedy = (
+                f"unset it (--{place}=null), or set {beside} to {' or '.join(map(_in_yaml, uses))}"
+            )
+            raise ValueError(f"{place} is set, but {beside_it} does not use it; {remedy}")
+        is_missing = "required" in item.metadata and getattr(section, name) is None
+        if is_missing and applies(section, item):
+            raise ValueError(f"{beside_it} needs {place}" if sibling else f"{place} is missing")
+    return section
+
+
+def _in_yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
+    kinds, origin = (kind, *get_args(kind)), get_origin(kind)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str) and "parse" in item.metadata:
+        value = item.metadata["parse"](value)
+    if origin is tuple:
+        is_list = isinstance(value, Iterable) and not isinstance(value, str)
+        value = tuple(value) if is_list else (value,)
+    elif any(get_origin(one) is list for one in kinds) and isinstance(value, str | int | float):
+        raise ValueError(f"{place} must be a list: {place}=[{value}]")
+    elif str in kinds and (is_number or isinstance(value, bool)):
+        what = "number" if is_number else "boolean"
+        raise ValueError(f"{place} must be a string, but {value} is a {what} in YAML; quote it")
+    value = conform(value, kind, place, _fill)
+    least, most = item.metadata.get("least"), item.metadata.get("most")
+    shown = spell(value) if isinstance(value, tuple) else value
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(number, int | float):
+            if least is not None and not number >= least:  # rejects NaN too
+                raise ValueError(f"{place}={shown} must be at least {least}")
+            if most is not None and number > most:
+                raise ValueError(f"{place}={shown} must be at most {most}")
+    if "some" in item.metadata and not value:
+        raise ValueError(f"{place} is empty; list at least one")
+    if "distinct" in item.metadata and any(value.count(one) > 1 for one in value):
+        raise ValueError(f"{place}={shown} holds one value twice")
+    return value
+
+
+def _explain_unknown(key: str, schema: type, given: Any) -> str:
+    for name, command in _MADE_FOR.items():
+        if name in given and name not in kinds_of(schema):
+            return f"'{name}' belongs to `olmo-sparsity {command}`"
+    known, plain = list(_known_keys(schema)), re.sub(r"\[\d+\]", "", key)
+    # The right name in the wrong section first, then the closest spelling.
+    close = fnmatch.filter(known, f"*.{plain.rsplit('.', 1)[-1]}")
+    close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
+    section = f"{plain.rpartition('.')[0]}."
+    if f"{close and close[0]}." == section:  # the closest match is the section itself
+        close, known = [], [name for name in known if name.startswith(section)]
+    if close:
+        return f"unknown key '{key}'; did you mean '{close[0]}'?"
+    few = f"; choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
+    return f"unknown key '{key}'{few}"
+
+
+def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
+    for name, (item, kind) in kinds_of(schema).items():
+        name = item.metadata.get("several", name)
+        yield prefix + name
+        for section in _sections(kind):
+            yield from _known_keys(section, f"{prefix}{name}.")
+
+
+def _sections(kind: Any) -> Iterator[type]:
+    """The section that a key holds, or the sections in its list or mapping."""
+    if is_dataclass(kind):
+        yield kind  # type: ignore[misc] # also accepts instances, which a type hint never is
+    for inner in get_args(kind):
+        yield from _sections(inner)
+
+
+# --- write ----------------------------------------------------------------------------------------
+
+
+def used(section: Any) -> dict[str, Any]:
+    """Return every setting that has an effect as nested plain values. `build` reads them back."""
+    lists = _lists(type(section))
+    unused = {key if getattr(section, name) else name for key, name in lists.items()}
+    return {
+        item.metadata.get("several", item.name): _plain(getattr(section, item.name))
+        for item in fields(section)
+        if item.name not in unused and applies(section, item)
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return used(value)
+    if isinstance(value, list) and value and is_dataclass(value[0]):
+        return [used(inner) for inner in value]
+    return str(value) if isinstance(value, Enum) else value
+
+
+def to_yaml(section: Any) -> str:
+    return yaml.dump(used(section), Dumper=_Dumper, allow_unicode=True, sort_keys=False)
+
+
+# --- read YAML ------------------------------------------------------------------------------------
+
+
+def load(schema: type[Schema], path: str | Path, overrides: list[str] | None = None) -> Schema:
+    """Read settings from a YAML file and `--key.sub=value` words."""
+    return build(schema, read_given(path, overrides), str(path))
+
+
+def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read a YAML file, of the user's or installed, that may name a file below it (`base:`).
+    `--key.sub=value` words replace its values. `${key.sub}` in a text is replaced by that value."""
+    given = _read_with_base(find_config(path))
+    for override in overrides or []:
+        text = override.lstrip("-")
+        key, equals, value = text.partition("=")
+        if not equals:
+            kinds = f"an option (see --help), nor a setting with a value (--{text}=VALUE)"
+            raise ConfigError(f"'{override}' is neither {kinds}")
+        try:
+            names = key.split(".")
+            nested = _parse_yaml(value, len(names))
+            for name in reversed(names):
+                nested = {name: nested}
+            given = merge(given, nested)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"override '{override}' cannot be read: {reason}") from None
+    return _interpolate(given, given, str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one file by itself: no base, no references."""
+    if not path.is_file():
+        state = "is not a regular file" if path.exists() else "does not exist"
+        state = "is a folder" if path.is_dir() else state
+        raise ConfigError(f"config file '{path}' {state}{_closest_file(path)}")
+    try:
+        loaded = _parse_yaml(read_bounded(path, 2**24).decode())
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"config file '{path}' must hold `key: value` lines")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _read_with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    loaded = dict(read_yaml(path))
+    if "base" not in loaded:
+        return loaded
+    beneath = find_config(str(loaded.pop("base")), path)
+    if beneath in (path, *above):
+        raise ConfigError(f"config file '{path}' is a base of its own base, '{beneath}'")
+    base = _read_with_base(beneath, (path, *above))
+    try:
+        return merge(base, loaded)
+    except TypeError as error:
+        raise ConfigError(f"config file '{path}' over '{beneath}': {error}") from None
+
+
+def merge(beneath: Any, above: Any, name: str = "") -> Any:
+    """Replace values, section by section. A list replaces what is below it; a section over a list
+    is an error."""
+    if not isinstance(above, dict):
+        return above
+    if isinstance(beneath, list):
+        raise TypeError(f"{name} is a list there; give all of it")
+    if not isinstance(beneath, dict):
+        return above
+    changed = {key: merge(beneath.get(key), value, str(key)) for key, value in above.items()}
+    return {**beneath, **changed}
+
+
+def _interpolate(node: Any, root: dict[str, Any], origin: str, above: tuple[str, ...] = ()) -> Any:
+    if isinstance(node, dict):
+        return {key: _interpolate(value, root, origin, above) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_interpolate(value, root, origin, above) for value in node]
+
+    def value_of(match: re.Match[str]) -> Any:
+        value: Any = root
+        for name in match[1].split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if match[1] in above or value is None or isinstance(value, dict | list):
+            raise ConfigError(f"{origin}: '{match[0]}' must name another key that has one value")
+        return _interpolate(value, root, origin, (*above, match[1]))
+
+    if not isinstance(node, str):
+        return node
+    if whole := _REFERENCE.fullmatch(node):
+        return value_of(whole)
+    return _REFERENCE.sub(lambda match: str(value_of(match)), node)
+
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+
+
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SafeLoader):
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        if twice := {str(key) for key in keys if keys.count(key) > 1}:
+            raise ValueError(f"it has {', '.join(twice)} twice")
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_NUMBER = re.compile(
+    r"[-+]?(\d[\d_]*(\.[\d_]*([eE][-+]?\d+)?|[eE][-+]?\d+)|\.\d[\d_]*([eE][-+]?\d+)?"
+    r"|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+)
+for _dialect in (_Loader, _Dumper):  # 1e-3 is a number, and a date is a text
+    _dialect.yaml_implicit_resolvers = {
+        first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":float"))]
+        for first, pairs in _dialect.yaml_implicit_resolvers.items()
+    }
+    _dialect.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
+
+
+@lru_cache(maxsize=64)  # the runs of a sweep share theirs
+def _parse_yaml(text: str, at_depth: int = 0) -> Any:
+    """Rejects what exhausts the stack of the library, which ends the process, or fills the memory:
+    deep nesting, and texts that refer to themselves or many times over."""
+    opened, num_aliases = [None] * at_depth, 0
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            opened.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            num_aliases += 1
+            if event.anchor in opened or num_aliases > 20:
+                raise ValueError("an alias (*name) is part of itself, or there are more than 20")
+        if len(opened) > 50 or at_depth > 50:
+            raise ValueError("it is nested too deep")
+    return yaml.load(text, _Loader)
+
+
+# --- installed configs ----------------------------------------------------------------------------
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return shipped configs by name: figure2.yaml, sweeps/ladder.yaml."""
+    return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
+
+
+def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
+    """The file of this name, as seen from the folder of another one, or else the installed config
+    of this name."""
+    path = Path(name) if seen_from is None else seen_from.parent / name
+    if path.exists() and path != seen_from:
+        return path
+    return shipped_configs().get(Path(name).as_posix().removeprefix("configs/"), path)
+
+
+def list_configs() -> str:
+    """A line for each: its name, and the first sentence of its comment."""
+    configs = shipped_configs()
+    width = max(map(len, configs))
+    return "\n".join(f"{name:<{width}}  {_purpose(path)}" for name, path in configs.items())
+
+
+def _purpose(path: Path) -> str:
+    lines = path.read_text().split("\n")
+    comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
+    return shorten(re.split(r"(?<=[.?])\s", comment, maxsplit=1)[0], 90, placeholder=" …")
+
+
+def read_config(name: str) -> str:
+    """Text of an installed config. What it builds on is named as installed, and is found wherever
+    a copy lies."""
+    path = shipped_configs().get(name.removeprefix("configs/"))
+    if path is None:
+        raise ConfigError(f"no config '{name}' is installed; `olmo-sparsity configs` lists them")
+    return path.read_text().replace("../", "")
+
+
+def _closest_file(path: Path) -> str:
+    if path.exists():
+        return ""
+    names = [*map(str, path.parent.glob("*.yaml")), *shipped_configs()]
+    close = difflib.get_close_matches(str(path).removeprefix("configs/"), names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+# --- options of the command line ------------------------------------------------------------------
+
+
+def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what the docstring of a function says of each of its arguments (`Args:`)."""
+    found: dict[str, str] = {}
+    for part in re.split(r"\n    (?=\w)", (inspect.getdoc(function) or "").partition("Args:")[2]):
+        names, _, text = part.partition(": ")
+        text = " ".join(text.split()).removesuffix(".")
+        found |= dict.fromkeys(names.split(", "), text[:1].lower() + text[1:])
+    return found
+
+
+def add_options(
+    parser: argparse.ArgumentParser, *schemas: type, help: Mapping[str, str] | None = None
+) -> None:
+    """Add an option for each field; of a name that several schemas have, the first. `help` is for
+    fields that have none. Options that are not given are absent from the parsed ones, so that
+    defaults are in one place."""
+    known = set[str]()
+    for name, (item, kind) in (pair for schema in schemas for pair in kinds_of(schema).items()):
+        if item.metadata.get("hidden") or name in known:
+            continue
+        known.add(name)
+        default = spell(item.default)
+        text = item.metadata.get("help") or (help or {})[name]
+        text += f" ({default})" if default else ""
+        words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+        if "parse" in item.metadata:
+            words["metavar"] = item.metadata.get("metavar")  # `build` reads the text
+        elif kind is bool:
+            words["action"] = "store_true"
+        elif get_origin(kind) is Literal:
+            words["choices"] = get_args(kind)
+        else:
+            metavar = "A,B,…" if get_origin(kind) is tuple else None
+            words["metavar"] = item.metadata.get("metavar", metavar)
+            words["type"] = _reader(kind)
+        flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
+        parser.add_argument(flag, dest=name, **words)
+
+
+def spell(value: Any) -> str:
+    """A default as one would type it; nothing for none."""
+    if value is None or isinstance(value, bool):
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _reader(kind: Any) -> Any:
+    """Return the parser of an option's text. It leaves wrong values as they are; `build` names
+    them."""
+
+    def read(text: str, kind: Any = kind) -> Any:
+        if get_origin(kind) is tuple:
+            return tuple(read(word, get_args(kind)[0]) for word in text.split(","))
+        for number in (int, float):
+            if number in (kind, *get_args(kind)):
+                try:
+                    return number(text)
+                except ValueError:
+                    continue
+        return text
+
+    return read
+
+
+def given_options(options: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
+    """Return the options of these names that were given."""
+    return {name: value for name, value in vars(options).items() if name in names}

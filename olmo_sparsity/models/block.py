@@ -1,0 +1,112 @@
+"""One layer of OLMo with rotary tables as an argument; inference.py calls its parts. B batch,
+L length (K keys: longer with a cache), D width, H heads, R pairs of rotated coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from olmo.model import BufferCache, LayerNormBase, OLMoSequentialBlock
+from torch import Tensor, nn
+
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.models.attention import Documents, attend, attend_within
+from olmo_sparsity.models.layers import query_scales, rotate
+from olmo_sparsity.models.rope import RotaryTables
+
+
+class PositionedBlock(OLMoSequentialBlock):
+    """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
+
+    config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
+    seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
+    """If set, collects the last query, the rotated keys and the bias."""
+
+    def __init__(self, layer_id: int, config: ModelConfig) -> None:
+        # Upstream's rotation would fill a cache for all positions, which is unused here.
+        without_rope: Any = replace(config, rope=False)
+        super().__init__(layer_id, without_rope, BufferCache())
+        self.config = config
+        self._take_other_shapes(config)
+
+    def _take_other_shapes(self, config: ModelConfig) -> None:
+        """Replace what upstream has for heads of another width, other biases, other norms."""
+        width, keys = config.effective_head_width, config.effective_n_kv_heads
+        of_queries = config.n_heads * width
+        own_width = of_queries != config.d_model
+        if own_width or config.qkv_bias:
+            bias, device = config.include_bias, config.init_device
+            self.fused_dims = (of_queries, keys * width, keys * width)
+            projected = sum(self.fused_dims)
+            self.att_proj = nn.Linear(
+                config.d_model, projected, bias=bias or config.qkv_bias, device=device
+            )
+            self.attn_out = nn.Linear(of_queries, config.d_model, bias=bias, device=device)
+        if config.attention_layer_norm and (own_width or config.attention_norm_per_head):
+            affine = config.attention_layer_norm_with_affine
+            for name, num_heads in (("q_norm", config.n_heads), ("k_norm", keys)):
+                size = width * (1 if config.attention_norm_per_head else num_heads)
+                norm = LayerNormBase.build(self.config, size=size, elementwise_affine=affine)  # type: ignore[arg-type] # the same fields
+                setattr(self, name, norm)
+
+    # OLMo: a module counts places from 0, and keys are cached before rotation. Here the tables come
+    # with the input: a module that kept them could not be compiled together with checkpointing.
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        tables: RotaryTables | None,
+        bias: Tensor | None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        norm_after = self.config.norm_after
+        q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
+        if bias is not None:
+            bias = self._cast_attn_bias(bias, q.dtype)
+        dropout_p = self.config.attention_dropout if self.training else 0.0
+        if documents is not None:
+            mixed = attend_within(q, k, v, documents, bias, dropout_p)
+        else:
+            mixed = self.mix(q, k, v, bias, dropout_p)
+        mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
+        x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
+        h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
+        return x + self.dropout(self.ff_norm(h) if norm_after else h)
+
+    def _project(self, h: Tensor, tables: RotaryTables | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q_BHLK, k_BHLK and v_BHLK; queries and keys normed and rotated."""
+        config = self.config
+        projected, limit = self.att_proj(h), config.clip_qkv
+        if limit is not None:
+            projected = projected.clamp(-limit, limit)
+        q, k, v = (
+            part.unflatten(-1, (-1, config.effective_head_width))
+            for part in projected.split(self.fused_dims, dim=-1)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._norm(self.q_norm, q).to(v.dtype), self._norm(self.k_norm, k).to(v.dtype)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if tables is None:
+            return q, k, v
+        dtype = torch.float if config.rope_full_precision else q.dtype
+        cos_BLR, sin_BLR = (table[:, None].to(dtype) for table in tables)
+        return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR), v
+
+    def _norm(self, norm: nn.Module, x_BLHK: Tensor) -> Tensor:
+        if self.config.attention_norm_per_head:
+            return norm(x_BLHK)
+        return norm(x_BLHK.flatten(-2)).view_as(x_BLHK)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
+    ) -> Tensor:
+        """Attention: causal, or as `bias` says."""
+        scale_length = self.config.query_scale_length
+        if scale_length is not None:
+            q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
+        if self.seen is not None:
+            self.seen.append((q[:, :, -1], k, bias))
+        # One new place may attend to all cached ones.
+        is_causal = bias is None and q.shape[2] == k.shape[2]
+        # The kernel shares grouped-query heads; upstream copies them first.
+        return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])

@@ -1,0 +1,61 @@
+"""Build a new model from a config: OLMo, or GPT-NeoX or OLMo 3 of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.models.families import FAMILIES, transformers_config
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.use import forget
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from olmo_sparsity.models.olmo import PositionedOLMo
+
+
+def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
+    if config.vocab_size < 1:
+        raise ConfigError(f"model.vocab_size={config.vocab_size} must be at least 1")
+    if config.architecture == "olmo":
+        from olmo_sparsity.models.olmo import PositionedOLMo
+
+        return PositionedOLMo(config)
+    model = HuggingFaceLM(build_theirs(config))
+    forget(model)  # its random weights, with which it was tried
+    return model
+
+
+# Other fields of ModelConfig must have the value that the family has, or their default.
+_READ = {
+    *("architecture", "mlp_ratio", "mlp_hidden_size", "rope_theta", "rope_scaling", "init_std"),
+    *("attention_dropout", "embedding_size", "eos_token_id", "pad_token_id"),
+}
+
+
+def build_theirs(config: ModelConfig) -> PreTrainedModel:
+    """A new model of transformers; a field that it cannot express is rejected by name."""
+    import transformers
+
+    family = FAMILIES[config.architecture]
+    read = _READ | set(family.settings)
+    allowed: dict[str, tuple[Any, ...]] = {k: (v,) for k, v in family.fields().items()}
+    if family.is_neox:
+        read |= {"rotary_fraction", "embedding_dropout"}
+        allowed |= {
+            "activation_type": ("gelu", "swiglu"),  # the default, swiglu, means "not set"
+            "include_bias": (True, False),  # likewise False
+            "bias_for_layer_norm": (None, True),
+            "n_kv_heads": (None, config.n_heads),
+            "residual_dropout": (config.embedding_dropout,),
+        }
+    else:
+        allowed["bias_for_layer_norm"] = (None, False)
+    for item in fields(config):
+        value, values = getattr(config, item.name), allowed.get(item.name, (item.default,))
+        if item.name not in read and value not in values:
+            raise ConfigError(f"model.{item.name}={value}: {config.architecture} has {values[0]}")
+    return getattr(transformers, family.class_name)(transformers_config(config, family))

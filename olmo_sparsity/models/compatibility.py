@@ -1,0 +1,323 @@
+"""Check that a transformers model gives correct numbers here, and up to which length: some
+properties are read from the config, the others are measured on eight tokens."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from olmo_sparsity.base.errors import (
+    NO_DOCSTRINGS,
+    ConfigError,
+    UserError,
+    is_out_of_memory,
+    one_line,
+)
+from olmo_sparsity.models.attention import USUAL, AttentionWindow, causal_bias
+
+# --- how long a text may be -----------------------------------------------------------------------
+
+
+_REPLACED = "explain and measure take --far-states replaced (load_model: whole_prompts=True)"
+SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
+
+
+@dataclass(frozen=True)
+class PositionLimit:
+    num_positions: int
+    """One more than the largest supported position ID."""
+
+    cause: str
+    wrong_beyond: bool = False
+    """Whether the model computes wrong numbers beyond the limit, or was only not trained there."""
+
+    def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
+        if num_positions > self.num_positions:
+            kind = "right" if self.wrong_beyond else "prepared"
+            found = f"{num_positions} positions are more than '{name}' is {kind} for"
+            raise ConfigError(f"{found}: {self.num_positions} ({self.cause}); {remedy}")
+
+
+def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
+    """The window of each kind of layer, None for layers that see everything; the kind is "" where
+    all layers are alike. Empty if there is none."""
+    text = config.get_text_config()
+    sliding, chunk = (getattr(text, name, None) for name in _WINDOWS[:2])
+    if not getattr(text, "use_sliding_window", True):
+        sliding = None
+    windows = {
+        "": AttentionWindow(sliding) if sliding else None,
+        "full_attention": None,
+        "sliding_attention": AttentionWindow(sliding) if sliding else None,
+        "chunked_attention": AttentionWindow(chunk, is_chunked=True) if chunk else None,
+    }
+    found = {kind: windows.get(kind) for kind in getattr(text, "layer_types", None) or ("",)}
+    return found if any(found.values()) else {}
+
+
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size")
+_WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
+
+
+def position_limit(
+    config: Any, knows_windows: bool = False, only_wrong_beyond: bool = False
+) -> PositionLimit | None:
+    """The tightest limit that a config states; None if it states none. `knows_windows`: whether
+    attention windows go by position IDs here, and limit nothing.
+
+    LongRoPE and dynamic RoPE rotate a short row by other angles than a long one from some length
+    on, beyond which rows of one text would not be comparable.
+    """
+    text = config.get_text_config()
+    trained = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
+    # Without RoPE, position IDs are indices into a table of this size.
+    limits: list[tuple[Any, str, bool]] = [(trained, "max_position_embeddings", not ropes)]
+    for rope in ropes:
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(text, "original_max_position_embeddings", trained)
+            limits.append((original, "original_max_position_embeddings of its LongRoPE", True))
+        if rope.get("rope_type") == "dynamic":
+            limits.append((trained, "max_position_embeddings of its dynamic RoPE", True))
+    if getattr(text, "attn_temperature_tuning", False):  # of Llama 4; it counts places
+        floor = getattr(text, "floor_scale", None)
+        limits.append((floor and int(floor) - 1, "floor_scale of its attention", True))
+    types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
+    uses = getattr(text, "use_sliding_window", True) and not knows_windows
+    if uses and _WINDOWED_LAYERS & set(types or ("local",)):
+        for name in _WINDOWS:
+            limits.append((getattr(text, name, None), name.replace("_", " "), True))
+    stated = [PositionLimit(*limit) for limit in limits if limit[0]]
+    stated = [limit for limit in stated if limit.wrong_beyond or not only_wrong_beyond]
+    return min(stated, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
+
+
+# --- scaled and capped logits ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogitMap:
+    """logits = cap · tanh(scale · x / cap), or scale · x without a cap."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x if self.scale == 1.0 else x * self.scale
+        return x if self.cap is None else torch.tanh(x / self.cap) * self.cap
+
+
+def _logit_maps(config: Any) -> list[LogitMap]:
+    """The maps that a config may mean: some families multiply by the scale, others divide."""
+    text = config.get_text_config()
+
+    def read(*names: str) -> list[float]:
+        return [value for name in names if (value := getattr(text, name, None)) is not None]
+
+    caps: Sequence[float | None] = read("final_logit_softcapping", "logits_soft_cap") or [None]
+    scales = read("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
+    return [LogitMap(s, cap) for cap in caps for scale in scales for s in (scale, 1 / scale)]
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@torch.no_grad()
+def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, float, bool]:
+    """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
+    states of earlier places can replace these places, and that the logits match the given
+    model (`original`, with its adapters). Returns how they follow from the last linear map,
+    whether `hidden_sharing` gives the same as copies of the kept states, by how many nats losses
+    change with the other rows of the batch, and whether `windows_of` its config
+    are its windows. `wrapped`: a HuggingFaceLM."""
+    _check_kind(wrapped, original)
+    try:
+        logit_map, rounding = _check_logits(wrapped, original)
+        knows_windows = _knows_windows(wrapped, rounding)
+        wrapped.windows = windows_of(wrapped.model.config) if knows_windows else {}
+        shares_far = _check_positions(wrapped, rounding)
+    except UserError:
+        raise
+    except Exception as error:  # unknown families may raise almost any
+        reason = f"{reason_of(error)}; torch's default dtype is {torch.get_default_dtype()}"
+        raise _unfit(wrapped, f"eight tokens do not pass through it ({reason})") from None
+    return logit_map, shares_far, _batch_noise(wrapped, logit_map), knows_windows
+
+
+def reason_of(error: Exception) -> str:
+    if is_out_of_memory(error):
+        raise error
+    if sys.flags.optimize > 1:
+        raise ConfigError(NO_DOCSTRINGS)
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def _unfit(wrapped: Any, problem: str) -> ConfigError:
+    family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
+    return ConfigError(f"{family} is not supported: {problem}")
+
+
+def _check_kind(wrapped: Any, original: nn.Module) -> None:
+    """Find what config and signature show."""
+    model, text = wrapped.model, wrapped.model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise _unfit(wrapped, "it reads its text with an encoder")
+    if model.get_output_embeddings() is None or wrapped.body is model:
+        raise _unfit(wrapped, "it has no last linear map from states to logits")
+    parameters = inspect.signature(wrapped.body.forward).parameters
+    if "position_ids" not in parameters or getattr(text, "alibi", False):
+        raise _unfit(wrapped, f"it uses no position_ids; {_REPLACED}")
+    if others := set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS:
+        raise _unfit(wrapped, f"its layers ({', '.join(sorted(others))}) count places; {_REPLACED}")
+    adapter = getattr(original, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
+        raise _unfit(wrapped, f"its adapter ({type(adapter).__name__}) puts places before the text")
+    kernel = getattr(text, "_attn_implementation", None)
+    if kernel not in (None, *USUAL, *USUAL.values()):
+        remedy = 'first model.set_attn_implementation("sdpa")'
+        raise _unfit(wrapped, f"its attention ({kernel}) takes gaps for other texts; {remedy}")
+
+
+def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
+    """Return how the logits of eight tokens follow from the last linear map, and by which share
+    numbers may differ by rounding."""
+    tokens_BL, counted_BL = _eight_tokens(wrapped)
+    hidden_BLD = wrapped.hidden(tokens_BL, counted_BL)
+    raw = wrapped.raw_logits(hidden_BLD)
+    logits = original(
+        input_ids=tokens_BL,
+        attention_mask=torch.ones_like(tokens_BL),
+        position_ids=counted_BL,
+        use_cache=False,
+    ).logits.to(wrapped.device)
+    if not all(bool(found.isfinite().all()) for found in (hidden_BLD, logits)):
+        raise _unfit(wrapped, f"eight tokens give no numbers{_not_finite(original)}")
+    rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
+    logit_map = min(
+        _logit_maps(wrapped.model.config), key=lambda candidate: _distance(candidate(raw), logits)
+    )
+    if _distance(logit_map(raw), logits) > rounding * _distance(logits):
+        raise _unfit(wrapped, "its logits do not follow from the last linear map and its config")
+    return logit_map, rounding
+
+
+def _check_positions(wrapped: Any, rounding: float) -> bool:
+    """Compare hidden states of eight tokens with and without a gap in the middle of their position
+    IDs. Return whether `hidden_sharing` gives the same as copies of kept states."""
+    tokens_BL, counted_BL = _eight_tokens(wrapped)
+    gapped_BL = counted_BL + 4 * (counted_BL > 3)
+    causal = causal_bias(8, wrapped.device)
+    packed = causal.clone()  # transformers' own reading of a gap: the start of another text
+    packed[..., 4:, :4] = causal[..., 0, 1]
+
+    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
+        return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
+
+    counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
+    seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
+    nudge_BLD = wrapped.embedding(tokens_BL)
+    nudge_BLD[..., ::2] *= -1
+    nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
+    # as small as the effect of a tiny change of the input are ignored.
+    noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
+
+    def alike(a: Tensor, b: Tensor) -> bool:
+        return _distance(a, b) <= rounding * _distance(b) + noise
+
+    def small(error: float, effect: float) -> bool:
+        return error <= max(noise, effect / 4)
+
+    after = slice(4, None)
+    if _distance(gapped[:, after], counted[:, after]) <= _distance(again, counted):
+        raise _unfit(wrapped, "position IDs do not reach its attention")
+    error = _distance(gapped[:, after], seen[:, after])
+    if not (alike(gapped, seen) and small(error, _distance(hiding[:, after], seen[:, after]))):
+        raise _unfit(wrapped, "its attention is not causal, or a gap in position IDs changes it")
+    if not alike(gapped[:, :4], counted[:, :4]):
+        raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
+    # The places after the gap, given kept states of those before.
+    earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
+    later = (tokens_BL[:, after], gapped_BL[:, after])
+    looked_back = wrapped.hidden(*later, far=earlier).float()
+    if not alike(looked_back, seen[:, after]):
+        raise _unfit(wrapped, "keys and values that it keeps of earlier places do not replace them")
+    try:
+        shared = wrapped.hidden_sharing(*later, earlier).float()
+    except Exception:  # of the model's own code, which may use its attention in any way
+        return False
+    alone = wrapped.hidden(*later).float()
+    error, effect = _distance(shared, looked_back), _distance(alone, looked_back)
+    return alike(shared, looked_back) and small(error, effect)
+
+
+def _knows_windows(wrapped: Any, rounding: float) -> bool:
+    """Whether the model computes eight tokens through windows of four places as it is computed
+    here. Its config stays as it is, as other threads may use it."""
+    if not windows_of(wrapped.model.config):
+        return False
+    own = copy(wrapped.body)
+    own.config = deepcopy(own.config)
+    for name in _WINDOWS[:2]:
+        if getattr(own.config.get_text_config(), name, None):
+            setattr(own.config.get_text_config(), name, 4)
+    windows = windows_of(own.config)
+    tokens_BL, counted_BL = _eight_tokens(wrapped)
+    given = {"input_ids": tokens_BL, "position_ids": counted_BL, "use_cache": False}
+    try:
+        output = type(own).forward(own, attention_mask=torch.ones_like(tokens_BL), **given)
+        plain = wrapped.hidden(tokens_BL, counted_BL)
+        wrapped.windows = windows
+        found = wrapped.hidden(tokens_BL, counted_BL)
+    except Exception:  # of the model's own code
+        return False
+    finally:
+        wrapped.windows = {}
+    theirs = output.last_hidden_state.to(found.device)
+    error, effect = _distance(found, theirs), _distance(plain, theirs)
+    return error <= min(rounding * _distance(theirs), effect / 4)
+
+
+def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:
+    """Return tokens_BL, and their position IDs without a gap."""
+    counted_BL = torch.arange(8, device=wrapped.device)[None]
+    return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
+
+
+def _not_finite(model: nn.Module) -> str:
+    for name, weight in model.named_parameters():
+        if not weight.is_meta and not bool(weight.isfinite().all()):
+            return f": its weight {name} holds NaN or infinity; take other weights"
+    return "; its weights are finite, so try dtype=fp32"
+
+
+def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
+    """The largest change of seven losses. Some quantized models round all rows of a batch by their
+    largest number."""
+    tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7
+    tokens_BL %= wrapped.embedding.weight.shape[0]
+    positions_BL = torch.arange(8, device=wrapped.device)[None]
+
+    def losses(rows_BL: Tensor) -> Tensor:
+        hidden_BLD = wrapped.hidden(rows_BL, positions_BL.expand_as(rows_BL))
+        log_p_LV = logit_map(wrapped.raw_logits(hidden_BLD[:1])[0].float()).log_softmax(-1)
+        return log_p_LV[:-1].gather(1, tokens_BL[0, 1:, None].to(log_p_LV.device))
+
+    return float((losses(tokens_BL) - losses(tokens_BL[:1])).abs().max())
+
+
+def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:
+    """Root mean square, in which one place that a mixture of experts routes differently counts
+    little."""
+    return float((a.float() - b).square().mean().sqrt())

@@ -1,0 +1,235 @@
+"""Export weights to a folder of transformers, and import them (`init_from`). The fields of a config
+determine the family (families.py); a field that it cannot express is rejected by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from olmo_sparsity.base.errors import ConfigError, UserError, unreadable
+from olmo_sparsity.base.files import follow_umask, read_json, remove_partial, writing
+from olmo_sparsity.config.run import load_saved_config
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
+from olmo_sparsity.models.families import (
+    FAMILIES,
+    FromHuggingFace,
+    embedding_rows,
+    family_of,
+    mlp_width,
+    to_hugging_face,
+    transformers_config,
+)
+from olmo_sparsity.models.load import DTYPES, find_folder, load_model
+from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
+from olmo_sparsity.models.rope import from_rope_parameters
+from olmo_sparsity.models.transformers_folder import NO_CODE
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+# --- export -------------------------------------------------------------------------------------
+
+
+def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
+    """Write a checkpoint (or a run's latest) as a Hugging Face folder; returns its class name."""
+    folder = find_folder(str(checkpoint))
+    if (folder / "config.json").is_file():
+        raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
+    config = load_saved_config(folder / "config.yaml").model
+    check_exportable(config)
+    model = hugging_face_model(config, StoredWeights(folder / WEIGHTS), str(folder))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_partial(out.parent)
+    with writing(out) as partial:
+        torch.nn.Module.to(model, DTYPES[dtype])  # transformers' own is not typed
+        model.save_pretrained(partial)
+        for path in partial.glob("*.safetensors"):
+            follow_umask(path)
+        tokenizer = read_tokenizer(folder / "tokenizer.json")
+        hugging_face_tokenizer(tokenizer, config).save_pretrained(partial)
+    return type(model).__name__
+
+
+def check_exportable(config: ModelConfig) -> None:
+    """Reject a config that cannot be exported, before reading or training."""
+    if config.architecture == "olmo":
+        family_of(_essence(config))
+
+
+def hugging_face_model(
+    config: ModelConfig, weights: Mapping[str, Tensor], origin: str
+) -> PreTrainedModel:
+    """Its weights are views of these, which may be mapped files, so that they are not copied."""
+    import transformers
+
+    if config.architecture != "olmo":
+        own: Any = build_model(config)
+        fill(own, weights, origin)
+        return own.model
+    family = family_of(_essence(config))
+    model_class = getattr(transformers, family.class_name)
+    with torch.device("meta"):
+        model = model_class(transformers_config(config, family))
+    theirs = to_hugging_face(weights, family, config)
+    check_fit(model.state_dict(keep_vars=True), theirs, origin)
+    model.load_state_dict(theirs, assign=True, strict=False)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # has no memory yet
+    return model
+
+
+def hugging_face_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    # An ordinary token must not be declared special, or decoding would drop it.
+    special = tokenizer.get_added_tokens_decoder()
+    ids = {"eos_token": config.eos_token_id, "pad_token": config.pad_token_id}
+    tokens = {name: special[number].content for name, number in ids.items() if number in special}
+    length = config.max_sequence_length
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **tokens)
+
+
+# --- import -------------------------------------------------------------------------------------
+
+
+def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
+    """The weights of `build_model(config)`, from a checkpoint or run of ours, or a Hugging Face
+    folder of one of FAMILIES; each is read when it is looked up."""
+    implied = ModelConfig(**config_of(source))
+    _check_angles(implied, config, source)
+    theirs, ours = _essence(implied), _essence(config)
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            both = f"model.{name}={theirs.get(name)}, this run {value}"
+            raise ConfigError(f"init_from='{source}' has {both}")
+    if config.architecture != "olmo":
+        return dict(load_model(source, dtype="fp32").model.state_dict())
+    folder = find_folder(source)
+    stored = StoredWeights(folder / WEIGHTS)
+    if not (folder / "config.json").is_file():
+        return stored
+    model_type = read_json(folder / "config.json", dict, "restore it")["model_type"]
+    return FromHuggingFace(stored, FAMILIES[model_type], config)
+
+
+def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
+    """To reach a greater length, a run may scale RoPE or raise its base. What it leaves out is
+    rejected, as a forgotten setting would be."""
+    if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
+        least = f"must be at least {float(theirs.rope_theta)}, as in init_from='{source}'"
+        raise ConfigError(f"model.rope_theta={ours.rope_theta} {least}")
+    if theirs.rope_scaling and not ours.rope_scaling:
+        raise ConfigError(f"init_from='{source}' scales RoPE ({_in_words(theirs)}), not this run")
+
+
+def change_of_angles(source: str, config: ModelConfig) -> str:
+    """Describe what a run changes of its source's RoPE; empty if nothing."""
+    before, after = _in_words(ModelConfig(**config_of(source))), _in_words(config)
+    return "" if before == after else f"; changes its RoPE: {before} → {after}"
+
+
+def _in_words(config: ModelConfig) -> str:
+    scaling = config.rope_scaling or {"rope_type": "none"}
+    more = "".join(f", {name} {value:g}" for name, value in sorted(scaling.items())[:-1])
+    return f"base {float(config.rope_theta):g}, scaling {scaling['rope_type']}{more}"
+
+
+def config_of(source: str) -> dict[str, Any]:
+    """The fields of ModelConfig that a source of weights implies."""
+    folder = find_folder(source)
+    if not (folder / "config.json").is_file():
+        return dict(vars(load_saved_config(folder / "config.yaml").model))
+    from transformers import AutoConfig
+
+    try:
+        return _hugging_face_fields(AutoConfig.from_pretrained(folder, **NO_CODE), source)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged config.json raises almost any
+        raise unreadable(folder / "config.json", error) from None
+
+
+def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
+    family = FAMILIES.get(theirs.model_type)
+    if family is None:
+        raise ConfigError(f"init_from='{source}' is {theirs.model_type}, not {', '.join(FAMILIES)}")
+    get = theirs.to_dict().get
+    rope = get("rope_parameters") or {}
+    required = family.required | {"quantization_config": None}
+    found = {name: get(name, wanted) for name, wanted in required.items()}
+    if theirs.model_type == "olmo3":  # only layers without a window scale their angles
+        found |= {"layer_types": theirs.layer_types, "rope_parameters": rope["sliding_attention"]}
+        rope, num_layers = rope["full_attention"], theirs.num_hidden_layers
+        config_class: Any = type(theirs)
+        usual = config_class(num_hidden_layers=num_layers)
+        plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        required |= {"layer_types": usual.layer_types, "rope_parameters": plain}
+    natural = theirs.hidden_size // theirs.num_attention_heads
+    head_width = get("head_dim") or natural
+    partial = rope.get("partial_rotary_factor", 1.0)
+    if "head_width" not in family.settings:
+        found["head_dim"], required["head_dim"] = head_width, natural
+    if not family.is_neox:
+        found["partial_rotary_factor"], required["partial_rotary_factor"] = partial, 1.0
+    for name, wanted in required.items():
+        if found[name] != wanted:
+            raise ConfigError(f"init_from='{source}' has {name}={found[name]}, supported: {wanted}")
+    values = {ours: get(name) for ours, name in family.settings.items()}
+    return values | {
+        "mlp_hidden_size": theirs.intermediate_size * (1 if family.is_neox else 2),
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": from_rope_parameters(rope, source),
+        "rotary_fraction": partial,
+        "head_width": None if head_width == natural else head_width,
+        **family.fields(),
+    }
+
+
+# --- comparing configs --------------------------------------------------------------------------
+
+
+_SHARED = (
+    *("architecture", "d_model", "n_layers", "n_heads", "rotary_fraction", "layer_norm_eps"),
+    "weight_tying",
+)
+_OF_OLMO = (
+    *("query_scale_length", "activation_type", "block_type", "rope", "alibi", "norm_after"),
+    *("layer_norm_with_affine", "attention_layer_norm", "attention_norm_per_head", "clip_qkv"),
+    *("embedding_layer_norm", "include_bias", "scale_logits", "sliding_window"),
+)
+
+
+def _essence(config: ModelConfig) -> dict[str, Any]:
+    """The fields that determine the computation, each as its effective value, but for the angles of
+    RoPE. Lengths, dropout and initialisation may differ between a source of weights and a run."""
+    width = config.effective_head_width
+    shared = {name: getattr(config, name) for name in _SHARED} | {
+        "mlp_hidden_size": mlp_width(config),
+        "embedding_size": embedding_rows(config),
+    }
+    if config.architecture == "gpt_neox":
+        return shared
+    bias, norms = config.bias_for_layer_norm, config.attention_layer_norm
+    return (
+        {name: getattr(config, name) for name in _OF_OLMO}
+        | shared
+        | {
+            "n_kv_heads": config.effective_n_kv_heads,
+            "head_width": None if width * config.n_heads == config.d_model else width,
+            "qkv_bias": config.qkv_bias and not config.include_bias,
+            "alibi_bias_max": config.alibi_bias_max if config.alibi else None,
+            # low_precision is also LayerNorm; it differs under autocast only.
+            "layer_norm_type": "rms" if config.layer_norm_type == "rms" else "default",
+            "attention_layer_norm_with_affine": norms and config.attention_layer_norm_with_affine,
+            "bias_for_layer_norm": config.include_bias if bias is None else bias,
+        }
+    )

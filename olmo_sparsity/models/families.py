@@ -1,0 +1,282 @@
+"""Families of transformers that a model of this project can be, a row each: values it fixes of our
+config, its settings that hold our fields or must have one value, its names of our weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.models.rope import to_rope_parameters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    class_name: str
+    """Of transformers."""
+
+    fixed: dict[str, Any]
+    """Our fields; the fields that distinguish families come first."""
+
+    settings: dict[str, str]
+    """Our fields that vary, and the settings of theirs."""
+
+    required: dict[str, Any] = field(default_factory=dict)
+    """Settings of theirs that have a counterpart with this value only, or if they are absent."""
+
+    norms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        return self.fixed if self.is_neox else self.fixed | _ALL_HAVE
+
+    @property
+    def is_neox(self) -> bool:
+        return self.fixed.get("architecture") == "gpt_neox"
+
+
+_ALL_HAVE: dict[str, Any] = {
+    "block_type": "sequential",
+    "activation_type": "swiglu",
+    "rope": True,
+    "alibi": False,
+    "rotary_fraction": 1.0,
+    "query_scale_length": None,
+    "include_bias": False,
+    "bias_for_layer_norm": False,
+    "embedding_layer_norm": False,
+    "scale_logits": False,
+}
+_SHARED = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "max_sequence_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "weight_tying": "tie_word_embeddings",
+}
+_GROUPED = _SHARED | {"n_kv_heads": "num_key_value_heads"}
+_RMS = _GROUPED | {"layer_norm_eps": "rms_norm_eps"}
+_PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_NORM_BEFORE = {"attn_norm": ("input_layernorm",), "ff_norm": ("post_attention_layernorm",)}
+_NORM_AFTER = {
+    "attn_norm": ("post_attention_layernorm",),
+    "ff_norm": ("post_feedforward_layernorm",),
+}
+_NORM_QK = {"q_norm": ("self_attn.q_norm",), "k_norm": ("self_attn.k_norm",)}
+
+_LLAMA = {
+    "layer_norm_type": "rms",
+    "norm_after": False,
+    "attention_layer_norm": False,
+    "qkv_bias": False,
+    "layer_norm_with_affine": True,
+    "clip_qkv": None,
+}
+_OLMO2 = {
+    "layer_norm_type": "rms",
+    "norm_after": True,
+    "attention_layer_norm": True,
+    "attention_norm_per_head": False,
+    "attention_layer_norm_with_affine": True,
+    "layer_norm_with_affine": True,
+    "head_width": None,
+    "clip_qkv": None,
+}
+_QK_OF_HEADS = {
+    "attention_layer_norm": True,
+    "attention_norm_per_head": True,
+    "attention_layer_norm_with_affine": True,
+}
+
+FAMILIES = {
+    "olmo": Family(
+        "OlmoForCausalLM",
+        {
+            "layer_norm_type": "default",
+            "layer_norm_with_affine": False,
+            "layer_norm_eps": 1e-5,
+            "norm_after": False,
+            "attention_layer_norm": False,
+            "head_width": None,
+            "qkv_bias": False,
+        },
+        _GROUPED | {"clip_qkv": "clip_qkv"},
+        _PLAIN,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        _OLMO2,
+        _RMS | {"qkv_bias": "attention_bias"},  # theirs has one of the output as well: 0
+        {"hidden_act": "silu", "mlp_bias": False},
+        _NORM_AFTER | _NORM_QK,
+    ),
+    "llama": Family(
+        "LlamaForCausalLM", _LLAMA, _RMS | {"head_width": "head_dim"}, _PLAIN, _NORM_BEFORE
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        _LLAMA | {"qkv_bias": True, "head_width": None},
+        _RMS,
+        {"hidden_act": "silu", "use_sliding_window": False},
+        _NORM_BEFORE,
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        _LLAMA | _QK_OF_HEADS,
+        _RMS | {"head_width": "head_dim"},
+        _PLAIN | {"use_sliding_window": False},
+        _NORM_BEFORE | _NORM_QK,
+    ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        {"architecture": "olmo3"} | _OLMO2 | {"qkv_bias": False},
+        _RMS | {"sliding_window": "sliding_window"},
+        {"hidden_act": "silu", "attention_bias": False},
+    ),
+    "gpt_neox": Family(
+        "GPTNeoXForCausalLM",
+        {"architecture": "gpt_neox"},
+        _SHARED | {"layer_norm_eps": "layer_norm_eps"},
+        {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True},
+    ),
+}
+"""By transformers' model_type."""
+
+
+def family_of(essence: Mapping[str, Any]) -> Family:
+    """The family with the same computation; ConfigError if there is none, with the first field in
+    which the closest one differs."""
+
+    def num_alike(family: Family) -> int:
+        wanted = list(family.fields().items())
+        differs = [index for index, (name, value) in enumerate(wanted) if essence[name] != value]
+        return min(differs, default=len(wanted) + 1)
+
+    families = [family for family in FAMILIES.values() if "architecture" not in family.fixed]
+    closest = max(families, key=num_alike)
+    for name, wanted in closest.fields().items():
+        if essence[name] != wanted:
+            reason = f"{closest.class_name} has {wanted} there"
+            raise ConfigError(f"model.{name}={essence[name]} cannot be exported: {reason}")
+    return closest
+
+
+def mlp_width(config: ModelConfig) -> int:
+    return config.mlp_hidden_size or config.mlp_ratio * config.d_model
+
+
+def embedding_rows(config: ModelConfig) -> int:
+    return config.embedding_size or config.vocab_size
+
+
+def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig:
+    import transformers
+
+    values = vars(config) | {
+        "n_kv_heads": config.effective_n_kv_heads,
+        "vocab_size": embedding_rows(config),
+        "head_width": config.effective_head_width,
+    }
+    settings = {theirs: values[ours] for ours, theirs in family.settings.items()} | {
+        # OLMo: with SwiGLU the width counts gate and value; GPT-NeoX has GELU.
+        "intermediate_size": mlp_width(config) // (1 if family.is_neox else 2),
+        "hidden_act": "gelu" if family.is_neox else "silu",
+        "initializer_range": config.init_std,
+        "rope_parameters": to_rope_parameters(config),
+        "attention_dropout": config.attention_dropout,
+        "bos_token_id": None,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+    if config.architecture == "olmo3":  # only its layers without a window scale their angles
+        plain = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
+        both = {"full_attention": settings["rope_parameters"], "sliding_attention": plain}
+        settings["rope_parameters"] = both
+    if family.is_neox:
+        settings["hidden_dropout"] = config.residual_dropout
+        settings["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction
+    return getattr(transformers, family.class_name).config_class(**settings)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+# Our weight → theirs; several of theirs are rows of ours, in this order.
+_BLOCK = {
+    "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn_out": ("self_attn.o_proj",),
+    "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
+    "ff_out": ("mlp.down_proj",),
+}
+
+
+def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Maps each weight of ours to the weights of theirs that hold its rows."""
+    names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
+    for layer in range(config.n_layers):
+        of_layer = {f"{ours}.weight": theirs for ours, theirs in {**_BLOCK, **family.norms}.items()}
+        if config.qkv_bias:
+            of_layer["att_proj.bias"] = _BLOCK["att_proj"]
+        for ours, theirs in of_layer.items():
+            kind = ours.rpartition(".")[2]
+            names[f"transformer.blocks.{layer}.{ours}"] = tuple(
+                f"model.layers.{layer}.{name}.{kind}" for name in theirs
+            )
+    if config.layer_norm_with_affine:
+        names["transformer.ln_f.weight"] = ("model.norm.weight",)
+    if not config.weight_tying:
+        names["transformer.ff_out.weight"] = ("lm_head.weight",)
+    return names
+
+
+def _biases_of_outputs(family: Family, config: ModelConfig) -> list[str]:
+    """What `attention_bias` adds next to our biases."""
+    if not config.qkv_bias or family.settings.get("qkv_bias") != "attention_bias":
+        return []
+    return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(config.n_layers)]
+
+
+def to_hugging_face(
+    weights: Mapping[str, Tensor], family: Family, config: ModelConfig
+) -> dict[str, Tensor]:
+    keys = config.effective_n_kv_heads * config.effective_head_width
+    queries = config.n_heads * config.effective_head_width
+    theirs: dict[str, Tensor] = {}
+    for ours, names in _names(family, config).items():
+        whole, of = weights[ours], ours.split(".")[-2]
+        sizes = [queries, keys, keys] if of == "att_proj" else [len(whole) // len(names)]
+        theirs |= zip(names, whole.split(sizes if len(sizes) > 1 else sizes[0]), strict=True)
+    for name in _biases_of_outputs(family, config):
+        theirs[name] = torch.zeros(config.d_model)
+    return theirs
+
+
+class FromHuggingFace(Mapping[str, Tensor]):
+    """Our weights, in fp32, each made of theirs when it is looked up."""
+
+    def __init__(self, theirs: Mapping[str, Tensor], family: Family, config: ModelConfig) -> None:
+        self.theirs, self.names = theirs, _names(family, config)
+        zeros = _biases_of_outputs(family, config)
+        for name in (*zeros, *chain(*self.names.values())):
+            if name not in theirs:
+                raise DataError(f"init_from lacks the weight {name}")
+        for name in zeros:
+            if theirs[name].count_nonzero():
+                raise ConfigError(f"{name} is not 0, and model.qkv_bias has no bias there")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.cat([self.theirs[part].float() for part in self.names[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

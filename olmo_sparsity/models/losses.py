@@ -1,0 +1,259 @@
+"""Compute per-token losses without the logits of a whole batch, which are by far the largest tensor
+of a small model: rows are unembedded in chunks, and a chunk's gradient is computed at once.
+
+Dimension key: B batch, L length (K keys), N = B·L rows, C rows of a chunk, D width, H heads, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from olmo_sparsity.models.attention import Documents
+from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.text.vocabulary import IGNORED
+
+
+def rows_per_chunk(vocab_size: int, device: torch.device, compiled: bool = False) -> int:
+    """Return how many rows to unembed at once. On CPU a chunk's fp32 logits should stay in cache (4
+    MiB was fastest of 2 … 64); a GPU needs larger chunks. With too few rows, summing the weight
+    gradient would dominate. `compiled`: by `compile_losses`, which keeps logits and gradient only;
+    in bf16 8,192 rows of 50,304 take 1.5 GiB."""
+    if device.type == "cuda" and compiled:
+        return 2 ** int(math.log2(max(128, 2**29 // vocab_size)))  # whole tiles of a product
+    chunk_bytes = (4 if device.type == "cpu" else 256) * 2**20
+    return max(128, chunk_bytes // (4 * vocab_size))
+
+
+class LanguageModel(Protocol):
+    """Common interface of PositionedOLMo and HuggingFaceLM."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, including padding."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the inputs."""
+
+    @property
+    def reach(self) -> int | None:
+        """No layer sees places this many position IDs or more before; None: some layers see all."""
+
+    @property
+    def embedding(self) -> nn.Embedding: ...
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """weight_VD and bias_V of the last linear map."""
+
+    @property
+    def logit_scale(self) -> float: ...
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        documents: Documents | None = None,
+        added_BLD: Tensor | None = None,
+        far: FarStates | None = None,
+        last: int | None = None,
+    ) -> Tensor:
+        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
+        attention scores of L places over K, and replaces the causal mask. `documents`: places
+        attend to their own document only. `added_BLD` is added to the token embeddings. Places also
+        attend to `far`, states of earlier places. `last`: return only the last places."""
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """(…, D) → logits (…, V)."""
+
+    def far_states(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        at_once: int | None = None,
+        before: FarStates | None = None,
+    ) -> FarStates:
+        """Keys, values and last states of all places, each seeing those before it. `at_once`: how
+        many places are computed together (default: all). `before`: states of what precedes these
+        places, which become part of the result."""
+
+    def shares_far(self, num_far: int, length: int) -> bool:
+        """Whether rows of `length` places attend to `num_far` far places without copies of them."""
+
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        """weights_BHK: attention from the last place to the places of `far` and of the row, by the
+        heads of all layers."""
+
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        """Whether a backward pass through this many tokens computes activations again. `num_keys`:
+        to how many places each of them attends, if attention scores are kept."""
+
+
+@torch.no_grad()
+def token_losses(
+    model: LanguageModel,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    labels_BL: Tensor,
+    documents: Documents | None = None,
+) -> Tensor:
+    """nll_BL in nats, fp32; 0 where the label is IGNORED."""
+    hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
+    chunk = rows_per_chunk(model.vocab_size, hidden_ND.device)
+    # Ignored places are computed, too: to leave them out, the host would wait for their number.
+    nll = [
+        F.cross_entropy(
+            model.unembed(hidden_CD).float(), labels_C, ignore_index=IGNORED, reduction="none"
+        )
+        for hidden_CD, labels_C in zip(
+            hidden_ND.split(chunk), labels_BL.flatten().split(chunk), strict=True
+        )
+    ]
+    return torch.cat(nll).view_as(labels_BL)
+
+
+def repetition_losses(
+    losses: Callable[[Tensor, Tensor, Tensor], Tensor], passages_BL: Tensor
+) -> Tensor:
+    """nll_B2: mean loss on each passage and on its repetition in the same context. `losses` gives
+    nll_BL of (tokens_BL, positions_BL, labels_BL). The first token of a passage is left out, as it
+    has no context the first time."""
+    length = passages_BL.shape[1]
+    tokens_BL = passages_BL.repeat(1, 2)
+    labels_BL = tokens_BL.roll(-1, 1)
+    labels_BL[:, length - 1 :: length] = IGNORED
+    positions_BL = torch.arange(2 * length, device=passages_BL.device).expand_as(tokens_BL)
+    nll_BL = losses(tokens_BL, positions_BL, labels_BL)
+    return nll_BL.unflatten(1, (2, length)).sum(-1) / (length - 1)
+
+
+OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+
+
+def compile_losses() -> OfChunk:
+    """`_losses_of_chunk` as one graph for any number of rows: the last chunk has fewer."""
+    compiled = torch.compile(_losses_of_chunk, dynamic=False)
+
+    def of_chunk(
+        hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        for tensor in (hidden_CD, labels_C):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(hidden_CD, weight_VD, bias_V, labels_C, scale)
+
+    return of_chunk
+
+
+def _losses_of_chunk(
+    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return nll_C, and the gradient of its sum by the scaled logits; 0 where the label is IGNORED.
+
+    Written for the compiler: nothing is in place, so that it makes one kernel. Powers of 2 are one
+    instruction of a GPU, and a label that is scattered afterwards is not compared with each column:
+    22 instructions a logit, with log_softmax 54."""
+    is_used_C1 = (labels_C != IGNORED)[:, None]
+    labels_C1 = labels_C.clamp(min=0)[:, None]
+    logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
+    largest_C1 = logits_CV.amax(-1, keepdim=True).float()
+    to_log2 = scale / math.log(2)
+    log2_sum_C1 = ((logits_CV.float() - largest_C1) * to_log2).exp2().sum(-1, keepdim=True).log2()
+    label_C1 = (logits_CV.gather(1, labels_C1).float() - largest_C1) * to_log2
+    nll_C1 = (log2_sum_C1 - label_C1) * math.log(2) * is_used_C1
+    # Less infinity, so that the power is 0 where the label is ignored.
+    shift_C1 = torch.where(is_used_C1, log2_sum_C1, float("inf"))
+    grad_CV = ((logits_CV.float() - largest_C1) * to_log2 - shift_C1).exp2().to(hidden_CD.dtype)
+    grad_of_label_C1 = (label_C1 - shift_C1).exp2() - is_used_C1.float()
+    return nll_C1[:, 0], grad_CV.scatter(1, labels_C1, grad_of_label_C1.to(hidden_CD.dtype))
+
+
+def mean_loss(
+    model: LanguageModel,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    labels_BL: Tensor,
+    num_labels: int,
+    documents: Documents | None = None,
+    compiled: OfChunk | None = None,
+) -> Tensor:
+    """Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer step, so
+    that the sum over micro-batches and processes is the mean. `compiled`: of `compile_losses`."""
+    hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
+    weight_VD, bias_V = model.unembedding
+    scales = 1.0 / num_labels, model.logit_scale
+    return _ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, labels_BL.flatten(), *scales, compiled)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Sum of weight · nll over rows; its gradients are computed in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        labels_N: Tensor,
+        weight: float,
+        logit_scale: float,
+        compiled: OfChunk | None,
+    ) -> Tensor:
+        device = hidden_ND.device.type
+        dtype = hidden_ND.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        loss = torch.zeros((), device=hidden_ND.device)
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        grad_weight_VD = torch.zeros_like(weight_VD)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        chunk = rows_per_chunk(len(weight_VD), hidden_ND.device, compiled is not None)
+        with torch.autocast(device, enabled=False):
+            hidden_ND, cast_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+            cast_V = None if bias_V is None else bias_V.to(dtype)
+            for start in range(0, len(labels_N), chunk):
+                rows = slice(start, start + chunk)
+                h_CD, labels_C = hidden_ND[rows], labels_N[rows]
+                if compiled is not None:
+                    nll_C, cast_CV = compiled(h_CD, cast_VD, cast_V, labels_C, logit_scale)
+                    grad_CV = cast_CV
+                else:
+                    unused_C = labels_C == IGNORED
+                    labels_C1 = labels_C.clamp(min=0)[:, None]
+                    logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
+                    if logit_scale != 1.0:
+                        logits_CV *= logit_scale
+                    # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one
+                    # pass; its largest entry, at least 1 / V, gives the log of the sum safely.
+                    grad_CV = logits_CV.softmax(-1)
+                    log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
+                    nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
+                    nll_C = nll_C.masked_fill(unused_C, 0.0)
+                    grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
+                    grad_CV.masked_fill_(unused_C[:, None], 0.0)
+                    cast_CV = grad_CV.to(dtype)
+                loss += nll_C.sum() * weight
+                # The weight multiplies the small products instead of the large gradient.
+                scale = weight * logit_scale
+                grad_hidden_ND[rows] = (cast_CV @ cast_VD) * scale
+                if dtype == grad_weight_VD.dtype:
+                    grad_weight_VD.addmm_(cast_CV.T, h_CD, alpha=scale)
+                else:
+                    grad_weight_VD.add_(cast_CV.T @ h_CD, alpha=scale)
+                if grad_bias_V is not None:
+                    grad_bias_V.add_(grad_CV.sum(0, dtype=torch.float32), alpha=scale)
+        ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        hidden, weight, bias = ctx.saved_tensors
+        bias = None if bias is None else bias * grad
+        return hidden * grad, weight * grad, bias, None, None, None, None

@@ -1,0 +1,161 @@
+"""OLMo with position IDs as an argument, where upstream counts from 0 (RoPE, ALiBi). Layers,
+initialisation and parameter names are upstream's. `hidden` and `unembed` are separate, so that a
+loss can unembed in chunks. B batch, L length (K keys), D width, H heads, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from olmo.config import ActivationCheckpointingStrategy
+from olmo.model import RMSLayerNorm
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.models.attention import Documents
+from olmo_sparsity.models.block import PositionedBlock
+from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.inference import InferringOLMo
+from olmo_sparsity.models.layers import RMSNorm, alibi_bias
+from olmo_sparsity.models.rope import rotary_tables, rotated_width
+
+
+@contextmanager
+def _same_kernels() -> Iterator[None]:
+    """OLMo: switches one off for the process; here: it is as before, since memory-efficient
+    attention is the only fused one that takes a bias (ALiBi)."""
+    cuda = torch.backends.cuda
+    flash, efficient = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+    try:
+        yield
+    finally:
+        cuda.enable_flash_sdp(flash)
+        cuda.enable_mem_efficient_sdp(efficient)
+
+
+class PositionedOLMo(InferringOLMo):
+    """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
+
+    checkpoint_every = 1
+
+    def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
+        refuse_unsupported(config)
+        # Upstream builds everything but the blocks. Its one block is replaced, and these arguments
+        # avoid its position caches and learned position embeddings.
+        with _same_kernels():
+            frame: Any = replace(config, n_layers=1, rope=True, alibi=False)
+            super().__init__(frame, init_params=False)
+        self.config = config
+        blocks = [PositionedBlock(i, config) for i in range(config.n_layers)]
+        self.transformer.update({"blocks": nn.ModuleList(blocks)})
+        for parent in list(self.modules()):
+            for name, norm in parent.named_children():
+                if type(norm) is RMSLayerNorm:  # the same parameters, another forward
+                    (size,), affine = norm.normalized_shape, norm.weight is not None
+                    parent.add_module(name, RMSNorm(self.config, size, affine))  # type: ignore[arg-type] # the same fields
+        if init_params:
+            self.reset_parameters()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.embedding_size or self.config.vocab_size
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        last = self.transformer.wte if self.config.weight_tying else self.transformer.ff_out
+        return last.weight, getattr(last, "bias", None)
+
+    @property
+    def logit_scale(self) -> float:
+        return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
+
+    # OLMo: takes more arguments, and computes positions itself.
+    def forward(  # type: ignore[override]
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor:
+        return self.unembed(self.hidden(tokens_BL, positions_BL, attention_bias))
+
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        documents: Documents | None = None,
+        added_BLD: Tensor | None = None,
+        far: FarStates | None = None,
+        last: int | None = None,
+    ) -> Tensor:
+        assert documents is None or (attention_bias is None and far is None)
+        if far is not None:
+            assert not self.training
+            assert added_BLD is None
+            last = last or tokens_BL.shape[1]
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last, far)
+        plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
+        if last is not None and plain and documents is None:
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last)
+        x = self.transformer.wte(tokens_BL)
+        if added_BLD is not None:
+            x = x + added_BLD
+        if self.config.embedding_layer_norm:
+            x = self.transformer.emb_norm(x)
+        x = self.transformer.emb_drop(x)
+        tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
+        if self.config.alibi:
+            alibi = alibi_bias(positions_BL, self.config, num_queries=tokens_BL.shape[1])
+            attention_bias = alibi if attention_bias is None else alibi + attention_bias
+        recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel())
+        for number, block in enumerate(self.blocks):
+            if recomputes and number % self.checkpoint_every == 0:
+                given = (x, tables, attention_bias, documents)
+                x = checkpoint(block, *given, use_reentrant=False)
+            else:
+                x = block(x, tables, attention_bias, documents)
+        return self.transformer.ln_f(x if last is None else x[:, -last:])
+
+    @torch.no_grad()
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        for block in self.blocks:
+            block.seen = seen
+        try:
+            self.hidden(tokens_BL, positions_BL, far=far, last=1)
+        finally:
+            for block in self.blocks:
+                block.seen = None
+        weights = []
+        for q_BHK, k_BHLK, bias in seen:
+            k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
+            scores_BHL = torch.einsum("bhk,bhlk->bhl", q_BHK.float(), k_BHLK.float())
+            scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5
+            if bias is not None:
+                scores_BHL = scores_BHL + bias[:, :, -1]
+            weights.append(scores_BHL.softmax(-1))
+        return torch.cat(weights, dim=1)
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        weight_VD, bias_V = self.unembedding
+        logits = F.linear(hidden, weight_VD, bias_V)
+        return logits * self.logit_scale if self.config.scale_logits else logits
+
+    def checkpoint_activations(self, every: int = 1) -> None:
+        self.checkpoint_every = every
+        self.activation_checkpointing_strategy = ActivationCheckpointingStrategy.whole_layer
+
+
+def refuse_unsupported(config: ModelConfig) -> None:
+    if config.block_type != "sequential":
+        raise ConfigError(f"model.block_type={config.block_type} is not supported; use sequential")
+    if config.init_fn not in ("normal", "mitchell", "full_megatron"):
+        raise ConfigError(f"model.init_fn={config.init_fn}: only normal, mitchell, full_megatron")
+    if config.rope and rotated_width(config) < 2:
+        raise ConfigError(f"model.rotary_fraction={config.rotary_fraction} rotates nothing")
+    if config.rope and rotated_width(config) < 4 and (config.rope_scaling or {}).get("rope_type"):
+        raise ConfigError("positions.scaling needs at least two frequencies; widen the heads")

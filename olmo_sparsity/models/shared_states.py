@@ -1,0 +1,226 @@
+"""Our attention in models of transformers whose attention runs through its AttentionInterface,
+where ours has a name of its own. A model is given it only inside `own_attention`; other threads,
+which may run the model meanwhile, get what is registered under the model's usual name."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from olmo_sparsity.models.attention import (
+    USUAL,
+    AttentionWindow,
+    attend_to_far,
+    attend_within,
+)
+from olmo_sparsity.models.distant_states import FarStates
+
+_HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
+"""Arguments that change nothing here: what a layer sees of its row is in its mask."""
+
+_OWN = {usual: own for own, usual in USUAL.items()}
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """What one layer sees: a mask over the own places of rows, a bias over far ones."""
+
+    mask: Tensor
+    """As the model is given it for the own places of rows; a model that changes it is rejected."""
+
+    bias: Tensor | None = None
+    """The part over far places: (B, F), or (B, L, F) where queries differ."""
+
+    first: int = 0
+    """The far places before it are outside of the layer's window, and not in `bias`."""
+
+    is_causal: bool = True
+
+    @staticmethod
+    def through(
+        window: AttentionWindow, mask: Tensor, far: FarStates, positions_BL: Tensor
+    ) -> LayerView:
+        hides_BLF = window.hides(positions_BL, far.positions_BF)
+        first = int(hides_BLF.flatten(0, 1).all(0).long().cumprod(0).sum())
+        bias_BF = far.bias_BF
+        if bias_BF is None:
+            bias_BF = torch.zeros(hides_BLF.shape[::2], dtype=torch.float, device=mask.device)
+        bias_BLF = bias_BF[:, None, first:].expand(-1, hides_BLF.shape[1], -1)
+        lowest = torch.finfo(torch.float).min
+        return LayerView(mask, bias_BLF.masked_fill(hides_BLF[..., first:], lowest), first, False)
+
+
+@dataclass
+class _Wanted:
+    """What this thread requires of the attention of a forward pass."""
+
+    far: FarStates | None = None
+    views: Sequence[LayerView] = ()
+    weights: list[Tensor] = field(default_factory=list)
+    num_calls: int = 0
+
+
+_wanted: ContextVar[_Wanted | None] = ContextVar("wanted", default=None)
+
+
+class FarCache(DynamicCache):
+    """Hands out far states before the keys and values of the row, and keeps nothing, so that a
+    layer may be computed again."""
+
+    def __init__(self, far: FarStates) -> None:
+        super().__init__()
+        self.far = far
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.far.num_places
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.far.num_places
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.far.num_places + query_length, 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        far_k, far_v = (part.transpose(1, 2) for part in self.far.layers[layer_idx])
+        return torch.cat((far_k, key_states), 2), torch.cat((far_v, value_states), 2)
+
+
+class SharedCache(FarCache):
+    """Counts the far places, but hands out the keys and values of the row alone."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+_switching = threading.Lock()
+_users: dict[int, int] = {}
+"""How many threads want our attention of a configuration, which models may share."""
+
+
+@contextmanager
+def own_attention(configs: Sequence[Any]) -> Iterator[None]:
+    """Inside, layers with these configurations call ours in place of their usual attention."""
+    with _switching:
+        configs = [c for c in configs if c._attn_implementation in _OWN or id(c) in _users]
+        for config in configs:
+            _users[id(config)] = _users.get(id(config), 0) + 1
+            name = config._attn_implementation
+            config._attn_implementation_internal = _OWN.get(name, name)
+    try:
+        yield
+    finally:
+        with _switching:
+            for config in configs:
+                _users[id(config)] -= 1
+                if not _users[id(config)]:
+                    del _users[id(config)]
+                    config._attn_implementation_internal = USUAL[config._attn_implementation]
+
+
+@contextmanager
+def _wanting(wanted: _Wanted, configs: Sequence[Any]) -> Iterator[_Wanted]:
+    token = _wanted.set(wanted)
+    try:
+        with own_attention(configs):
+            yield wanted
+    finally:
+        _wanted.reset(token)
+
+
+@contextmanager
+def attending_to(
+    far: FarStates, views: Sequence[LayerView], configs: Sequence[Any]
+) -> Iterator[None]:
+    """Attention of all layers to `far` and to the rows' own places, in this thread."""
+    with _wanting(_Wanted(far, views), configs) as wanted:
+        yield
+    if wanted.num_calls < len(views):  # the far places would be left out without a word
+        raise NotImplementedError(f"{wanted.num_calls} of {len(views)} layers attended to them")
+
+
+@contextmanager
+def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
+    """Yields the attention weights of the layers that were called, in this thread."""
+    with _wanting(_Wanted(), configs) as wanted:
+        yield wanted.weights
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
+    documents = more.pop("documents", None)
+    if documents is not None:
+        assert attention_mask is None
+        assert scaling in (None, query.shape[-1] ** -0.5)
+        mixed = attend_within(query, key, value, documents, dropout_p=more.get("dropout", 0.0))
+        return mixed.transpose(1, 2).contiguous(), None
+    wanted = _wanted.get()
+    if wanted is None:
+        name = module.config._attn_implementation
+        name = USUAL.get(name, name)
+        usual = _eager(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+        return usual(module, query, key, value, attention_mask, scaling=scaling, **more)
+    wanted.num_calls += 1
+    if wanted.far is None:
+        if attention_mask is not None and attention_mask.dtype == torch.bool:
+            lowest = torch.finfo(query.dtype).min
+            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(
+                ~attention_mask, lowest
+            )
+        scaling = module.head_dim**-0.5 if scaling is None else scaling
+        mixed, weights = _eager(module)(
+            module, query, key, value, attention_mask, scaling=scaling, **more
+        )
+        wanted.weights.append(weights)
+        return mixed, None
+    unknown = [name for name, given in more.items() if given is not None and name not in _HARMLESS]
+    view = wanted.views[module.layer_idx]
+    if unknown or not _is_same(attention_mask, view.mask):
+        raise NotImplementedError(f"attention with {unknown or 'another mask'}")
+    far_k, far_v = (
+        part[:, view.first :].transpose(1, 2) for part in wanted.far.layers[module.layer_idx]
+    )
+    own_bias = None if view.is_causal else attention_mask
+    mixed = attend_to_far(query, key, value, far_k, far_v, view.bias, scaling, own_bias)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _eager(module: Any) -> Any:
+    """The attention with weights that the family itself has."""
+    for kind in type(module).__mro__:
+        if eager := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
+            return eager
+    raise NotImplementedError(f"{type(module).__name__} has no eager attention")
+
+
+def _is_same(given: Tensor | None, mask: Tensor | None) -> bool:
+    """With a device map, accelerate copies the mask for each layer on another device."""
+    if given is mask or given is None or mask is None or given.device == mask.device:
+        return given is mask
+    return given.dtype == mask.dtype and torch.equal(given.to(mask.device), mask)
+
+
+for _name, _usual in USUAL.items():
+    AttentionInterface.register(_name, _attend)
+    AttentionMaskInterface.register(_name, ALL_MASK_ATTENTION_FUNCTIONS[_usual])

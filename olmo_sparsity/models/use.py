@@ -1,0 +1,151 @@
+"""Use a model in memory: alone, in evaluation mode, known to be the one it was, and restored.
+
+Place in the flow: around everything that runs a model. Every public call enters `in_use`, and what
+it calls enters it again, which costs nothing. Hooks of ours act in their own thread only, so other
+threads may generate with the model meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.runtime import say
+from olmo_sparsity.models.identity import State, read_state, refuse_hooks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_lock = threading.RLock()
+_users: list[nn.Module] = []
+"""Wrappers and models in use by the thread that holds the lock."""
+
+_states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+"""What each model was at its last use, by the object that wrappers of one model share."""
+
+
+@contextmanager
+def in_use(*models: Any) -> Iterator[None]:
+    """Inside, this thread alone uses models: others that enter wait. These are in evaluation
+    mode, and afterwards as they were. A model that has changed since its last use is tried anew."""
+    with _lock, ExitStack() as stack:
+        for model in models:
+            if isinstance(model, nn.Module) and not any(model is user for user in _users):
+                stack.enter_context(_one_in_use(model))
+        yield
+
+
+def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that has a model in its first argument, `scorer`."""
+
+    @functools.wraps(function)
+    def called(*given: P.args, **named: P.kwargs) -> R:
+        scorer: Any = given[0] if given else named["scorer"]
+        with in_use(scorer.model):
+            return function(*given, **named)
+
+    return called
+
+
+@contextmanager
+def _one_in_use(model: nn.Module) -> Iterator[None]:
+    inner = _inner(model)
+    is_first = not any(_inner(user) is inner for user in _users)
+    needing = [weight for weight in inner.parameters() if weight.requires_grad]
+    gradients = torch.set_grad_enabled(torch.is_grad_enabled())  # inference_mode enables them
+    _users.append(model)
+    try:
+        with torch.inference_mode(False), gradients, evaluating(model):
+            if is_first:
+                _recognize(inner)
+            _fit(model, inner)
+            yield
+    finally:
+        _users.remove(model)
+        for weight in needing:  # an interrupt may hit the code that froze them
+            if not weight.requires_grad:
+                weight.requires_grad_()
+
+
+def state_of(model: Any) -> State | None:
+    """Return the identity of the model when it was last used; None if it is not a model of
+    torch."""
+    if not isinstance(model, nn.Module):
+        return None
+    inner = _inner(model)
+    if inner not in _states:
+        _states[inner] = read_state(inner)
+    return _states[inner]
+
+
+def forget(model: nn.Module) -> None:
+    """Make the next use of the model its first."""
+    _states.pop(_inner(model), None)
+
+
+def refuse_changed(model: Any, state: State | None, since: str) -> None:
+    """`state`: what it was then. Called with the model in use."""
+    now = state_of(model)
+    if state and now and (differences := state.differences(now)):
+        raise DataError(f"the model has changed since {since} ({differences}): {since} again")
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The object that wrappers of one model share."""
+    own = getattr(model, "model", None)
+    return own if hasattr(type(model), "fit") and isinstance(own, nn.Module) else model
+
+
+def _recognize(inner: nn.Module) -> None:
+    """Read what the model is now, and keep its known state if it is the same."""
+    refuse_hooks(inner)
+    known, state = _states.get(inner), read_state(inner)
+    if known == state:
+        return
+    if known is not None:
+        changed = f"{type(inner).__name__} has changed since its last use"
+        say(f"{changed} ({known.differences(state)}): used as it is now")
+    _states[inner] = state
+
+
+def _fit(model: nn.Module, inner: nn.Module) -> None:
+    """Let a wrapper try the model again if it was last tried in another state."""
+    fit: Any = getattr(model, "fit", None)
+    if fit is not None and model.fitted is not _states[inner]:
+        try:
+            fit()
+        except BaseException:
+            _states.pop(inner)  # of a model that does not fit
+            raise
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode, and as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward hook that leaves alone what other threads compute; but for the thread in which
+    PyTorch computes layers again for a backward pass on a GPU."""
+    own = threading.get_ident()
+
+    def only_here(*given: Any) -> Any:
+        is_backward: bool = torch._C._current_graph_task_id() != -1
+        return hook(*given) if is_backward or threading.get_ident() == own else None
+
+    return only_here

@@ -1,0 +1,41 @@
+"""Names that come from outside reach the terminal as text."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from olmo_sparsity.base.errors import printable
+from olmo_sparsity.base.runtime import Progress
+from olmo_sparsity.command.cli import main
+
+ORDERS = "a\x1b]0;title\x07\x1b[2J\r\n\x9b31m\u202eb\udcff"
+
+
+def test_printable_leaves_text_as_it_is() -> None:
+    assert printable("loss − 1.5 … 'naïve' 日本語 🙂") == "loss − 1.5 … 'naïve' 日本語 🙂"
+    assert printable(ORDERS) == r"a\x1b]0;title\x07\x1b[2J\r\n\x9b31m\u202eb\udcff"
+
+
+@pytest.mark.parametrize(
+    "words", [["train", ORDERS], ["losses", ORDERS], ["losses", "x", f"--{ORDERS}"]]
+)
+def test_names_reach_the_terminal_as_text(words: list[str], capsys: pytest.CaptureFixture) -> None:
+    with contextlib.suppress(SystemExit):  # of argparse
+        assert main(words) == 2
+    said = capsys.readouterr().err
+    assert r"\x1b]0;title" in said
+    assert printable(said.replace("\n", "")) == said.replace("\n", "")
+
+
+def test_names_in_progress_are_text_too(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "LOG_EVERY_S", 0)
+    with Progress("training", 2, "steps") as progress:
+        progress.update(1, trial=ORDERS)
+        progress.note(ORDERS)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(r"\x1b[2J" in line for line in lines)

@@ -1,0 +1,167 @@
+"""Configuration: nothing unknown, nothing ignored, and what is written reads back the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.run import flatten, load_config, load_saved_config, save_config
+from olmo_sparsity.config.schema import CONFIGS, read_config, read_given, shipped_configs
+from olmo_sparsity.training.sweep import expand
+
+
+def test_overrides_reach_their_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("data: {tokenizer: {train_vocab: 300}}\n")
+    config = load_config(path, ["--training.length=32", "--model.d_model=96", "--seed=4"])
+    assert (config.training.length, config.model.d_model, config.seed) == (32, 96, 4)
+    with pytest.raises(ConfigError, match="--seed=VALUE"):
+        load_config(path, ["--seed"])
+    for deep in ("--seed=" + "[" * 50_000, "--" + "a." * 5000 + "a=1"):
+        with pytest.raises(ConfigError, match="nested too deep"):
+            load_config(path, [deep])
+
+
+def test_numbers_dates_and_references_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("""
+        run_folder: runs/${optimizer.learning_rate}
+        seed: ${training.batch_size}
+        optimizer: {learning_rate: 1e-3}
+        training: {batch_size: 8}
+        data: {folder: 2026-01-01, tokenizer: {train_vocab: 300}}
+    """)
+    config = load_config(path, ["--training.batch_size=4", "--optimizer.eps=1e-6"])
+    assert (config.run_folder, config.seed, config.optimizer.eps) == ("runs/0.001", 4, 1e-6)
+    assert config.data.folder == "2026-01-01"
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_saved_config(tmp_path / "saved.yaml") == config
+    for text, message in (
+        ("seed: ${seed}", "'${seed}' must name another key"),
+        ("seed: ${nothing.there}", "'${nothing.there}' must name another key"),
+        ("seed: 1\nseed: 2", "it has seed twice"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load_config(path)
+
+
+DEEP = "a: " + "[" * 50_000 + "]" * 50_000
+# Nine billion of the letter, when it is read.
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghijk")
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml", "a: &a [*a]", DEEP, "- " * 50_000),
+        *(BOMB, "base: back.yaml"),
+    ],
+)
+def test_unreadable_files_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    (tmp_path / "back.yaml").write_text("base: bad.yaml")
+    with pytest.raises(ConfigError, match=r"bad\.yaml|nowhere\.yaml"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("line", ["seed: ${oc.env:SECRET}", "base: /etc/hostname", "base: a.yaml"])
+def test_what_a_run_saved_refers_to_nothing_else(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may come from anybody."""
+    monkeypatch.setenv("SECRET", "731650894")
+    (tmp_path / "a.yaml").write_text("seed: 1")
+    (tmp_path / "config.yaml").write_text(line)
+    said = "seed must be a whole number|unknown key 'base'"
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_saved_config(tmp_path / "config.yaml")
+    assert "731650894" not in str(caught.value)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_shipped_configs_are_found_by_name_from_any_folder(elsewhere: Path) -> None:
+    shipped = load_config(CONFIGS / "figure2.yaml")
+    assert load_config("figure2.yaml") == load_config("configs/figure2.yaml") == shipped
+    assert all(Path(run.config).is_file() for run in expand("sweeps/quick.yaml", []))
+    (elsewhere / "mine.yaml").write_text("base: figure2.yaml\nseed: 7\n")
+    assert load_config("mine.yaml") == replace(shipped, seed=7)
+    (elsewhere / "figure2.yaml").write_text((CONFIGS / "quick.yaml").read_text())
+    assert load_config("figure2.yaml") == load_config("quick.yaml")  # a file that exists wins
+    for name in ("sweeps/laddr.yaml", "configs/sweeps/laddr.yaml"):
+        with pytest.raises(ConfigError, match=r"did you mean 'sweeps/ladder\.yaml'"):
+            expand(name, [])
+
+
+def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
+    for name, path in shipped_configs().items():
+        copy = elsewhere / "a" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(read_config(name))
+        assert {**read_given(copy), "configs": 0} == {**read_given(path), "configs": 0}  # paths
+    runs, copied = (expand(name, []) for name in ("sweeps/stages.yaml", "a/sweeps/stages.yaml"))
+    assert [run.name for run in runs] == [run.name for run in copied]
+    own = elsewhere / "python.yaml"  # the name of its base, too
+    own.write_text(read_config("figure2_code.yaml"))
+    assert load_config("python.yaml") == load_config("figure2_code.yaml")
+    with pytest.raises(ConfigError, match="no config 'nothing' is installed"):
+        read_config("nothing")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_read_back_the_same(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    save_config(config, tmp_path / "saved.yaml")
+    assert flatten(load_config(tmp_path / "saved.yaml")) == flatten(config)
+
+
+def test_a_list_takes_the_place_of_one(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("data: {corpus: {source: python}}\nseed: 4")
+    path = tmp_path / "mixed.yaml"
+    path.write_text(
+        "base: base.yaml\n"
+        "data:\n  tokenizer: {name: allenai_dolma2.json}\n"
+        "training:\n  length: [{tokens: 8, until: 10}, {tokens: 32}]"
+    )
+    config = load_config(path)
+    assert (config.seed, config.data.corpus.source) == (4, "python")
+    assert (config.training.length, config.training.shortest) == (32, 8)
+    assert [config.training.length_at(step) for step in (1, 10, 11)] == [8, 8, 32]
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_saved_config(tmp_path / "saved.yaml") == config
+    keys = flatten(config)
+    assert keys["training.length[0].until"] == 10
+    assert not {"training.length", "training.lengths"} & keys.keys()
+    with pytest.raises(ConfigError, match="length is a list there; give all of it"):
+        load_config(path, ["--training.length.tokens=3"])
+    (tmp_path / "over.yaml").write_text("base: mixed.yaml\ntraining: {length: {tokens: 3}}")
+    with pytest.raises(ConfigError, match=r"over\.yaml' over .*mixed\.yaml': length is a list"):
+        load_config(tmp_path / "over.yaml")
+    assert load_config(path, ["--training.length=64"]).training.lengths == []
+
+
+def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
+    for rope_path in CONFIGS.glob("c4_*_rope.yaml"):
+        rope = flatten(load_config(rope_path))
+        pose = flatten(load_config(str(rope_path).replace("_rope", "_pose")))
+        different = {key for key in {*rope, *pose} if rope.get(key) != pose.get(key)}
+        ours = {"scheme", "target_length", "num_chunks"}
+        assert different == {"run_folder", *(f"positions.{name}" for name in ours)}
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if "sweeps" not in name])
+def test_no_shipped_config_leaves_more_than_ten_minutes_to_a_crash(name: str) -> None:
+    assert load_config(name).checkpoint.interval_steps == 0, "auto"

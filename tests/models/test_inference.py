@@ -1,0 +1,85 @@
+"""The short cut to the last places computes what the whole forward pass computes there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.text import PositionsConfig
+from olmo_sparsity.models.attention import causal_bias
+from olmo_sparsity.models.build import build_model
+from tests.support.models import FIELDS
+
+YARN = PositionsConfig(scaling="yarn", factor=8, original_length=8).rope_scaling
+RMS: dict[str, Any] = {"layer_norm_type": "rms"}
+NORMED = RMS | {"attention_layer_norm": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "quick": NORMED | {"norm_after": True},
+    "norm_before": {"include_bias": True},
+    "one_layer": RMS | {"n_layers": 1},
+    "grouped": {"n_kv_heads": 2, "clip_qkv": 0.3, "activation_type": "gelu"},
+    "alibi": {"rope": False, "alibi": True},
+    "no_positions": {"rope": False, "query_scale_length": 12, "embedding_layer_norm": True},
+    "odd_heads": NORMED | {"d_model": 36},
+    "half_rotated": {"rotary_fraction": 0.5, "query_scale_length": 12},
+    "wide_heads": NORMED
+    | {"head_width": 12, "n_kv_heads": 2, "attention_norm_per_head": True, "rotary_fraction": 0.5},
+    "yarn": RMS | {"qkv_bias": True, "n_kv_heads": 2, "rope_scaling": YARN},
+}
+
+
+def model_of(variant: str) -> Any:
+    torch.manual_seed(0)
+    return build_model(ModelConfig(**FIELDS | {"n_layers": 3} | VARIANTS[variant])).eval()
+
+
+@pytest.fixture
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that differ in their first token, at different position IDs, as questions do."""
+    window = torch.randint(0, 61, (9,), generator=torch.Generator().manual_seed(1))
+    tokens_BL = torch.cat([torch.tensor([[3], [8], [3]]), window.expand(3, 9)], dim=1)
+    positions_BL = torch.cat([torch.tensor([[0], [4], [11]]), torch.arange(20, 29).expand(3, 9)], 1)
+    return tokens_BL, positions_BL
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("last", [1, 4, 10])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("alike", [False, True])
+def test_last_places_are_those_of_the_whole_row(
+    variant: str, last: int, biased: bool, alike: bool, rows: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    model = model_of(variant)
+    if not alike:  # another token inside the window of one row
+        rows[0][1, 6] = (rows[0][1, 6] + 1) % 61
+    bias = None
+    if biased:  # one place that later ones may not see
+        bias = causal_bias(10, torch.device("cpu")).repeat(3, 1, 1, 1)
+        bias[:, :, 5:, 2] = torch.finfo(torch.float).min
+    whole = model.hidden(*rows, bias)  # with gradients: the ordinary path
+    assert whole.requires_grad
+    with torch.no_grad():
+        found = model.hidden(*rows, bias, last=last)
+    assert found.shape == (3, last, model.config.d_model)
+    torch.testing.assert_close(found, whole[:, -last:].detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.hidden(*rows, bias, last=last), whole[:, -last:])
+
+
+def test_equal_pairs_are_projected_once(
+    rows: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from olmo_sparsity.models import inference
+
+    seen, project = [], inference._project
+
+    def spy(block: Any, x: torch.Tensor, *rest: Any) -> Any:
+        seen.append(x.shape[:-1])
+        return project(block, x, *rest)
+
+    monkeypatch.setattr(inference, "_project", spy)
+    with torch.no_grad():
+        model_of("quick").hidden(*rows, last=1)
+    assert seen == [(9 + 3,), (3, 10), (3, 10)]  # the first layer's, and those of the other two

@@ -1,0 +1,117 @@
+"""Logs as OpenAI's and Anthropic's APIs take them become the same sources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmo_sparsity import Segment
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.sources.messages import blocks, read_log, read_messages
+
+SYSTEM = "# Role\nYou help.\n\n# Rules\nBe short.\n\n- no jokes"
+CALL = {"id": "c1", "function": {"name": "search", "arguments": '{"q": "bridge"}'}}
+OPENAI: list[dict[str, Any]] = [
+    {"role": "system", "content": SYSTEM},
+    {"role": "user", "content": "Hello, I am Ada."},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": [{"type": "text", "text": "When did the bridge open?"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+    {"role": "tool", "tool_call_id": "c1", "content": "It opened in 1921."},
+    {"role": "assistant", "content": "It opened in 1921. It is old."},
+]
+ANTHROPIC: dict[str, Any] = {
+    "system": [{"type": "text", "text": SYSTEM}],
+    "messages": [
+        {"role": "user", "content": "Hello, I am Ada."},
+        {"role": "assistant", "content": [{"type": "text", "text": "Hello."}]},
+        {"role": "user", "content": "When did the bridge open?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": "c1", "name": "search", "input": {"q": "bridge"}}
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": "It opened in 1921."}],
+                }
+            ],
+        },
+        {"role": "assistant", "content": "It opened in 1921. It is old."},
+    ],
+}
+
+
+def test_both_formats_give_the_same_sources() -> None:
+    sources, answer, _ = read_messages(OPENAI)
+    assert answer == "It opened in 1921. It is old."
+    assert [turn["role"] for turn in sources] == [
+        *("system", "user", "assistant", "user", "assistant", "tool")
+    ]
+    assert sources[0]["content"] == [
+        Segment("system: Role", "# Role\nYou help."),
+        Segment("system: Rules", "# Rules\nBe short.\n\n- no jokes"),
+    ]
+    assert sources[1]["content"] == [Segment("user: Hello, I am Ada.", "Hello, I am Ada.")]
+    assert sources[2]["content"] == ["Hello."]
+    assert sources[3]["content"] == ["When did the bridge open?"]
+    assert sources[4]["tool_calls"][0]["function"]["arguments"] == {"q": "bridge"}
+    assert sources[5]["content"] == [Segment("tool: search", "It opened in 1921.")]
+    assert read_messages(ANTHROPIC) == (sources, answer, None)
+    assert read_messages({"messages": OPENAI, "model": "m"}) == (sources, answer, None)
+
+
+def test_any_message_of_the_assistant_is_an_answer() -> None:
+    sources, answer, _ = read_messages(OPENAI, 2)
+    assert (len(sources), answer) == (2, "Hello.")
+    assert sources[1]["content"] == ["Hello, I am Ada."]  # the last that the user has said
+    for number in (0, 4, 9):  # of the system, without text, none
+        with pytest.raises(ConfigError, match=f"message={number}"):
+            read_messages(OPENAI, number)
+
+
+def test_prompts_are_split_at_headings_or_at_blank_lines() -> None:
+    assert blocks("a\nb\n\nc\n \nd") == ["a\nb", "c", "d"]
+    assert blocks("intro\n\nmore\n## A\nx\n\ny\n# B\nz") == [
+        "intro\n\nmore",
+        "## A\nx\n\ny",
+        "# B\nz",
+    ]
+    assert blocks("<rules>\na\n\nb\n</rules>\n<data>\nc\n</data>") == [
+        "<rules>\na\n\nb\n</rules>",
+        "<data>\nc\n</data>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"content": "a"}, "role"),
+        ({"role": "user", "content": 3}, "content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "image_url"),
+        ({"role": "user", "content": [{"type": "text"}]}, "number 0"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "call"),
+        ({"role": "assistant", "tool_calls": 3}, "tool_calls"),
+    ],
+)
+def test_what_is_not_a_message_is_named(message: Any, named: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=named):
+        read_messages([message, OPENAI[-1]])
+
+
+def test_logs_are_read_from_files(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps(ANTHROPIC))
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, OPENAI)) + "\n")
+    (tmp_path / "bad.json").write_text("{")
+    one, other = (read_messages(read_log(tmp_path / f"log.{end}")) for end in ("json", "jsonl"))
+    assert one == other
+    with pytest.raises(DataError, match="is not JSON"):
+        read_log(tmp_path / "bad.json")

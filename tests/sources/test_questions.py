@@ -1,0 +1,183 @@
+"""Many questions in one file: the same verdicts as one by one, resumed and shared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from olmo_sparsity import Answer, attribute
+from olmo_sparsity.analysis.options import ModelOptions, SourceSettings, build
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.models.load import LoadedModel, wrap_model
+from olmo_sparsity.sources.questions import (
+    count_questions,
+    measure_questions,
+    read_questions,
+)
+from olmo_sparsity.sources.segments import AttributeRequest
+from tests.support.explanations import make_tokenizer
+from tests.support.sources import GIVEN, SOURCES, model_of
+
+RECORDS: list[dict[str, Any]] = [
+    {"sources": SOURCES, "question": "w20 w21", "answer": ["w1 w2 w3", "w8 w9"]},
+    {"sources": ["w13 w14 w15 w16 w17", "w18 w19 w22"], "question": "w23", "answer": "w18 w19"},
+    {
+        "sources": {"d": "w24 w25 w26", "e": "w27 w28"},
+        "question": "w29 w30",
+        "answer": "w1",
+        "reasoning": "w5 w6 w7 w8 w9",
+    },
+]
+
+
+@pytest.fixture
+def model() -> LoadedModel:
+    return wrap_model(model_of(), make_tokenizer())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, RECORDS)) + "\n\n")
+    return tmp_path / "q.jsonl"
+
+
+def measured(
+    model: LoadedModel, questions: Path, out: Path, *, decoys: Any = None,
+    shard: tuple[int, int] = (0, 1), **given: Any,
+) -> Any:  # fmt: skip
+    return measure_questions(common(model, decoys=decoys, **given), questions, out, shard=shard)
+
+
+def common(model: Any, *, decoys: Any = None, **given: Any) -> AttributeRequest:
+    settings, loading = build(SourceSettings, given), build(ModelOptions, given)
+    return AttributeRequest(model=model, decoys=decoys, settings=settings, loading=loading)
+
+
+def test_each_question_is_explained(model: LoadedModel, path: Path, tmp_path: Path) -> None:
+    found = measured(model, path, tmp_path / "out", decoys=GIVEN["decoys"])
+    assert isinstance(found, pd.DataFrame)
+    matrix = pd.read_parquet(tmp_path / "out" / "matrix.parquet")
+    assert found.question.tolist() == [0, 0, 1, 2]
+    for number, record in enumerate(RECORDS):
+        sources = record["sources"]
+        if isinstance(sources, list):
+            sources = {f"source {i}": text for i, text in enumerate(sources, 1)}
+        one = attribute(model, **record | {"sources": sources}, decoys=GIVEN["decoys"])
+        rows = found[found.question == number]
+        assert rows.verdict.tolist() == one.statements.verdict.tolist()
+        cells = matrix[matrix.question == number]
+        np.testing.assert_allclose(cells.lost, one.matrix.lost, atol=1e-6)
+
+
+def test_each_question_has_a_page(model: LoadedModel, path: Path, tmp_path: Path) -> None:
+    out, pages, request = tmp_path / "out", tmp_path / "pages", common(model, draws=2)
+    assert measure_questions(request, path, out) is not None
+    assert measure_questions(request, path, out, pages=pages) is not None
+    written = {page.name: page.stat().st_mtime_ns for page in pages.iterdir()}
+    assert sorted(written) == ["000000.html", "000001.html", "000002.html", "index.html"]
+    assert '<li><a href="000000.html">w20 w21 (' in (pages / "index.html").read_text()
+    (pages / "000001.html").unlink()
+    measure_questions(request, path, out, pages=pages)
+    again = {page.name: page.stat().st_mtime_ns for page in pages.iterdir()}
+    changed = {name for name in written if again[name] != written[name]}
+    assert changed == {"000001.html", "index.html"}
+
+
+def test_other_questions_give_decoys_and_the_cost_is_counted(
+    model: LoadedModel, path: Path, tmp_path: Path
+) -> None:
+    cost = count_questions(common(model, draws=4), path)
+    measured(model, path, tmp_path / "out", draws=4)
+    files = sorted((tmp_path / "out" / "questions").iterdir())
+    spent = [json.loads(file.read_text())["token_forwards"] for file in files]
+    assert 0 < sum(spent) <= cost.token_forwards
+    texts = [*RECORDS[1]["sources"], *RECORDS[2]["sources"].values()]
+    one = attribute(model, **RECORDS[0], decoys=texts, draws=4)
+    found = pd.read_parquet(tmp_path / "out" / "statements.parquet")
+    assert found[found.question == 0].nats.tolist() == one.statements.nats.tolist()
+
+
+def test_it_resumes_and_processes_share_it(
+    model: LoadedModel, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    assert measured(model, path, out, shard=(0, 2)) is None
+    finished = {file.name: file.read_text() for file in (out / "questions").iterdir()}
+    assert set(finished) == {"000000.json", "000002.json"}
+    shared = measured(model, path, out, shard=(1, 2))
+    assert {name: (out / "questions" / name).read_text() for name in finished} == finished
+    whole = measured(model, path, tmp_path / "whole")
+    pd.testing.assert_frame_equal(shared, whole)
+    monkeypatch.setattr("olmo_sparsity.sources.questions.Attributing", None)
+    pd.testing.assert_frame_equal(measured(model, path, out), whole)
+    with pytest.raises(ConfigError, match="draws"):
+        measured(model, path, out, draws=5)
+    with pytest.raises(ConfigError, match="prefix"):
+        measured(model, path, out, prefix="none")
+    told, other = make_tokenizer(), make_tokenizer()
+    told.chat_template = "{{ messages }}"
+    other.add_tokens(["w1 w2"])
+    for tokenizer, name in ((told, "chat_template"), (other, "tokenizer")):
+        with pytest.raises(ConfigError, match=name):
+            measured(wrap_model(model_of(), tokenizer), path, out)
+
+
+GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        f"[{GOOD}]",
+        GOOD.replace('"b"', '"a"'),  # a key that is there twice
+        '{"question": "w1"}',
+        json.dumps(RECORDS[0] | {"sources": {"\ud800": "w1"}}),
+        *(
+            json.dumps(RECORDS[0] | wrong)
+            for wrong in (
+                {"answer": True},
+                {"answer": ["w1", None]},
+                {"answer": {}},
+                {"answer": {"text": "w1 w2", "spans": 3}},
+                {"sources": ["w1", "", "w2"]},
+                {"sources": {"a": 3}},
+                {"sources": 3},
+                {"question": None},
+                {"reasoning": ["w1"]},
+                {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+                {"messages": [{"role": r, "content": "w1"} for r in ("tool", "user", "assistant")]},
+            )
+        ),
+    ],
+)
+def test_lines_that_are_no_questions_are_named(line: str, path: Path) -> None:
+    path.write_text(GOOD + "\n" + line)
+    with pytest.raises(DataError, match=r"q\.jsonl:2") as caught:
+        read_questions(common(None), path)
+    assert "\n" not in str(caught.value)
+    path.write_text("\n")
+    with pytest.raises(DataError, match=r"q\.jsonl"):
+        read_questions(common(None), path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ("1921", "1921"),
+        ("[3, 1.50, 1e3]", ["3", "1.50", "1e3"]),
+        ("null", None),
+        ('"a\u2028b\x85c"', "a\u2028b\x85c"),
+        ('{"text": "w1 w2", "spans": [[0, 2]]}', Answer("w1 w2", [(0, 2)])),
+    ],
+)
+def test_an_answer_is_read_as_it_is_written(answer: str, read: Any, path: Path) -> None:
+    """Numbers as their digits, and marks of line ends within a text."""
+    path.write_text(GOOD.replace('["w1 w2 w3", "w8 w9"]', answer) + "\n" + GOOD)
+    found = read_questions(common(None), path)
+    assert [one.answer for one in found] == [read, ["w1 w2 w3", "w8 w9"]]

@@ -1,0 +1,381 @@
+"""Sources, question and answer as tokens, and the texts that take the place of sources."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from olmo_sparsity import Answer, Segment, attribute, explain
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.models.load import wrap_model
+from olmo_sparsity.sources.segments import (
+    Layout,
+    draw_decoys,
+    num_reasoning,
+    read_decoys,
+    sentences,
+)
+from olmo_sparsity.sources.statements import Attribution
+from tests.support.explanations import WORDS, make_tokenizer
+from tests.support.families import SUPPORTED, build, find
+from tests.support.sources import FAMILIES, GIVEN, SOURCES, asked, made_up, model_of
+
+
+def test_what_is_no_candidate_stays_in_view() -> None:
+    """So the rest does not change if it is written out of the list of sources."""
+    named = asked(candidates=["b", "c"], decoys=GIVEN["decoys"])
+    plain = asked(sources=[SOURCES["a"], Segment("b", SOURCES["b"]), Segment("c", SOURCES["c"])])
+    np.testing.assert_allclose(named.matrix, plain.matrix, atol=1e-6)
+    assert named.names == ["b", "c"]
+    middle = asked(candidates=["a", "c"]).layout  # between two sources, too
+    assert in_view(middle) == SOURCES["b"].split()
+
+
+def in_view(layout: Layout) -> list[str]:
+    """Texts before the last source that belong to none."""
+    every = set(range(layout.num_far)) - {*layout.units.places(*range(len(layout.units))).tolist()}
+    return [layout.document.texts[place].strip() for place in sorted(every)]
+
+
+def test_statements_are_sentences_or_as_given() -> None:
+    read = make_tokenizer()
+    changed = read.backend_tokenizer.to_str().replace('"w39"', '"w39."')
+    dotted = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(changed))
+    given = GIVEN | {"question": "w1 w2", "answer": "w1 w39. w3 w4 w39. w5"}
+    found = attribute(model_of(), dotted, **given)
+    assert [text.strip() for text in found.texts] == ["w1 w39.", "w3 w4 w39.", "w5"]
+    assert "".join(found.texts) == "".join(found.layout.document.texts[found.layout.block.start :])
+    assert [text.strip() for text in asked().texts] == GIVEN["answer"]
+    # By itself: code that a source leaves open does not reach into the answer.
+    fenced = changed.replace('"w38"', '"```"')
+    open_code = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(fenced))
+    found = attribute(model_of(), open_code, **given | {"sources": {"a": "``` w1 w2"}})
+    assert len(found.texts) == 3
+
+
+NOTES = {"a": "Käthe Weiß opened the ﬁrst Café Ⅳ.", "b": "The  Mill has FOUR wheels."}
+ANSWER = "It was Käthe Weiß.  The ﬁrst Café Ⅳ was hers! FOUR wheels."
+
+
+def bytes_behind(normalizer: Any) -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.normalizer, tokenizer.decoder = normalizer, decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def sentencepiece(by_normalizer: bool) -> Tokenizer:
+    """A space before each text, as Llama 2 (by a normalizer) and Gemma's or T5's kind put it."""
+    every = ["▁", *(f"<0x{i:02X}>" for i in range(256)), *sorted({*"".join(NOTES.values())})]
+    model = models.BPE({name: i for i, name in enumerate(every)}, [], byte_fallback=True)
+    tokenizer, steps = Tokenizer(model), [decoders.Replace("▁", " "), decoders.ByteFallback()]
+    if by_normalizer:
+        both = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(both)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+
+
+@pytest.mark.parametrize(
+    "kind", [normalizers.Lowercase(), normalizers.NFKC(), ACCENTS, True, False]
+)
+def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(kind: Any) -> None:
+    """The text is that of the normalizer, and two texts are joined by nothing."""
+    is_piece = isinstance(kind, bool)
+    tokenizer = sentencepiece(kind) if is_piece else bytes_behind(kind)
+    read: Any = str if is_piece else kind.normalize_str
+    options: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None}
+    family = SUPPORTED[find(FAMILIES[0])]
+    model = wrap_model(build(family, max_position_embeddings=256, **options), tokenizer)
+    decoys = ["A ferry leaves the quay at noon, and returns before dusk."[i:] for i in range(4)]
+    given: dict[str, Any] = {"sources": NOTES, "question": "Who?", "decoys": decoys, "draws": 2}
+    found = attribute(model, answer=ANSWER, **given)
+    texts, parts = found.layout.document.texts, [*map(read, NOTES.values())]
+    bounds = [*zip(found.layout.units.first, found.layout.text_ends, strict=True)]
+    assert ["".join(texts[a:b]).lstrip() for a, b in bounds] == parts
+    between = "".join(texts[bounds[0][1] : bounds[1][0]]), "".join(texts[bounds[1][1] :])
+    assert between == ("\n\n", f"\n\n{read('Who?')}\n{read(ANSWER)}")
+    answer = json.loads(found.to_json())
+    assert answer["answer"] == read(ANSWER)
+    for first, rest in ((0, ANSWER), (1, ANSWER[ANSWER.index("The") :])):
+        row = answer["statements"][first]
+        assert read(rest).startswith(row["text"])
+        assert answer["answer"][row["first"] : row["end"]] == row["text"]
+    listed = attribute(model, answer=["It was Käthe Weiß.", "FOUR wheels."], **given)
+    assert json.loads(listed.to_json())["answer"] == read("It was Käthe Weiß. FOUR wheels.")
+    named = explain(model, text=f"{NOTES['b']} {ANSWER}", at="Käthe Weiß", k=1, foreign=decoys)
+    assert [text.strip() for text in named.targets.text] == [read("Käthe Weiß")]
+    whole = explain(model, prompt=NOTES["b"], target=" Café", k=1, foreign=decoys)
+    assert whole.document.tokens.tolist() == model.encode([f"{NOTES['b']} Café"])[0]
+
+
+def test_control_tokens_of_a_source_are_its_letters_unless_wanted() -> None:
+    tokenizer, spelled = bytes_behind(normalizers.NFC()), "The <|im_end|>\nMill"
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    options: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None}
+    family = SUPPORTED[find(FAMILIES[0])]
+    model = wrap_model(build(family, max_position_embeddings=256, **options), tokenizer)
+    given: dict[str, Any] = {"question": "Who?", "decoys": [*NOTES.values()], "draws": 2}
+    for wanted in (False, True):
+        sources = {"a": spelled, "b": "A ferry leaves."}
+        found = attribute(model, sources=sources, answer="I.", control_tokens=wanted, **given)
+        held = found.layout.document.tokens == tokenizer.token_to_id("<|im_end|>")
+        assert held.sum() == wanted
+        assert spelled in "".join(found.layout.document.texts)
+
+
+def test_spans_of_an_answer_are_its_statements() -> None:
+    """The rest of the answer stays in view, as in an answer whose statements are all given."""
+    whole = asked(answer=["w1 w2", "w3", "w8 w9", "w30"])
+    text = "w1 w2 w3  w8 w9 w30"
+    found = asked(answer=Answer(text, [(9, 15), (0, 5)]))
+    assert [text.strip() for text in found.texts] == ["w1 w2", "w8 w9"]
+    assert [(text.strip(), number) for text, number in found.pieces] == [
+        ("w1 w2", 0), ("w3", None), ("w8 w9", 1), ("w30", None),
+    ]  # fmt: skip
+    assert found.layout.block.targets_W.tolist() == whole.layout.block.targets_W.tolist()
+    first = found.losses.without_TSD[..., 0]  # more are evaluated as other statements need them
+    np.testing.assert_allclose(first, whole.losses.without_TSD[[0, 2], :, 0], atol=1e-5)
+    for spans in ([(0, 5), (4, 8)], [(3, 3)], [(8, 9)], [(0, 99)], []):
+        with pytest.raises(ConfigError, match=r"^answer: "):
+            asked(answer=Answer(text, spans))
+
+
+@given(st.text("ab .\n", min_size=1, max_size=12), st.lists(st.integers(0, 12), max_size=6))
+def test_pieces_of_an_answer_are_the_answer(text: str, at: list[int]) -> None:
+    ends = sorted({0, *at, len(text)} & set(range(len(text) + 1)))
+    spans = [(a, b) for a, b in pairwise(ends) if text[a:b].strip()][::2]
+    if spans:
+        pieces = Answer(text, spans).pieces()
+        assert "".join(piece for piece, _ in pieces) == text
+        assert [piece.strip() for piece, is_one in pieces if is_one] == [
+            text[a:b].strip() for a, b in spans
+        ]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"": "w1", "b": "w2"},
+        [Segment(" ", "w1"), Segment("b", "w2")],
+        {"a": "w1", "b": " \n"},
+        {"a\ud800": "w1"},
+        {"a": "w1 \udc00"},
+        {"a": 3},
+        [{"name": "a", "text": "w1"}],
+        [{"role": "user", "content": None}],
+        [{"content": "w1"}],
+    ],
+)
+def test_a_source_that_no_verdict_could_name_is_refused(sources: Any) -> None:
+    with pytest.raises(ConfigError, match="sources"):
+        asked(sources=sources)
+
+
+def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
+    """As where each is given as a source; a decoy is a part of the source's."""
+    parted = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
+    found = asked(units="words", candidates=["b"], draws=4)
+    named = [SOURCES["a"], *(Segment(*item) for item in parted.items()), SOURCES["c"]]
+    assert found.names == list(parted)
+    tokens = asked(sources=named, draws=4).layout.block.tokens
+    np.testing.assert_array_equal(found.layout.block.tokens, tokens)
+    whole, parts = asked().prompt, asked(units="span:2").prompt
+    texts = read_decoys(whole.model, whole, GIVEN["decoys"])
+    of_parts = draw_decoys(parts, texts, 4, 0)
+    for source, numbers in enumerate([(0, 1), (2, 3), (4, 5, 6)]):
+        joined = np.concatenate([of_parts[number] for number in numbers], axis=1)
+        np.testing.assert_array_equal(joined, draw_decoys(whole, texts, 4, 0)[source])
+    assert asked(units="sources").statements.equals(asked().statements)
+    assert asked(units="span:2").names == ["a §1", "a §2", "b §1", "b §2", "c §1", "c §2", "c §3"]
+    # A text is no decoy of its own parts.
+    with pytest.raises(DataError, match="share no passage"):
+        asked(units="words", decoys=list(SOURCES.values()))
+
+
+def test_turns_go_through_the_chat_template() -> None:
+    """What the template writes stays in view, wherever it stands."""
+    read = make_tokenizer()
+    read.chat_template = (
+        "{{ bos_token }}{% for m in messages %} {{ 'Q:' if m.role == 'user' else 'A:' }}"
+        " {{ m.content | trim }}{% endfor %} A:"
+    )
+    named = [Segment(*item) for item in SOURCES.items()]
+    turns = [
+        {"role": "system", "content": "w30"},
+        {"role": "user", "content": [named[0], "w31", named[1]]},
+        {"role": "assistant", "content": "w32 w33"},
+        {"role": "user", "content": [named[2]]},
+    ]
+    found = attribute(model_of(), read, **GIVEN | {"sources": turns})
+    block, layout = found.layout.block, found.layout
+    before = "<s> A: w30 Q: w1 w2 w3 w4 w31 w5 w6 w7 A: w32 w33 Q: w8 w9 w10 w11 w12 w20 w21 A:"
+    ids = make_tokenizer(bos=False)(before).input_ids
+    assert block.tokens[: block.num_before].tolist() == ids
+    texts = layout.document.texts
+    assert in_view(layout) == ["<s>", "A:", "w30", "Q:", "w31", "A:", "w32", "w33", "Q:"]
+    for name, first, end in zip("abc", layout.units.first, layout.units.end, strict=True):
+        assert "".join(texts[first:end]).strip() == SOURCES[name]
+    read.chat_template = "{{ messages[0]['content'] | upper }}"
+    with pytest.raises(DataError, match="drops, repeats, moves or changes messages"):
+        attribute(model_of(), read, **GIVEN | {"chat": True})
+
+
+def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
+    prompt = asked().prompt
+    texts = read_decoys(prompt.model, prompt, [*SOURCES.values(), *GIVEN["decoys"]])
+    assert len(texts) == len(GIVEN["decoys"])
+    drawn = draw_decoys(prompt, texts, 8, 0)
+    assert [rows.shape for rows in drawn] == [(8, 4), (8, 3), (8, 5)]
+    for rows in drawn:
+        assert len({tuple(row) for row in rows.tolist()}) == 8
+        for row in rows:  # begins as a text does and ends as one does
+            head, tail = row[: (len(row) + 1) // 2], row[(len(row) + 1) // 2 :]
+            assert any((text[: len(head)] == head[: len(text)]).all() for text in texts)
+            assert any((text[-len(tail) :] == tail[-len(text) :]).all() for text in texts)
+    with pytest.raises(DataError, match="give more texts"):
+        read_decoys(prompt.model, prompt, ["w1 w9", "w2"])
+    # A text that holds a short source or the longest one; a text that is there twice.
+    for name in "bc":
+        texts = [f"w30 {SOURCES[name]} w31", "w30 w31 w32 w33 w34"] * 2
+        assert len(read_decoys(prompt.model, prompt, texts)) == 1
+    # A short text in view (a turn's mark) may stand in a decoy.
+    marked = asked(sources=["w30", *(Segment(*item) for item in SOURCES.items())]).prompt
+    assert len(read_decoys(prompt.model, marked, ["w30 w31 w32 w33 w34"])) == 1
+    # What stays in view needs no decoys.
+    short = asked(sources=[SOURCES["c"], Segment("b", SOURCES["b"])]).prompt
+    assert len(read_decoys(short.model, short, ["w30 w31 w32"])) == 1
+
+
+def test_decoys_differ_from_each_other_and_from_the_source() -> None:
+    """A single text is begun at several places."""
+    prompt = asked().prompt
+    (text,) = read_decoys(prompt.model, prompt, [" ".join(WORDS[13:35])])
+    for rows in draw_decoys(prompt, [text], 8, 0):
+        assert len({tuple(row) for row in rows.tolist()}) == 8
+    with pytest.raises(DataError, match="only 1 different"):
+        draw_decoys(prompt, [text[[0, 0, 0, 0, 0]]], 8, 0)
+
+
+NAMES = {**{f"w{i}": f"W{i}." for i in range(10, 20)}, "w38": "<think>", "w39": "</think>"}
+"""Some words end a sentence, and two are tags."""
+
+FIRST, SECOND = "W1 w2 w3 w4 W10.", "W5 w6 w7 w8 W11."
+REASONING = f"<think> {FIRST} {SECOND} </think>"
+
+
+@cache
+def tokenizer() -> Any:
+    names = ["<unk>", "<s>", "</s>", *(NAMES.get(word, word) for word in WORDS), "W1", "W5"]
+    inner = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
+
+
+def found(**changed: Any) -> Attribution:
+    given = {"decoys": GIVEN["decoys"], "draws": 4, "question": "w20 w21", "sources": SOURCES}
+    given |= {"reasoning": REASONING, "answer": ["w1 w2 w3", "w8 w9"], "prefix": "</s>"}
+    return attribute(model_of(), tokenizer(), **given | changed)
+
+
+def rest_on(one: Attribution, *rows: list[float]) -> Attribution:
+    """With losses as if its statements lost so many nats without each source."""
+    object.__setattr__(one, "losses", made_up(rows, rows))
+    for name in ("statements", "matrix", "_judged"):
+        vars(one).pop(name, None)
+    return one
+
+
+@pytest.fixture
+def chained() -> Attribution:
+    """The first statement relies on the second sentence, this on the first and b, that on a."""
+    one = found()
+    by_hand = found(answer=[SECOND]), found(reasoning=None, answer=[FIRST])
+    one.steps["reasoning 1"] = rest_on(by_hand[1], [8.0, 0.0, 0.0])
+    one.steps["reasoning 2"] = rest_on(by_hand[0], [0.0, 4.0, 0.0, 4.0, 0.0])
+    by_hand[0].steps["reasoning 1"] = by_hand[1]
+    return rest_on(one, [0.0, 0.0, 0.0, 0.0, 8.0], [0.0, 0.0, 8.0, 0.0, 0.0])
+
+
+def test_each_link_is_an_attribution_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all sentences named, so that each is judged."""
+    every = property(lambda one: list(range(one.prompt.num_reasoning)))
+    monkeypatch.setattr(Attribution, "named_reasoning", every)
+    whole, named = found(), [Segment(*item) for item in SOURCES.items()]
+    assert whole.names == ["a", "b", "c", "reasoning 1", "reasoning 2"]
+    assert list(whole.steps) == ["reasoning 1", "reasoning 2"]
+    before = [*named, "w20 w21 <think>"]
+    one, two = Segment("reasoning 1", FIRST), Segment("reasoning 2", SECOND)
+    same(whole, found(sources=[*before, one, two], question="</think>", reasoning=None))
+    bare = {"reasoning": None, "answer": [FIRST]}
+    same(whole.steps["reasoning 1"], found(question="w20 w21 <think>", **bare))
+    # The token before a statement stays in view.
+    cut = Segment("reasoning 1", FIRST.removesuffix(" W10."))
+    last = {"reasoning": None, "answer": [SECOND]}
+    same(whole.steps["reasoning 2"], found(sources=[*before, cut], question="W10.", **last))
+    assert whole.token_forwards > sum(step.token_forwards for step in whole.steps.values())
+
+
+def same(one: Attribution, other: Attribution) -> None:
+    assert one.layout.block.tokens.tolist() == other.layout.block.tokens.tolist()
+    assert one.names == other.names
+    np.testing.assert_allclose(one.matrix, other.matrix, atol=1e-5)
+
+
+def test_an_answer_brings_its_reasoning() -> None:
+    together = found(reasoning=None, answer=f"{REASONING} w1 w2 w3")
+    same(together, found(answer="w1 w2 w3"))
+    assert together.to_dict()["answer"].strip() == "w1 w2 w3"
+
+
+def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
+    rows = chained.statements
+    assert rows.sources.tolist() == [("reasoning 2",), ("c",)]
+    assert rows.origins.tolist() == [("a", "b"), ("c",)]
+    assert chained.relies_on("a", statement=0)
+    assert chained.relies_on("reasoning 2")
+    assert not chained.relies_on("a", statement=1)
+    assert chained.sources.statements.tolist() == [(0,), (0,), (1,), (), (0,)]
+    assert chained.text().startswith("w1 w2 w3 [1][2] w8 w9 [3]")
+    shown = repr(chained).splitlines()
+    assert shown[2].startswith(f"    reasoning 2, '{SECOND}', rests on b and reasoning 1 together")
+    assert shown[3].startswith(f"      reasoning 1, '{FIRST}', rests on a (")
+    chained.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert f"<li>→ → reasoning 1, “{FIRST}”, rests on a (" in page
+    first, second = json.loads(chained.to_json())["reasoning"]
+    assert (first["name"], first["text"], first["sources"]) == ("reasoning 1", FIRST, ["a"])
+    assert second["origins"] == ["a", "b"]
+    assert [cell["source"] for cell in first["matrix"]] == ["a", "b", "c"]
+
+
+def test_sentences_have_no_tags_and_at_least_five_tokens() -> None:
+    def texts(text: str) -> list[str]:
+        ids = tokenizer()(text, add_special_tokens=False).input_ids
+        spans = sentences(ids, tokenizer().backend_tokenizer)
+        return [tokenizer().decode(ids[first:end]) for first, end in spans]
+
+    assert texts(REASONING) == [FIRST, SECOND]
+    assert texts(f"{FIRST} {SECOND}") == [FIRST, SECOND]
+    assert texts(f"{FIRST} </think>") == [FIRST]
+    assert texts(f"<think> W1 W10. {SECOND} W1 W12. </think>") == [f"W1 W10. {SECOND} W1 W12."]
+    assert texts("<think> </think>") == texts("") == []
+    ids = tokenizer()(f"{REASONING} w1", add_special_tokens=False).input_ids
+    assert num_reasoning(ids, tokenizer().backend_tokenizer) == len(ids) - 1
+    assert num_reasoning(ids[-1:], tokenizer().backend_tokenizer) == 0

@@ -1,0 +1,216 @@
+"""Servers that fail: no wrong number, a clear end, and the rest when the call is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmo_sparsity import load_model
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError
+from olmo_sparsity.models.pretrained_tokenizer import as_tokenizer
+from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.sources import server as module
+from olmo_sparsity.sources.server import API_KEY, Servers
+from tests.support.explanations import make_tokenizer
+from tests.support.fake_server import VOCABULARY, WRONG, FakeServer, TableModel
+
+TOKENIZER = as_tokenizer(make_tokenizer(bos=False))
+PASSING = ["slow", "429", "500", "503", "cut off", "closed", "restarted"]
+LASTING = ["fewer", "other", "404", "abc", "half a letter", "huge", "brackets", "constant", *WRONG]
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    messages: list[str] = []
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(module, "NEW_PATIENCE_S", 0.03)  # less than a restart takes
+    monkeypatch.setattr(module, "say", messages.append)
+    return messages
+
+
+@pytest.fixture
+def servers() -> Iterator[list[FakeServer]]:
+    made: list[FakeServer] = []
+    yield made
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture(params=["me", "vllm", "sglang", "sglang without id", "llamacpp"])
+def server(request: pytest.FixtureRequest, servers: list[FakeServer]) -> FakeServer:
+    servers.append(FakeServer(TOKENIZER, request.param))
+    return servers[0]
+
+
+def prompts(seed: int, num: int = 6, tail: int = 4) -> list[Prompt]:
+    """Their last tokens are equal, as of one answer behind several sources."""
+    rows = np.random.default_rng(seed).integers(3, VOCABULARY, size=(num, 12 + tail))
+    rows[:, :4], rows[:, -tail - 2 :] = rows[0, :4], rows[0, -tail - 2 :]
+    return [Prompt(row[:-tail], row[-tail:]) for row in rows]
+
+
+def opened(*made: FakeServer, **changed: Any) -> Servers:
+    given = {"at_once": 2, "timeout_s": 0.2, "patience_s": 2.0} | changed
+    return Servers([server.url for server in made], TOKENIZER, **given)
+
+
+def are_true(found: list[np.ndarray], asked: list[Prompt], model: TableModel) -> bool:
+    truths = [model.truth(p.prefix.tolist(), p.continuation.tolist()) for p in asked]
+    return all(np.allclose(own, true, atol=1e-9) for own, true in zip(found, truths, strict=True))
+
+
+def test_scores_are_those_of_the_model(server: FakeServer) -> None:
+    engine, asked = opened(server), prompts(0, num=20)
+    assert are_true(engine.score([*asked, asked[0]]), [*asked, asked[0]], server.model)
+    assert engine.token_forwards == 20 * 15  # equal prompts are sent once
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_passes_is_repeated(server: FakeServer, fault: str) -> None:
+    engine, asked = opened(server), prompts(1)
+    at = server.number + 2  # past the probe that begins a call
+
+    def fails(number: int) -> str | None:
+        if number == at and fault == "restarted":
+            server.restart(after_s=0.05)
+            return "closed"
+        return fault if number == at else None
+
+    server.fault = fails
+    assert are_true(engine.score(asked), asked, server.model)
+    assert server.number > at
+
+
+@pytest.mark.parametrize("fault", LASTING)
+def test_what_lasts_ends_the_call(server: FakeServer, fault: str) -> None:
+    """And the same call gives all numbers when the server is sound."""
+    engine, asked = opened(server, patience_s=0.05), prompts(2, tail=10)
+    at = server.number + 2
+    server.fault = lambda number: fault if number >= at else None
+    with pytest.raises(DataError, match=r"127\.0\.0\.1"):
+        engine.score(asked)
+    server.fault = lambda number: None
+    assert are_true(engine.score(asked), asked, server.model)
+
+
+def test_replies_that_were_exchanged_are_noticed(server: FakeServer) -> None:
+    """Or impossible: a server whose replies do not tell their prompt gets one at a time."""
+    engine, asked = opened(server, at_once=4, timeout_s=5.0), prompts(3)
+    server.delay_s, server.most_now = 0.02, 0
+    engine.score(asked)
+    if server.owner in ("sglang without id", "llamacpp"):
+        assert server.most_now == 1
+        return
+    assert server.most_now > 1
+    server.fault = lambda number: "swapped"
+    with pytest.raises(DataError, match=r"other tokens than were sent|another request"):
+        engine.score(asked)
+
+
+def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -> None:
+    engine, asked = opened(server), prompts(1)
+    server.model = TableModel(seed=1)  # between two calls
+    with pytest.raises(DataError, match="another model"):
+        engine.score(asked)
+    server.model = TableModel()
+    at = server.number + 3
+
+    def exchange(number: int) -> str | None:
+        if number != at:
+            return None
+        server.restart(after_s=0.05, seed=1)
+        return "closed"
+
+    server.fault = exchange
+    with pytest.raises(DataError, match="another model since it was restarted"):
+        engine.score(asked)
+
+
+def test_noise_is_measured_and_no_other_model(server: FakeServer) -> None:
+    for noise in (0.04, 0.08):
+        server.noise = noise
+        for _ in range(5):
+            engine = opened(server)
+            assert noise / 2 < engine.servers[0].noise < 2 * noise
+            for _ in range(3):
+                engine.score(prompts(0, num=1))
+    server.model = TableModel(seed=1)
+    with pytest.raises(DataError, match="another model"):
+        engine.score(prompts(0, num=1))
+    server.noise = 1.0
+    with pytest.raises(DataError, match="vary by"):
+        opened(server)
+
+
+def test_servers_that_cannot_be_used_are_refused(servers: list[FakeServer]) -> None:
+    servers.append(FakeServer(TOKENIZER, "misplaced"))
+    with pytest.raises(DataError, match="do not belong to it"):
+        opened(servers[0])
+    servers += [FakeServer(TOKENIZER), FakeServer(TOKENIZER, seed=1)]
+    with pytest.raises(DataError, match="serves another model than"):
+        opened(*servers[1:])
+
+
+def test_a_server_that_never_replied_is_not_waited_for(
+    servers: list[FakeServer], said: list[str]
+) -> None:
+    servers.append(server := FakeServer(TOKENIZER))
+    server.stop()
+    with pytest.raises(DataError, match="did not reply"):
+        opened(server, patience_s=300.0)
+    assert "again for 0.03 s" in said[0]
+    server.start()
+
+
+@pytest.mark.parametrize("num", [2, 6, 16, 40])
+def test_two_servers_share_the_prompts_and_one_is_enough(
+    num: int, servers: list[FakeServer]
+) -> None:
+    servers += [FakeServer(TOKENIZER, "vllm"), FakeServer(TOKENIZER, "vllm")]
+    for server in servers:
+        server.delay_s = 0.02
+    engine, asked = opened(*servers, at_once=8, timeout_s=5.0, patience_s=0.1), prompts(4, num)
+    assert are_true(engine.score(asked), asked, servers[0].model)
+    whole = {(*p.prefix.tolist(), *p.continuation.tolist()) for p in asked}
+    sent = [sum(tuple(ids) in whole for ids in server.prompts) for server in servers]
+    assert sum(sent) == num
+    assert min(sent) >= num // 6  # a busy machine may delay either of them
+    servers[1].stop()
+    assert are_true(engine.score(asked), asked, servers[0].model)
+    servers[0].stop()
+    with pytest.raises(DataError, match="no server is left"):
+        engine.score(asked)
+    for server in servers:
+        server.start()
+
+
+@pytest.mark.parametrize("key", ["s3cret-kez", "s3cret\nkey", "s3crèt", " s3cret "])
+def test_the_key_is_sent_and_never_written(
+    key: str, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.append(FakeServer(TOKENIZER, key="s3cret-key"))
+    monkeypatch.setenv(API_KEY, key)  # the server writes what it got into its reply
+    with pytest.raises(UserError, match=API_KEY) as refused:
+        opened(servers[0])
+    assert "s3cr" not in str(refused.value)
+    monkeypatch.setenv(API_KEY, "s3cret-key")
+    asked = prompts(0)
+    assert are_true(opened(servers[0]).score(asked), asked, servers[0].model)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.1:port", "http://h:99999", "http://[::1", "http://", "ftp://h"),
+        *("http://me:SECRET@127.0.0.1:1", "HTTPS://SECRET@h:port", "http://h:1?key=SECRET"),
+        *("http://h:1,http://me:SEC@RET@h:1", "llama:http://me:SECRET@h:1"),
+    ],
+)
+def test_wrong_urls_are_refused_without_their_passwords(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_model(url, tokenizer=make_tokenizer())
+    assert not {"SECRET", "SEC", "RET"} & {*str(refused.value).replace("@", " ").split()}
+    assert "SECRET" not in str(refused.value)

@@ -1,0 +1,203 @@
+"""Sources: numbers against plain transformers, verdicts against what is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmo_sparsity import Answer, Segment, attribute, estimate_cost
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.sources.segments import draw_decoys, read_decoys
+from olmo_sparsity.sources.statements import Trials, next_round
+from olmo_sparsity.sources.verdicts import mean_of_tried
+from tests.support.explanations import make_tokenizer
+from tests.support.sources import (
+    FAMILIES,
+    GIVEN,
+    GIVES_AND_LOST,
+    SOURCES,
+    Plain,
+    asked,
+    made_up,
+    model_of,
+    saved,
+    with_verdicts,
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_are_those_of_plain_transformers(family: str) -> None:
+    found, plain = asked(family, draws=4), Plain(family)
+    close(found.losses.all_T, plain.losses())
+    texts = read_decoys(found.prompt.model, found.prompt, GIVEN["decoys"])
+    decoys = draw_decoys(found.prompt, texts, 4, 0)
+    model = HuggingFaceLM(model_of(family))
+    trials = Trials(ModelLogprobs(Scorer(model)), found.layout, decoys)
+    trials.evaluate(next_round([0, 1], range(3), 2))
+    trials.evaluate(next_round(range(3), range(3), 4))
+    assert np.isnan(trials.found.pop("all")).all()
+    for draw, ids in enumerate(zip(*(rows.tolist() for rows in decoys), strict=True)):
+        of_all = dict(enumerate(ids))
+        close(trials.found["decoys"][:, draw], plain.with_decoys(of_all).losses())
+        for source in range(3):
+            others = {number: of_all[number] for number in range(3) if number != source}
+            among = plain.with_decoys(others).losses()
+            close(trials.found["among"][:, source, draw], among)
+            without = plain.with_decoys({source: of_all[source]}).losses()
+            close(trials.found["without"][:, source, draw], without)
+    # Those that were evaluated are the same.
+    for way, all_there in trials.found.items():
+        tried = getattr(found.losses, f"{way}_{'TD' if way == 'decoys' else 'TSD'}")
+        assert np.isfinite(tried).any() or way == "among"
+        close(tried[np.isfinite(tried)], all_there[np.isfinite(tried)])
+    close(found.statements.nats, found.losses.gap_T)
+    least_T = found.matrix[["p_gives", "p_lost"]].min(axis=1).groupby("statement").min()
+    close(found.statements.p, np.minimum(1, 2 * 3 * least_T))  # of two tests of three sources
+    close(found.matrix.gives, mean_of_tried(found.losses.gives_TSD).ravel())
+    close(found.matrix.lost, mean_of_tried(found.losses.lost_TSD).ravel())
+    spread_TS = found._judged[0].spread_TS
+    close(found.statements.spread, spread_TS.mean(1))
+    for name in ("gives", "lost"):
+        nats_TSD = getattr(found.losses, f"{name}_TSD")
+        tried = found.matrix[f"tried_{name}"]
+        assert tried.tolist() == [sum(np.isfinite(nats)) for nats in nats_TSD.reshape(9, -1)]
+        expected = spread_TS.ravel() / np.sqrt(tried.where(tried > 0))
+        close(found.matrix[f"se_{name}"], expected)
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_sources_have_the_statements_that_rely_on_them() -> None:
+    found = with_verdicts(asked())
+    found = replace(found, losses=made_up(*GIVES_AND_LOST, noise=0.0))
+    rows = found.sources.set_index("source")
+    assert rows.statements.to_dict() == {"a": (0, 1, 2), "b": (2,), "c": (1,)}
+    assert rows.nats.tolist() == [8.0, 4.5, 7.5]
+    assert rows.verdict["a"].startswith("statement 1, 2, 3 relies on it (8.0")
+    beyond = found.matrix[["beyond_gives", "beyond_lost"]].to_numpy().T.reshape(2, 3, 3)
+    assert (beyond == np.where(np.array(GIVES_AND_LOST) > 0, 8, 0)).all(), "equal is not beyond"
+    none = asked(sources=SOURCES | {"b": "w5"})
+    unnamed = replace(none, losses=made_up(np.zeros((3, 3)), np.zeros((3, 3)), noise=0.0)).sources
+    assert unnamed.statements.tolist() == [()] * 3
+    assert not unnamed.verdict.str.contains("statement").any()
+
+
+@pytest.mark.parametrize(("num_sources", "draws"), [(1, 2), (3, 2), (2, 5)])
+def test_the_prompts_are_counted_at_most_and_if_the_first_source_is_clear(
+    num_sources: int, draws: int
+) -> None:
+    """With decoys that share no token. Of one source, those in place of all are its own."""
+    sources = dict(list(SOURCES.items())[:num_sources])
+    cost = estimate_cost(
+        attribute, model_of(), make_tokenizer(), **GIVEN | {"sources": sources, "draws": draws}
+    )
+    of_all = 1 + draws + 2 * num_sources * draws
+    found = re.findall(r"in (\d+) ", cost.details)
+    assert [int(number) for number in found] == [of_all, 1 + 1 + num_sources + 2]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_cost_is_counted_before(stays: bool) -> None:
+    changed: dict[str, Any] = {"draws": 5}
+    if stays:
+        changed["sources"] = ["w33 w34", *(Segment(*item) for item in SOURCES.items())]
+        changed["candidates"] = ["a", "c"]
+    cost = estimate_cost(attribute, model_of(), make_tokenizer(), **GIVEN | changed)
+    assert cost.token_forwards >= asked(**changed).token_forwards  # prompts share beginnings
+    assert f"{cost.flops:.2e}" in str(cost)
+
+
+@pytest.mark.parametrize(
+    ("citations", "shown"),
+    [
+        ("[1]", "w1 w2 w3 [1] w8 w9 [1/2] w30 [1][3] w5\n\n[1] a\n[2] c\n[3] b"),
+        ("[^1]", "w1 w2 w3 [^1] w8 w9 [^1/2] w30 [^1][^3] w5\n\n[^1]: a\n[^2]: c\n[^3]: b"),
+        ("(name)", "w1 w2 w3 (a) w8 w9 (a/c) w30 (a)(b) w5"),
+    ],
+)
+def test_the_answer_is_shown_with_citations(citations: str, shown: str) -> None:
+    answer = Answer("w1 w2 w3 w8 w9 w30 w5", [(0, 8), (9, 14), (15, 18)])
+    found = with_verdicts(asked(answer=answer))
+    assert found.text(citations=citations) == shown
+    if citations == "[1]":
+        assert found.text() == shown
+    assert found.text(citations, references=False) == shown.split("\n")[0]
+    for wrong in ("", "[]", "[11]", "[1 name]"):
+        with pytest.raises(ConfigError, match="must hold 1 or name once"):
+            found.text(citations=wrong)
+    assert asked(answer=answer).text() == answer.text  # none is named
+
+
+def test_json_has_the_schema_that_the_page_says() -> None:
+    found = with_verdicts(
+        asked(answer=Answer("w1 w2 w3  w8 w9 w30 w5", [(0, 8), (10, 15), (16, 19)]))
+    )
+    told = json.loads(found.to_json())
+    page = Path("docs/sources.md").read_text()
+    objects = {"the answer": told, "a statement": told["statements"][0]}
+    for name, keys in (objects | {"a row of the matrix": told["matrix"][0]}).items():
+        (row,) = re.findall(rf"^\| {name} \| (.*) \|$", page, re.M)
+        assert set(re.findall(r"`(\w+)`", row)) == set(keys)
+    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 3)
+    for row in told["statements"]:
+        assert told["answer"][row["first"] : row["end"]] == row["text"]
+    assert [row["sources"] for row in told["statements"]] == [["a"], ["a", "c"], ["a", "b"]]
+    assert len(told["matrix"]) == 9
+
+
+# --- from a shell ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shell_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("shell")
+    model, decoys = saved(folder)
+    words = [model]
+    for name, text in SOURCES.items():
+        (folder / f"{name}.txt").write_text(text)
+        words += ["--source", f"{name}={folder / name}.txt"]
+    return [*words, "--question", GIVEN["question"], "--decoys", decoys]
+
+
+def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    return main(["attribute", *words]), *capsys.readouterr()
+
+
+def test_the_command(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*shell_words, "--answer", "w1 w2 w3", "--candidates", "a,c", "--draws", "5"]
+    code, out, err = shell(capsys, *given, "--html", str(tmp_path / "page.html"))
+    assert code == 0, err
+    assert "w1 w2 w3\n  rests on " in out
+    assert "statements: 1, sources: 2, decoys of each: 5 at most" in out
+    assert "</html>" in (tmp_path / "page.html").read_text()
+    code, out, err = shell(capsys, *given, "--json", "--reasoning", "w5 w6 w7 w8 w9")
+    assert code == 0, err
+    told = json.loads(out)
+    assert [cell["source"] for cell in told["matrix"]] == ["a", "c", "reasoning 1"]
+    assert told["reasoning"][0]["text"] == "w5 w6 w7 w8"  # the last token stays in view
+    code, out, err = shell(capsys, *given, "--dry-run")
+    assert code == 0, err
+    assert out.startswith("token-forwards  ")
+    # A folder is the sources that are its files.
+    (tmp_path / "texts").mkdir()
+    for name, text in SOURCES.items():
+        (tmp_path / "texts" / name).write_text(text)
+    for source in (tmp_path / "texts", tmp_path / "texts/*"):
+        words = [shell_words[0], "--source", str(source), *shell_words[7:], "--answer", "w1"]
+        code, out, err = shell(capsys, *words, "--units", "words")
+        assert code == 0, err
+        assert "sources: 12, decoys" in out

@@ -1,0 +1,391 @@
+"""Documents, their words and sentences, and the texts that controls put in their place."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
+from olmo_sparsity.text.documents import (
+    Controls,
+    Document,
+    Documents,
+    FarText,
+    token_texts,
+)
+from olmo_sparsity.text.windows import Block, Units, Windows
+from tests.support.fake_results import fake_words
+
+
+def llama_like_tokenizer() -> Tokenizer:
+    """Letters, and bytes for everything else; its decoder drops the first space."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    strip = decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+    )
+    return tokenizer
+
+
+WINDOWS = Windows(20, 8, 3)
+
+
+# --- texts and units ------------------------------------------------------------------------------
+
+
+def texts_of(units: Units, document: Document, origin: int = 0) -> list[str]:
+    return [
+        "".join(document.texts[origin + first : origin + end])
+        for first, end in zip(units.first, units.end, strict=True)
+    ]
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> Document:
+    return Document(np.array(tokenizer.encode(text).ids), tokenizer=tokenizer)
+
+
+SENTENCES = [
+    "It is 3.5 miles, he said.",
+    "“Really?”",
+    'She asked: "Why (and how)?"',
+    "Nobody knew…",
+    "A heading",
+    "Then it rained!",
+    "Übung macht den Meister.",
+]
+
+
+@pytest.mark.parametrize("family", ["byte-level", "llama"])
+def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: str) -> None:
+    """At a full stop, also behind a closing quote, and at a blank line; not at 3.5. Paragraphs end
+    at a blank line alone."""
+    *before, heading, after, last = SENTENCES
+    text = " ".join(before) + f"\n\n{heading}\n\n{after}  {last}"
+    document = encoded(text, tokenizer if family == "byte-level" else llama_like_tokenizer())
+    assert "".join(document.texts) == text
+    of_kinds = {
+        "sentences": SENTENCES,
+        "words": text.split(),
+        "paragraphs": [" ".join(before), heading, f"{after}  {last}"],
+    }
+    for kind, expected in of_kinds.items():
+        units = document.units(kind, 0, len(document.tokens))
+        assert [unit.strip() for unit in texts_of(units, document)] == expected
+        first, end = 5, len(document.tokens) - 9  # within a unit, counted from its first place
+        part, far = document.units(kind, first, end), FarText.at(document, first, end - first)
+        whole = [set(range(a, b)) for a, b in zip(units.first, units.end, strict=True)]
+        cut = [sorted(p - first for p in unit if first <= p < end) for unit in whole]
+        assert [list(part.places(i)) for i in range(len(part))] == [*filter(None, cut)]
+        assert far.units(kind).first.tolist() == part.first.tolist()
+        assert far.text(2, 9) == "".join(document.texts[first + 2 : first + 9])
+
+
+def test_without_a_tokenizer_there_are_tokens_and_spans_only() -> None:
+    document = Document(np.array([5, 6, 7, 8, 9]))
+    assert document.texts == [""] * 5
+    assert FarText.at(document, 1, 4).text(1, 3) == "7 8"
+    assert len(document.units("tokens", 0, 5)) == 5
+    assert len(document.units("span:2", 1, 5)) == 3
+    for kind in ("words", "sentences", "paragraphs"):
+        with pytest.raises(DataError, match="the model has no tokenizer"):
+            document.units(kind, 0, 5)
+
+
+def test_documents_are_known_by_their_tokens() -> None:
+    texts = [np.arange(5), np.arange(3)]
+    fingerprint = Documents.of(texts).fingerprint
+    assert Documents.of([text.astype(np.uint16) for text in texts]).fingerprint == fingerprint
+    apart = [np.arange(4), np.array([4, 0, 1, 2])]
+    others = [texts[::-1], [np.arange(5)], apart, [*texts, texts[0]]]
+    assert len({fingerprint, *(Documents.of(other).fingerprint for other in others)}) == 5
+    kept = [replace(document, may_replace=False) for document in Documents.of(texts)]
+    assert Documents("d", kept).fingerprint != fingerprint
+    sizes = [len(text).to_bytes(8, "little") for text in texts]
+    content = b"".join(n + t.astype("<u4").tobytes() for n, t in zip(sizes, texts, strict=True))
+    assert fingerprint == hashlib.sha256(content).hexdigest(), "stored measurements have it"
+    plain = Documents("d", [Document(texts[0])])
+    assert (plain.num_training, plain.num_too_short, plain[0].number) == (0, 0, 0)
+    records = [replace(plain[0], target=3), plain[0]]
+    assert [Documents("d", some).have_targets for some in (records, records[::-1])] == [True, False]
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    generator = np.random.default_rng(0)
+    lengths = [30, 21, 45, 20, 33, 26, 40, 8]  # two of them have no target
+    return Documents.of([generator.integers(0, 12, length) for length in lengths])
+
+
+def blocks_of(documents: Documents, windows: Windows = WINDOWS) -> list[tuple[Document, Block]]:
+    return [(d, block) for d in documents for block in windows.blocks(d.tokens)]
+
+
+def place_of(far: FarText) -> tuple[int, list[int]]:
+    return far.document.number, far.places_F.tolist()
+
+
+def foreign(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
+    far = FarText.at(document, block.first, block.num_far)
+    spans = [(target, target + 1) for target in range(block.num_targets)]
+    found = controls.foreign(document, block, {"own": (far, spans)}, draw)
+    return [(text, np.array([first for first, _ in some["own"]])) for text, some in found]
+
+
+@pytest.mark.parametrize("kind", ["unrelated", "matched", "shuffled"])
+def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> None:
+    def draws(reverse: bool, **changed: Any) -> dict:
+        controls = Controls(documents, WINDOWS, kind, **changed)
+        asked = [(d, block, draw) for d, block in blocks_of(documents) for draw in range(3)]
+        return {
+            (document.number, block.start, draw): [
+                (*place_of(far), targets.tolist())
+                for far, targets in foreign(controls, document, block, draw)
+            ]
+            + [place_of(controls.placebo(document, block))]
+            for document, block, draw in (asked[::-1] if reverse else asked)
+        }
+
+    found = draws(reverse=False)
+    assert found == draws(reverse=True)
+    assert found != draws(reverse=False, seed=1)
+    assert len({str(some[:-1]) for some in found.values()}) > len(found) / 2
+
+
+def test_stored_measurements_have_the_same_unrelated_texts(documents: Documents) -> None:
+    digest = hashlib.sha256()
+    for windows in (WINDOWS, Windows("all", 8, 3)):
+        for kind in ("unrelated", "matched", "shuffled"):
+            controls = Controls(documents, windows, kind)
+            assert controls == Controls(documents, windows, kind, num_draws=3, seed=0)
+            document, block = blocks_of(documents, windows)[3]
+            texts = [far for far, _ in foreign(controls, document, block, 1)]
+            texts += [controls.placebo(document, block), controls.replacement(document, block, 2)]
+            for far in texts:
+                digest.update(repr((kind, far.tokens_F.tolist())).encode())
+    assert digest.hexdigest()[:16] == "0ba6ced96dda853b"
+
+
+def test_foreign_text_is_a_stretch_of_another_document(documents: Documents) -> None:
+    controls, seen = Controls(documents, WINDOWS), set()
+    for document, block in blocks_of(documents):
+        for far, targets in (foreign(controls, document, block, draw)[0] for draw in range(3)):
+            assert far.document.number != document.number
+            assert far.document is documents[far.document.number]
+            first = int(far.places_F[0])
+            assert far.places_F.tolist() == list(range(first, first + WINDOWS.num_far))
+            assert 0 <= first <= len(far.document.tokens) - WINDOWS.num_far
+            assert targets.tolist() == list(range(block.num_targets))
+            seen.add(far.document.number)
+    assert seen == {0, 1, 2, 4, 5, 6}  # those that are longer than the long window
+
+
+def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
+    documents: Documents,
+) -> None:
+    """One document is asked about, three may stand in as foreign: five are enough."""
+    five = Documents("five", [d for d in documents if len(d.tokens) > WINDOWS.long][:5])
+    controls = Controls(five, WINDOWS)
+    for document, block in blocks_of(five):
+        placebo = controls.placebo(document, block)
+        drawn = {controls.unrelated(document, block, draw).document.number for draw in range(3)}
+        assert placebo.document.number not in {document.number, *drawn}
+        unused = {other.number for other in five} - {document.number, *drawn}
+        left = unused - {placebo.document.number} or unused
+        others = {controls.replacement(document, block, n).document.number for n in range(20)}
+        assert others == left
+    two = Controls(five[:2], WINDOWS)
+    for document, block in blocks_of(five[:2]):
+        assert two.placebo(document, block).document.number == 1 - document.number
+    with pytest.raises(DataError, match="need another document of at least"):
+        Controls(five[:1], WINDOWS).placebo(five[0], next(WINDOWS.blocks(five[0].tokens)))
+
+
+def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Documents) -> None:
+    groups = ["a", "b", "a", "a", "", "", "b", "b"]
+    grouped = Documents(
+        "grouped", [replace(d, group=group) for d, group in zip(documents, groups, strict=True)]
+    )
+    for kind in ("unrelated", "matched"):
+        controls, pairs = Controls(grouped, WINDOWS, kind), set()
+        for document, block in blocks_of(grouped):
+            texts = [controls.placebo(document, block)]
+            texts += [
+                far for draw in range(3) for far, _ in foreign(controls, document, block, draw)
+            ]
+            pairs |= {(document.number, far.document.number) for far in texts}
+        for one, other in pairs:
+            assert one != other
+            assert groups[one] != groups[other] or not groups[one]
+        assert {(4, 5), (5, 4), (0, 1)} <= pairs  # what has no group shares text with none
+    alone = Documents("alone", [replace(d, group="a") for d in documents])
+    with pytest.raises(DataError, match="need another document of at least"):
+        Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
+
+
+def test_a_copy_is_not_foreign_to_its_document(documents: Documents) -> None:
+    copied = [replace(documents[n], number=i) for i, n in enumerate([0, 1, 0, 0, 2])]
+    controls = Controls(Documents("copied", copied), WINDOWS)
+    assert controls.num_candidates == 3
+    for draw in range(20):
+        far = controls.unrelated(*blocks_of(controls.documents)[0], draw)
+        assert far.document.number in (1, 4)
+    alone = Documents("alone", copied[2:4])
+    with pytest.raises(DataError, match="need another document of at least"):
+        Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
+
+
+def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> None:
+    tokens = {d.number: d.tokens.copy() for d in documents}
+    tokens[2][25] = 99  # nowhere else
+    tokens[2][33] = tokens[0][15] = 77  # once elsewhere
+    some = Documents("rare", [replace(d, tokens=tokens[d.number]) for d in documents])
+    controls = Controls(some, WINDOWS, "matched")
+    for document, block in blocks_of(some):
+        for draw in range(3):
+            found = foreign(controls, document, block, draw)
+            asked = np.concatenate([targets for _, targets in found])
+            assert sorted(asked.tolist()) == list(range(block.num_targets))
+            for far, targets in found:
+                (token,) = set(block.targets_W[targets].tolist())
+                assert far.document.number != document.number
+                assert far.tokens_F.shape == (WINDOWS.num_far,)
+                if token == 99:
+                    assert (far.tokens_F == 99).sum() == 1  # put there
+                    continue
+                assert token in far.tokens_F
+        placebo = controls.placebo(document, block)
+        for far, _ in controls.foreign(document, block, {"placebo": (placebo, [(0, 1)])}, 0):
+            assert far.document.number not in (document.number, placebo.document.number)
+    # It stands anywhere in the foreign text.
+    (block,) = (b for b in WINDOWS.blocks(tokens[2]) if b.start <= 33 < b.start + 3)
+    texts = [
+        far
+        for draw in range(100)
+        for far, targets in foreign(controls, some[2], block, draw)
+        if block.targets_W[targets[0]] == 77
+    ]
+    assert {15 - int(far.places_F[0]) for far in texts} == set(range(WINDOWS.num_far))
+
+
+def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) -> None:
+    controls, orders = Controls(documents, WINDOWS, "shuffled"), set()
+    for document, block in blocks_of(documents):
+        for own in (
+            FarText.at(document, block.first, WINDOWS.num_far),
+            controls.placebo(document, block),
+        ):
+            targets = [(0, 1)]
+            for draw in range(3):
+                ((far, some),) = controls.foreign(document, block, {"own": (own, targets)}, draw)
+                assert far.document is own.document
+                assert sorted(far.places_F.tolist()) == own.places_F.tolist()
+                assert own.is_run
+                assert not far.is_run
+                assert some == {"own": targets}
+                orders.add((document.number, *(far.places_F - own.places_F[0]).tolist()))
+    # Each block and draw has its own order, which the placebo shares.
+    assert len(orders) == 3 * len(blocks_of(documents))
+
+
+@pytest.mark.parametrize("most", [None, 30])
+def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | None) -> None:
+    """As long as its document: of one other, or if none is as long of several whole ones."""
+    lengths = [60, 20, 25, 18, 33]
+    some = Documents.of([100 * n + np.arange(length) for n, length in enumerate(lengths)])
+    windows = Windows("all", 4, 4, most=most)
+    controls = Controls(some, windows)
+    wanted = (most or 60) - 4
+    orders = set()
+    for draw in range(12):
+        blocks = list(windows.blocks(some[0].tokens))
+        whole = controls.unrelated(some[0], blocks[-1], draw)
+        assert whole.is_run
+        for block in blocks:
+            far = controls.unrelated(some[0], block, draw)
+            assert len(far.places_F) == block.num_far
+            assert far.tokens_F.tolist() == whole.tokens_F[: block.num_far].tolist()
+        order = list(dict.fromkeys((whole.tokens_F // 100).tolist()))
+        orders.add(tuple(order))
+        if most is None:  # from the beginning of the first on, each whole but for the last
+            tokens = np.concatenate([some[n].tokens for n in order])
+            assert 0 not in order
+            assert tokens[: len(whole.tokens_F)].tolist() == whole.tokens_F.tolist()
+            assert len(whole.document.tokens) == wanted
+            assert sum(lengths[n] for n in order[:-1]) < wanted
+    assert orders == {(4,)} if most else len(orders) > 4
+    few = Documents("few", some.items[:3])
+    with pytest.raises(DataError, match="need another document"):
+        Controls(few, Windows("all", 4, 4)).unrelated(few[0], blocks[-1], 0)
+    of_36, of_56 = (replace(some[2], tokens=np.arange(200, 200 + n)) for n in (36, 56))
+    for others in ([some[1], of_36], [of_56]):  # 20 + 36 tokens
+        enough = Controls(Documents("enough", [some[0], *others]), Windows("all", 4, 4))
+        far = enough.unrelated(some[0], blocks[-1], 0)
+        assert (far.document is of_56) == (len(others) == 1)
+        assert far.document.number == (2 if len(others) == 1 else -1)
+
+
+CORNERS = ["Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301", "a    b\n\n\t\tx", ""]
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {
+        "trained": train_tokenizer(iter(["".join(fake_words(0)), *CORNERS]), 400),
+        "gpt-neox": load_tokenizer("allenai_gpt-neox-olmo-dolma-v1_5"),
+        "llama": llama_like_tokenizer(),
+    }
+
+
+@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text() | st.sampled_from(CORNERS) | st.text(alphabet="ab.,' é🚀�"), data=st.data())
+def test_pieces_joined_are_the_document(
+    tokenizers: dict[str, Tokenizer], name: str, text: str, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode(text).ids
+    start = data.draw(st.integers(0, len(ids)))  # a document may begin and end within a character
+    ids = ids[start : data.draw(st.integers(start, len(ids)))]
+    for place in data.draw(st.sets(st.integers(0, len(ids)), max_size=2)):
+        ids.insert(place, 10**6)  # no token of the vocabulary
+    pieces = token_texts(tokenizer, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="�"), min_size=1)
+    | st.text("a é🚀", min_size=1),
+    data=st.data(),
+)
+def test_tokens_that_end_anywhere_keep_the_characters_that_they_complete(
+    text: str, data: st.DataObject
+) -> None:
+    """Bytes are cut into tokens at random. Up to each of them, all tokens before it are decoded."""
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    ((letters, _),) = as_bytes.pre_tokenize_str(text)  # one letter for each byte
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(letters)))) | {len(letters)})
+    tokens = [letters[first:end] for first, end in zip([0, *cuts], cuts, strict=False)]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, tokens[0]))
+    tokenizer.decoder = decoders.ByteLevel()
+    ids = [vocabulary[token] for token in tokens]
+    pieces = token_texts(tokenizer, ids)
+    for end in range(1, len(ids) + 1):
+        assert "".join(pieces[:end]) == tokenizer.decode(ids[:end]).rstrip("�")

@@ -1,0 +1,160 @@
+"""Windows, blocks and units are arithmetic: whatever the numbers, they count what they say."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olmo_sparsity.analysis.results.statistics import rank_correlations
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.text.windows import Units, Windows, span_width
+from tests.support.brute import KINDS, units_of
+
+
+@st.composite
+def windows_and_length(draw: st.DrawFn) -> tuple[Windows, int]:
+    short = draw(st.integers(1, 8))
+    long = draw(st.just("all") | st.integers(short + 1, short + 8))
+    prefix = tuple(draw(st.lists(st.integers(900, 999), max_size=3)))
+    all_of = long == "all"
+    most = draw(st.none() | st.integers(short + 1, short + 8)) if all_of else None
+    least = draw(st.integers(1, (most or 12) - short)) if all_of and (most or 12) > short else 1
+    windows = Windows(long, short, draw(st.integers(1, 9)), prefix, most, least)
+    return windows, draw(st.integers(0, 50))
+
+
+@given(windows_and_length())
+def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    document, all_of = 100 + np.arange(length), windows.long == "all"
+    blocks = list(windows.blocks(document))
+    targets = [target for block in blocks for target in block.targets_W.tolist()]
+    first_target = windows.short + windows.least if all_of else windows.long
+    assert targets == list(range(100 + first_target, 100 + length))
+    for block in blocks:
+        long = min(block.start, windows.most or block.start) if all_of else windows.long
+        first, end = block.start - long, block.start + block.num_targets
+        assert block.first == first == windows.first_far(block.start)
+        assert block.tokens.tolist() == [*windows.prefix, *document[first:end].tolist()]
+        assert block.far_F.tolist() == document[first : block.start - windows.short].tolist()
+        assert block.num_far == len(block.far_F) >= windows.least_far
+        assert (block.windows.long, block.windows.stride) == (long, block.num_targets)
+        assert 0 < block.num_targets <= windows.stride
+        places = block.start + np.arange(block.num_targets)
+        assert windows.start_of(places).tolist() == [block.start] * block.num_targets
+        assert windows.first_far(places[:1]).tolist() == [first]
+    assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
+    if blocks and blocks[-1].num_targets == windows.stride:  # the last token is no input
+        assert windows.num_positions(length) == max(len(block.tokens) for block in blocks) - 1
+    assert windows.first_target == first_target
+    assert Windows(8, 3) == Windows(8, 3, 1, (), None, 1)
+
+
+@given(windows_and_length(), st.data())
+def test_a_block_gives_the_positions_of_its_inputs(
+    given: tuple[Windows, int], data: st.DataObject
+) -> None:
+    windows, length = given
+    for block in windows.blocks(100 + np.arange(length)):
+        num_prefix, num_far = len(windows.prefix), block.num_far
+        every = list(range(len(block.tokens)))
+        inputs = every[num_prefix + num_far : -1]  # the last target is no input
+        assert block.near().tolist() == inputs
+        last = data.draw(st.integers(1, block.num_targets))
+        assert block.near(last).tolist() == inputs[: windows.short + last - 1]
+        far = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=num_far, max_size=num_far)))
+        assert block.earlier(far).tolist() == [*range(num_prefix), *(num_prefix + far)]
+        changed = block.with_far(-block.far_F)
+        assert changed.far_F.tolist() == [-token for token in block.far_F.tolist()]
+        assert np.flatnonzero(changed.tokens != block.tokens).tolist() == [
+            num_prefix + place for place in range(num_far)
+        ]
+
+
+@pytest.mark.parametrize(
+    "windows", [Windows(8, 8), Windows(8, 0), Windows("all", 4, 0), Windows("all", 4, most=4)]
+)
+def test_windows_that_mean_nothing_are_refused(windows: Windows) -> None:
+    with pytest.raises(ConfigError, match="short="):
+        windows.check()
+    for good in (Windows(2, 1), Windows("all", 1), Windows("all", 4, most=5)):
+        good.check()
+
+
+# --- units ----------------------------------------------------------------------------------------
+
+
+RUNS = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+
+
+def places_of(units: Units) -> list[list[int]]:
+    return [list(range(a, b)) for a, b in zip(units.first, units.end, strict=True)]
+
+
+@given(RUNS)
+def test_runs_part_the_far_places(runs: list[int]) -> None:
+    """Neighbours with one number are a unit; the same number further on is another."""
+    found = places_of(Units.of_runs(np.array(runs)))
+    assert [place for unit in found for place in unit] == list(range(len(runs)))
+    assert [[runs[place] for place in unit] for unit in found] == [
+        list(same) for _, same in groupby(runs)
+    ]
+
+
+@given(st.integers(0, 30), st.integers(1, 12))
+def test_spans_are_every_run_of_so_many(num_far: int, width: int) -> None:
+    units = Units.of_spans(num_far, width)
+    assert len(units) == max(0, num_far - width + 1)
+    found = places_of(units)
+    assert all(len(unit) == width for unit in found)
+    assert all(a[1:] == b[:-1] for a, b in pairwise(found))
+    if found:
+        assert sorted({place for unit in found for place in unit}) == list(range(num_far))
+    assert places_of(Units.of_tokens(num_far)) == [[place] for place in range(num_far)]
+
+
+@given(RUNS, st.integers(1, 4), st.data())
+def test_places_and_sums_are_those_of_the_units(
+    runs: list[int], width: int, data: st.DataObject
+) -> None:
+    scores_TF = np.random.default_rng(0).integers(0, 99, (3, len(runs)))
+    for units in (Units.of_runs(np.array(runs)), Units.of_spans(len(runs), width)):
+        by_hand = places_of(units)
+        if not by_hand:
+            continue
+        total = [[scores_F[unit].sum() for unit in by_hand] for scores_F in scores_TF]
+        assert units.total(scores_TF).tolist() == total
+        chosen = data.draw(st.lists(st.integers(0, len(units) - 1), max_size=4))
+        places = sorted({place for unit in chosen for place in by_hand[unit]})
+        assert units.places(*chosen).tolist() == places
+        first = data.draw(st.integers(0, len(units) - 1))
+        end = data.draw(st.integers(first + 1, len(units)))
+        expected = {place for unit in by_hand[first:end] for place in unit}
+        assert units.run(first, end).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "units", ["", "token", "span", "span:", "span:1", "span:0", "span:-2", "span:x", "word:2"]
+)
+def test_units_that_are_none_are_refused(units: str) -> None:
+    known = {"tokens": 1, "span:2": 2, "span:12": 12, "words": None, "sentences": None}
+    assert {name: span_width(name) for name in known} == known
+    with pytest.raises(ConfigError, match=f"units={units} is none of tokens"):
+        span_width(units)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_halves_have_the_same_number_of_units_that_do_not_overlap(kind: str) -> None:
+    units, by_hand = units_of(kind)
+    kept = units.halves(200, np.random.default_rng(0))
+    apart = by_hand[::3] if kind == "span:3" else by_hand
+    assert (kept.sum(1) == len(apart) // 2).all()
+    assert [by_hand[unit] for unit in np.flatnonzero(kept.any(0))] == apart
+    # So scores that say nothing predict nothing, not even where every unit helps.
+    generator = np.random.default_rng(1)
+    helps, scores = generator.random((300, len(units))), generator.random((300, len(units)))
+    assert abs(rank_correlations(scores @ kept.T, helps @ kept.T).mean()) < 0.1
