@@ -15,7 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype, Reading, Request
+from olmo_sparsity.analysis.interpretation import InterpretationName
+from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype, Request
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.text import Control, SplitAt
 
@@ -97,7 +98,7 @@ def explain(
     selector: str | None = None,
     long: int | Literal["all"] = "all",
     short: int | None = None,
-    far_states: Reading = "contextual",
+    far_states: InterpretationName = "contextual",
     replacements: int | None = None,
     chat: bool = False,
     max_new_tokens: int | None = None,
@@ -166,7 +167,7 @@ def measure(
     min_gap: float = MIN_GAP,
     sets: str | Sequence[str] = (),
     max_targets: int | Literal["all"] | None = None,
-    far_states: Reading = "contextual",
+    far_states: InterpretationName = "contextual",
     replacements: int | None = None,
     control: Control = "unrelated",
     draws: int | None = None,

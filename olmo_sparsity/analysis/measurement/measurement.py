@@ -98,7 +98,7 @@ class _Measuring:
             is_written = True
         induction = self.plan.induction() if is_first else {}
         if induction:
-            shown = describe_induction(induction, self.plan.settings.far_states)
+            shown = describe_induction(induction, self.plan.settings.interpretation)
             print(shown, file=sys.stderr)
         if not self._evaluate():
             return None
