@@ -168,5 +168,5 @@ def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
 
 
 def test_an_unknown_interpretation_is_refused_when_settings_are_made() -> None:
-    with pytest.raises(ConfigError, match="far_states=both .* contextual, isolated, replaced"):
+    with pytest.raises(ConfigError, match=r"far_states=both .* contextual, isolated, replaced"):
         replace(SETTINGS, far_states="both")
