@@ -2,7 +2,7 @@
 
 It prints the verdicts and the table, of the stored trials or of those in another FOLDER.
 
-The claims B1 to B7 and their rules are registered in study/records/thresholds.md. This module
+The claims U1 to U7 and their rules are registered in study/records/thresholds.md. This module
 applies the rules to the trials that `make -f study/Makefile parity_table` has stored. While trials
 are missing, a verdict that needs them is "unfinished".
 """
@@ -119,37 +119,37 @@ class Rule:
 
 
 RULES = {
-    "B2": Rule(
+    "U2": Rule(
         "pose",
         lambda model: known_at(model, 200),
         confirmed=lambda mean, low, high: mean >= 0.9 and low > 0.8,
         refuted=lambda mean, low, high: high < 0.9,
     ),
-    "B3": Rule(
+    "U3": Rule(
         "pose",
         lambda model: known_at(model, 500),
         confirmed=lambda mean, low, high: mean >= 0.9 and low > 0.8,
         refuted=lambda mean, low, high: high < 0.9,
     ),
-    "B4": Rule(
+    "U4": Rule(
         "pose",
         degrades,
         confirmed=lambda mean, low, high: mean >= 0.1 and low > 0,
         refuted=lambda mean, low, high: high < 0.1,
     ),
-    "B5": Rule(
+    "U5": Rule(
         "pose",
         degrades_though_known,
         confirmed=lambda mean, low, high: mean >= 0.05 and low > 0,
         refuted=lambda mean, low, high: high < 0.05,
     ),
-    "B6": Rule(
+    "U6": Rule(
         "rope",
         lambda model: known_at(model, 500),
         confirmed=lambda mean, low, high: high < 0.6,
         refuted=lambda mean, low, high: low > 0.6,
     ),
-    "B7": Rule(
+    "U7": Rule(
         "pose",
         slope_at_500,
         confirmed=lambda mean, low, high: mean <= -0.02 and high < 0,
@@ -179,7 +179,7 @@ def judge(rule: Rule, models: Sequence[Model], num_seeds: int) -> Outcome:
 
 
 def judge_learnt(models: Sequence[Model], num_seeds: int) -> Outcome:
-    """B1: confirmed if at most one seed does not master its k, refuted if at most one does."""
+    """U1: confirmed if at most one seed does not master its k, refuted if at most one does."""
     learnt = tuple(float(model.mastered) for model in models)
     if len(models) < num_seeds:
         return Outcome("unfinished", learnt)
@@ -221,7 +221,7 @@ def findings(models: Sequence[Model], ks: Sequence[int], num_seeds: int) -> dict
         (learnt_verdict,) = by_scheme
     else:
         learnt_verdict = "unfinished" if "unfinished" in by_scheme else "open"
-    judged = {"B1": Finding(learnt_verdict, learnt)}
+    judged = {"U1": Finding(learnt_verdict, learnt)}
     for name, rule in RULES.items():
         outcomes = {(rule.scheme, k): judge(rule, select(rule.scheme, k), num_seeds) for k in ks}
         judged[name] = Finding(verdict_of(outcomes.values()), outcomes)
@@ -251,7 +251,7 @@ def format_findings(judged: dict[str, Finding]) -> str:
             for k in ks:
                 outcome = finding.outcomes[scheme, k]
                 learnt = f"{sum(outcome.values):.0f} of {len(outcome.values)}"
-                shown = learnt if name == "B1" else format_interval(outcome.values)
+                shown = learnt if name == "U1" else format_interval(outcome.values)
                 cells.append(f"{outcome.verdict}: {shown}")
             lines.append([name, finding.verdict, NAMES[scheme], *cells])
     return markdown(lines)

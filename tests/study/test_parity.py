@@ -75,7 +75,7 @@ def test_verdicts_follow_the_planted_table(pose: Right, rope: Right, expected: s
 
 def test_seeds_that_disagree_leave_a_claim_open() -> None:
     models = planted(lambda *of: as_claimed(*of) - 0.1, at_chance, spread=0.1)
-    assert verdicts(models)["B2"] == "open"
+    assert verdicts(models)["U2"] == "open"
 
 
 @pytest.mark.parametrize(("first_that_fails", "expected"), [(10, "open"), (12, "yes")])
@@ -84,13 +84,13 @@ def test_four_of_five_k_train_decide(first_that_fails: int, expected: str) -> No
         keeps = as_claimed if train_k < first_that_fails else at_chance
         return keeps(train_k, k, length)
 
-    assert verdicts(planted(right, at_chance))["B3"] == expected
+    assert verdicts(planted(right, at_chance))["U3"] == expected
 
 
 @pytest.mark.parametrize(("num_learnt", "expected"), [(4, "yes"), (3, "open"), (1, "no")])
 def test_learnt_goes_by_the_seeds_that_master(num_learnt: int, expected: str) -> None:
     models = planted(as_claimed, at_chance, masters=lambda train_k, seed: seed < num_learnt)
-    assert verdicts(models)["B1"] == expected
+    assert verdicts(models)["U1"] == expected
 
 
 def test_models_that_do_not_master_are_in_no_mean_and_two_are_too_few() -> None:
@@ -98,9 +98,9 @@ def test_models_that_do_not_master_are_in_no_mean_and_two_are_too_few() -> None:
         return model if model.mastered else Model(model.trial, False, 0 * model.accuracy)
 
     three = planted(as_claimed, at_chance, masters=lambda train_k, seed: seed < 3)
-    assert verdicts([wrong_if_not_learnt(model) for model in three])["B2"] == "yes"
+    assert verdicts([wrong_if_not_learnt(model) for model in three])["U2"] == "yes"
     two = planted(as_claimed, at_chance, masters=lambda train_k, seed: seed < 2)
-    found = findings(two, KS, 5)["B2"]
+    found = findings(two, KS, 5)["U2"]
     assert {outcome.verdict for outcome in found.outcomes.values()} == {"void"}
     assert found.verdict == "open"
 
@@ -110,9 +110,9 @@ def test_a_missing_model_leaves_the_verdicts_of_its_scheme_unfinished() -> None:
     models.remove(next(model for model in models if model.trial == Trial("pose", 12, 4)))
     found = verdicts(models)
     assert {name for name, verdict in found.items() if verdict == "unfinished"} == {
-        *("B1", "B2", "B3", "B4", "B5", "B7")
+        *("U1", "U2", "U3", "U4", "U5", "U7")
     }
-    assert found["B6"] == "yes"
+    assert found["U6"] == "yes"
 
 
 def test_tables_show_what_is_there() -> None:
@@ -123,6 +123,6 @@ def test_tables_show_what_is_there() -> None:
     assert table[2].startswith("| 4 | 5 | 0.990 [0.99, 0.99] | 0.990 [0.99, 0.99] |")
     assert table[2].endswith("| 0.500 [0.50, 0.50] |")
     printed = format_findings(findings(models, KS, 5))
-    assert "| B1 | yes | RoPE alone | confirmed: 5 of 5 |" in printed
+    assert "| U1 | yes | RoPE alone | confirmed: 5 of 5 |" in printed
     assert "void: –" in printed
     assert "unfinished" in format_findings(findings([], KS, 5))
