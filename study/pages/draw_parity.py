@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from olmo_sparsity.drawing import GREY, save
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.base.drawing import GREY, save
+from olmo_sparsity.base.errors import DataError
 from study.pages.stored import ROOT
 from study.parity import NAMES, Model, read_models, table_settings
 

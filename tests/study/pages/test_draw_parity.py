@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.axes import Axes
 
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.base.errors import DataError
 from study.pages.draw_parity import CUT, draw
 from tests.study.test_parity import KS, TESTED, as_claimed, at_chance, planted
 
