@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from olmo_sparsity.base.errors import DataError
 from study.pages.draw_parity import CUT, draw
-from tests.study.test_parity import KS, TESTED, as_claimed, at_chance, planted
+from tests.support.parity import KS, TESTED, as_claimed, at_chance, planted
 
 
 def curves(axes: Axes) -> list[str]:
