@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
+    from olmo_sparsity.analysis.api import estimate_cost, explain, measure
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.results.results import compare, read_results, transfer
     from olmo_sparsity.analysis.results.statistics import summarize
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.selectors.influence import influence_map
     from olmo_sparsity.analysis.tracking.track import track
     from olmo_sparsity.models.load import load_model
+    from olmo_sparsity.sources.attribute import attribute
     from olmo_sparsity.sources.documents import Answer, Segment
     from olmo_sparsity.sources.suite import check
     from olmo_sparsity.text.documents import Controls, Document, Documents
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "analysis.api": "attribute estimate_cost explain measure",
-    "analysis.attribution.sources": "Answer Segment",
-    "analysis.attribution.suite": "check",
-    "analysis.inputs.documents": "Controls Document Documents",
-    "analysis.inputs.texts": "open_documents",
-    "analysis.inputs.windows": "Windows",
+    "analysis.api": "estimate_cost explain measure",
+    "sources.attribute": "attribute",
+    "sources.documents": "Answer Segment",
+    "sources.suite": "check",
+    "text.documents": "Controls Document Documents",
+    "text.inputs": "open_documents",
+    "text.windows": "Windows",
     "analysis.measurement.recovery": "recover",
-    "analysis.models.load": "load_model",
+    "models.load": "load_model",
     "analysis.results.results": "compare read_results transfer",
     "analysis.results.statistics": "summarize",
     "analysis.scoring.score": "score",

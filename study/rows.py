@@ -11,6 +11,8 @@
     PAGE.md#heading header=cell; …         rows of a table of a page, or lines of a printed block:
                                            `in` the line above, `line` up to its colon, `numbers`
 
+`at_placebo` of a row of a summary is the recovery at placebo targets, those at which only an
+unrelated text seemed to help.
 `net[]` is a number with the ends of its interval, or all numbers of a cell; `net[2]` is its second.
 Columns are separated by spaces, those of a page by `; `. In cells and headers `*` is any text.
 `{a,b}` is two rows. `min(…)`, `max(…)`, `mean(…)` and `range(…)` are over all rows, `minus(…)`
@@ -33,6 +35,7 @@ from study.pages.stored import (
     ROOT,
     other_table,
     read_by_part,
+    read_counts,
     read_evaluations,
     read_meta,
     read_summary,
@@ -82,8 +85,19 @@ def rows_named(name: str) -> list[Callable[[str], list[float]]]:
         rows = read_evaluations(run[1])
         trained = [row for row in rows if float(run[2]) <= row["millions"] <= float(run[3])]
         return [partial(row_numbers, row) for row in trained]
-    row = benchmark_row(name) if re.search(r" \w+=", name) else summary_row(name)
-    return [partial(row_numbers, row)]
+    if re.search(r" \w+=", name):
+        return [partial(row_numbers, benchmark_row(name))]
+    return [partial(summary_numbers, name)]
+
+
+def summary_numbers(name: str, column: str) -> list[float]:
+    if column == "at_placebo":  # not stored in summaries; its rows are read only for this column
+        *names, target_set, selector, k = name.split()
+        units = read_meta(names[0]).get("units", ["tokens"])
+        chosen = names.pop() if names[-1] in units else units[0]
+        counts = read_counts(" ".join(names), target_set, chosen, selector, int(k))
+        return [counts["placebo_recovery"]]
+    return row_numbers(summary_row(name), column)
 
 
 def row_numbers(row: dict[str, Any], column: str) -> list[float]:

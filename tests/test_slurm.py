@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,3 +156,47 @@ def test_the_exit_code_of_the_command_is_that_of_the_job(tmp_path: Path) -> None
     job = train(tmp_path, EXIT="2")
     assert job.done.returncode == 2
     assert "not requeued" in job.done.stdout
+
+
+def accept(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run slurm/accept.sbatch where neither srun nor olmo-sparsity is installed."""
+    clone = folder / "clone"
+    clone.mkdir()
+    (clone / "slurm").symlink_to(ROOT / "slurm")
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(clone), "SLURM_JOB_ID": "12345"}
+    environment |= {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    return subprocess.run(
+        ["bash", "slurm/accept.sbatch", "any.yaml"],
+        cwd=clone,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_acceptance_takes_no_variable_of_the_login_shell(tmp_path: Path) -> None:
+    (somebodys := tmp_path / "out").mkdir()
+    (somebodys / "results.txt").write_text("a year of work")
+    accept(tmp_path, OUT=str(somebodys))
+    assert [path.name for path in somebodys.iterdir()] == ["results.txt"]
+    assert (tmp_path / "clone/results/accept/accept.md").is_file()
+
+
+def test_acceptance_refuses_a_folder_that_is_not_empty_and_deletes_nothing(tmp_path: Path) -> None:
+    (filled := tmp_path / "out").mkdir()
+    (filled / ".hidden").write_text("a year of work")
+    done = accept(tmp_path, OLMO_SPARSITY_OUT=str(filled))
+    assert done.returncode == 2
+    assert f"OLMO_SPARSITY_OUT={filled} must be a new or empty folder" in done.stdout
+    assert [path.name for path in filled.iterdir()] == [".hidden"]
+
+
+def test_no_script_deletes_a_folder_or_takes_a_plain_variable() -> None:
+    """But those of SLURM and of the libraries that the job runs."""
+    known = ("SLURM_", "OLMO_SPARSITY_", "OMP_", "HF_", "GLOO_", "MASTER_", "SRUN_", "PATH", "PWD")
+    for path in sorted((ROOT / "slurm").glob("*.*")):
+        text = path.read_text()
+        assert "rm -r" not in text, path
+        for name in re.findall(r"\$\{?!?([A-Z][A-Z_]+)", text):
+            assert name.startswith((*known, "SECONDS")), f"{path}: {name}"

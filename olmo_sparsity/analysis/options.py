@@ -1,4 +1,4 @@
-"""The options of `explain`, `attribute` and `measure`: their types, defaults and ranges.
+"""The options of `explain` and `measure`: their types, defaults and ranges.
 
 Place in the flow: first. The command line is derived from these classes; what it says of an option
 is in the docstrings of api.py, or here. Imports nothing large, because `--help` reads it.
@@ -12,16 +12,19 @@ from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from olmo_sparsity.analysis.interpretation import (
+    Interpretation,
+    InterpretationName,
+    interpretation_of,
+)
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.schema import Schema, kinds_of, option, validate
 from olmo_sparsity.config.schema import build as fill
+from olmo_sparsity.config.text import Control, SplitAt
 
 if TYPE_CHECKING:
     from olmo_sparsity.text.windows import Windows
 
-Reading = Literal["contextual", "isolated", "replaced"]
-Control = Literal["unrelated", "matched", "shuffled"]
-SplitAt = Literal["whole", "blank-lines"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
 TargetSet = Literal["gap", "bigram", "every"]
@@ -45,7 +48,6 @@ than more targets of each; and all targets of the top 10% of 60 articles cost 10
 
 EXHAUSTIVE = ("add_one", "random", "nearest")
 SCREENED = ("add_one_screened", "random")
-REPLACEMENTS = 2  # unrelated texts that replace distant text; their halves are compared
 """Default selectors: of hundreds of far units each is evaluated, of thousands those that a gradient
 ranks highest."""
 
@@ -113,24 +115,6 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """How long a model behind a server is waited for."""
-
-    timeout: float | None = option(
-        None, "seconds that a server may take for one request; 600", metavar="S", least=0.001
-    )
-    patience: float | None = option(
-        None, "seconds for which a request is repeated that a server did not answer; 300",
-        metavar="S", least=0.0,
-    )  # fmt: skip
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """Arguments of `load_model`."""
-        return {"timeout": self.timeout, "patience": self.patience}
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How the text of a measurement is read."""
 
@@ -177,7 +161,7 @@ class Settings:
     min_gap: float = option(MIN_GAP, least=0, most=1000000.0)
     sets: tuple[TargetSet, ...] = option((), distinct=True)
     max_targets: int | Literal["all"] = option(None, metavar="N", least=1)
-    far_states: Reading = "contextual"
+    far_states: InterpretationName = "contextual"
     control: Control = "unrelated"
     replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
     draws: int = option(None, metavar="N", least=1)
@@ -189,15 +173,14 @@ class Settings:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         given = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
         object.__setattr__(self, "_given", given)
-        is_replaced = self.far_states == "replaced"
-        is_all = self.long == "all" or is_replaced
+        is_all = self.long == "all" or self.interpretation.replaces
         quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
         defaults = {
             "short": max(1, min(LOCAL, quarter)),
             "stride": LOCAL // 2 if self.long == "all" else 1,
             "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
-            "selectors": ("halving",) if is_replaced else SCREENED if is_all else EXHAUSTIVE,
-            "replacements": REPLACEMENTS if is_replaced else None,
+            "selectors": self._default_selectors(is_all),
+            "replacements": self.interpretation.default_replacements,
             "sets": ("gap",),
             "draws": 1 if is_all else 3,
             "halves": 0 if is_all else 16,
@@ -205,6 +188,15 @@ class Settings:
         for name, value in defaults.items():
             if getattr(self, name) in (None, (), []):
                 object.__setattr__(self, name, value)
+
+    def _default_selectors(self, is_all: bool) -> tuple[str, ...]:
+        if self.interpretation.replaces:
+            return (self.interpretation.default_selector,)
+        return SCREENED if is_all else EXHAUSTIVE
+
+    @property
+    def interpretation(self) -> Interpretation:
+        return interpretation_of(self.far_states)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -324,44 +316,28 @@ class AskSettings:
     selector: str = option(None)
     long: int | Literal["all"] = option("all", metavar="N", least=1)
     short: int | None = option(None, metavar="N", least=1)
-    far_states: Reading = "contextual"
+    far_states: InterpretationName = "contextual"
     replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
     chat: bool = False
     max_new_tokens: int | None = option(None, metavar="N", least=1)
     seed: int = option(0, least=0)
 
     def __post_init__(self) -> None:
-        is_replaced = self.far_states == "replaced"
+        interpretation = self.interpretation
         if self.selector is None:
-            object.__setattr__(self, "selector", "halving" if is_replaced else "add_one")
-        if self.replacements is None and is_replaced:
-            object.__setattr__(self, "replacements", REPLACEMENTS)
+            object.__setattr__(self, "selector", interpretation.default_selector)
+        if self.replacements is None:
+            object.__setattr__(self, "replacements", interpretation.default_replacements)
+
+    @property
+    def interpretation(self) -> Interpretation:
+        return interpretation_of(self.far_states)
 
     def check(self) -> None:
         from olmo_sparsity.text.windows import span_width
 
         validate(self)
         span_width(self.units)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceSettings:
-    """The settings of `attribute`."""
-
-    draws: int = option(8, least=2)
-    units: str = "sources"
-    rate: float = option(0.05, least=1e-06, most=0.999999)
-    chat: bool = False
-    control_tokens: bool = False
-    max_new_tokens: int | None = option(None, metavar="N", least=1)
-    seed: int = option(0, least=0)
-
-    def check(self) -> None:
-        validate(self)
-        if self.units != "sources":
-            from olmo_sparsity.text.windows import span_width
-
-            span_width(self.units)
 
 
 # --- requests -------------------------------------------------------------------------------------

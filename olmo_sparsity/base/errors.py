@@ -10,6 +10,9 @@ from pathlib import Path
 class UserError(Exception):
     """Reported by the command line in one line. Violated invariants are `assert`s."""
 
+    diverged_at: int | None = None
+    """The training step of which a number is not finite, if that is the error."""
+
 
 class ConfigError(UserError):
     """A setting is wrong: names the field, its value and what to do."""
@@ -17,6 +20,14 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """An input file is wrong: names the file (and line) and what to do."""
+
+
+class UnreadableNowError(DataError):
+    """The disk or its permissions do not let a file be read now: it may be intact."""
+
+    def __init__(self, path: object, reason: object) -> None:
+        remedy = "it may be intact: restore access (mount? permission?), then start again"
+        super().__init__(f"{path} cannot be read now ({reason}); {remedy}")
 
 
 def unreadable(path: str | Path, error: Exception) -> DataError:

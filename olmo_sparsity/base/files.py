@@ -22,7 +22,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from olmo_sparsity.base.conform import parse_json
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_line
+from olmo_sparsity.base.errors import (
+    ConfigError,
+    DataError,
+    UnreadableNowError,
+    UserError,
+    one_line,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -247,14 +253,16 @@ def list_file(path: Path) -> Listed:
 def verify_manifest(
     folder: str | Path, only: Collection[str] | None = None, skip: str = ""
 ) -> str | None:
-    """A description of what is wrong with a folder; None if it is intact.
+    """Return a description of what is damaged in a folder; None if it is intact. Raise
+    UnreadableNowError if that cannot be found out.
 
     `only`: the files to verify; `skip`: the beginning of names of others, as analysis needs no
     optimizer state, which is most of the bytes."""
     folder = Path(folder)
     try:
-        files = read_json(folder / MANIFEST, _Manifest, "").files
-    except DataError:
+        files = parse_json(read_bounded(folder / MANIFEST), _Manifest).files
+    except (OSError, ValueError) as error:
+        refuse_unreadable(folder / MANIFEST, error)
         return f"{MANIFEST} is not a readable list of files"
     every = [name for name in files if not skip or not name.startswith(skip)]
     names = sorted(every if only is None else only)
@@ -282,11 +290,26 @@ def verify_files(
             if hashes(name) and sha256_of(path) != listed.sha256:
                 return f"{name} does not have the SHA-256 that {MANIFEST} gives"
         except OSError as error:
+            refuse_unreadable(path, error)
             return f"{name} cannot be read: {error.strerror}"
         return None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a core hashes 0.5 to 2 GB/s
         return next(filter(None, pool.map(problem_of, files)), None)
+
+
+_DAMAGED = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EINVAL, errno.EFBIG),  # of `read_bounded`
+}
+"""Errors that say what is there. All others (permission, stale handle, failing disk, …) may be gone
+when the file is read again."""
+
+
+def refuse_unreadable(path: Path, error: Exception) -> None:
+    """Raise UnreadableNowError unless the error shows that the file is missing or another one."""
+    if isinstance(error, OSError) and error.errno not in _DAMAGED:
+        raise UnreadableNowError(path, error.strerror or error) from None
 
 
 def read_parquet(path: Path, remedy: str) -> pa.Table:

@@ -1,7 +1,8 @@
 """Folders that one command fills over several starts: which work they hold, and who writes now.
 
-A file `lock` names the owner, who touches it regularly; a lock that nobody touches for minutes is
-of a killed owner, and the next start takes it over. Another file, the identity, names the work."""
+A file `lock` names the owner, who touches it regularly. The next start takes over the lock of a
+process that has died on this machine at once, and any other one when it has watched it unchanged
+for minutes. Another file, the identity, names the work."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ from olmo_sparsity.base.runtime import say
 LOCK = "lock"
 REFRESH_S = 20.0
 STALE_S = 120.0
-"""A lock untouched for so long has lost its owner. Network disks may show times a minute late."""
+"""A lock that was watched for so long and not touched has lost its owner. Network disks may show
+changes a minute late. Clocks of two machines are never compared: one of them may be hours off."""
 
 _SAID_AFTER_S = 2.0
 
@@ -49,13 +51,53 @@ class Owner:
     slurm_job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
     since: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: str | None = None
+    """Tells this process from all others since the machine was started; None if unknown."""
+
+    @staticmethod
+    def here() -> Owner:
+        return Owner(process=_identify_process(os.getpid()))
+
+    @property
+    def has_died_here(self) -> bool:
+        """Return whether it was a process of this machine, and is certainly gone. Of a process in
+        another container on this machine, which has numbers of its own, nothing is certain."""
+        if self.process is None or self.host != socket.gethostname():
+            return False
+        machine = _identify_machine()
+        is_of_this_machine = machine is not None and self.process.startswith(machine)
+        return is_of_this_machine and self.process != _identify_process(self.pid)
+
+
+def _identify_machine() -> str | None:
+    """Return what differs after each start of the machine, and between its containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} "
+    except OSError:  # not Linux
+        return None
+
+
+def _identify_process(pid: int) -> str | None:
+    """Return the machine, and when the process of this number began, as numbers are used again;
+    None if it does not run."""
+    machine = _identify_machine()
+    try:
+        # The name of the program, in parentheses, may hold spaces and parentheses.
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, began = after_name[0], after_name[19]
+    if machine is None or state in ("Z", "X"):  # ended, and its parent has not asked for its code
+        return None
+    return f"{machine}{began}"
 
 
 @contextmanager
 def locked(folder: Path, waits: bool = False) -> Iterator[None]:
     """Hold the folder's lock. Raise when its owner shows to be alive, within REFRESH_S, or wait for
     it with `waits`."""
-    path, own = folder / LOCK, Owner()
+    path, own = folder / LOCK, Owner.here()
     _take(path, own, waits)
     ended = threading.Event()
     refresher = threading.Thread(target=_refresh, args=(path, own, ended), daemon=True)
@@ -70,39 +112,55 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
 
 
 def holder(folder: Path) -> tuple[Owner | None, bool]:
-    """The owner of the folder's lock, and whether it is alive."""
+    """Return the owner of the folder's lock, and whether it seems to be alive. Of a process on
+    another machine this is a guess by the clock, for display; `locked` does not rely on it."""
     owner = _read(folder / LOCK)
-    return owner, owner is not None and abs(age_s(folder / LOCK)) <= STALE_S
+    if owner is None or owner.has_died_here:
+        return owner, False
+    return owner, abs(age_s(folder / LOCK)) <= STALE_S
+
+
+class _Watch:
+    """How long a file has not changed while this process was looking, by this process's clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: tuple[int, bytes] | None = None
+        self.since = 0.0
+
+    def look(self) -> bool:
+        """Return whether the file changed since the last look; the first look is no change."""
+        before, self.seen = self.seen, _content_of(self.path)
+        if self.seen != before:
+            self.since = time.monotonic()
+        return before is not None and self.seen is not None and self.seen != before
+
+    @property
+    def unchanged_s(self) -> float:
+        return 0.0 if self.seen is None else time.monotonic() - self.since
+
+
+def _content_of(path: Path) -> tuple[int, bytes] | None:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return path.stat().st_mtime_ns, file.read(2**16)
+    return None
 
 
 def _take(path: Path, own: Owner, waits: bool) -> None:
-    seen, dead_at, said_at = None, 0.0, time.monotonic() + _SAID_AFTER_S
+    lock = _Watch(path)
+    claim = _Watch(path.with_name(f"{LOCK}.next"))
+    said_at = time.monotonic() + _SAID_AFTER_S
     while not _create(path, json.dumps(vars(own), indent=1)):
-        now, touched = time.monotonic(), _time_of(path)
-        if touched is None:
-            continue
-        if touched != seen:
-            if seen is not None and not waits:
-                raise UserError(_in_use(path))
-            # A clock that was set makes no age: of a time in the future, of a process that runs.
-            age = 0.0 if _runs_here(_read(path)) else max(age_s(path), 0.0)
-            seen, dead_at = touched, now + STALE_S - age
-        elif now > dead_at:
-            _remove_dead(path, seen)
-        if now > said_at:
+        if lock.look() and not waits:
+            raise UserError(_in_use(path))
+        owner = _read(path)
+        has_died = owner is not None and owner.has_died_here
+        if has_died or lock.unchanged_s > STALE_S:
+            _remove_dead(lock, claim)
+        if time.monotonic() > said_at:
             say(f"waiting: {_in_use(path)}")
             said_at = math.inf
         time.sleep(0.1)
-
-
-def _runs_here(owner: Owner | None) -> bool:
-    if owner is None or owner.host != socket.gethostname() or owner.pid == os.getpid():
-        return False
-    try:
-        os.kill(owner.pid, 0)
-    except (OSError, OverflowError) as error:
-        return isinstance(error, PermissionError)
-    return True
 
 
 def _create(path: Path, text: str) -> bool:
@@ -120,17 +178,18 @@ def _create(path: Path, text: str) -> bool:
     return True
 
 
-def _remove_dead(path: Path, seen: int | None) -> None:
-    """Remove the lock last touched at `seen`. Of all that find it dead, only the one that creates
-    `lock.next` looks again and removes, so that nobody takes away the lock of a successor."""
-    next_owner = path.with_name(f"{LOCK}.next")
-    if not _create(next_owner, ""):
-        if age_s(next_owner) > STALE_S:  # killed between these lines
-            next_owner.unlink(missing_ok=True)
+def _remove_dead(lock: _Watch, claim: _Watch) -> None:
+    """Remove the lock as it was seen. Of all that find it dead, only the one that creates
+    `lock.next`, the claim, looks again and removes, so that nobody takes away the lock of a
+    successor."""
+    if not _create(claim.path, uuid.uuid4().hex):
+        claim.look()
+        if claim.unchanged_s > STALE_S:  # killed between these lines
+            claim.path.unlink(missing_ok=True)
         return
-    if _time_of(path) == seen:
-        path.unlink(missing_ok=True)
-    next_owner.unlink(missing_ok=True)
+    if lock.seen is not None and _content_of(lock.path) == lock.seen:
+        lock.path.unlink(missing_ok=True)
+    claim.path.unlink(missing_ok=True)
 
 
 def _refresh(path: Path, own: Owner, ended: threading.Event) -> None:
@@ -143,12 +202,6 @@ def _refresh(path: Path, own: Owner, ended: threading.Event) -> None:
             return
         with contextlib.suppress(OSError):
             os.utime(path)
-
-
-def _time_of(path: Path) -> int | None:
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime_ns
-    return None
 
 
 def _in_use(path: Path) -> str:
@@ -302,3 +355,21 @@ def _same(then: Any, now: Any) -> bool:
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         return all(map(_same, then, now))
     return bool(then == now)
+
+
+# --- the cache of downloaded and converted models ---------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Return `OLMO_SPARSITY_CACHE`, or `olmo-sparsity` in `XDG_CACHE_HOME` or ~/.cache."""
+    if own := os.environ.get("OLMO_SPARSITY_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olmo-sparsity"
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "set OLMO_SPARSITY_CACHE to a folder for models"
+        raise UserError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None

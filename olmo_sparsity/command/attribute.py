@@ -11,12 +11,13 @@ from glob import glob, has_magic
 from os.path import isfile
 from pathlib import Path
 
-from olmo_sparsity.analysis.options import ModelOptions, ServerOptions, SourceSettings, build
+from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.files import refuse_suffix
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.command import arguments
 from olmo_sparsity.config.schema import given_options
+from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
 OF_QUESTIONS = (
     *("out", "shard", "gate", "baseline", "margin", "allow_other_model"),

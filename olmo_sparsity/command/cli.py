@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.base.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.runtime import EXIT_LOST_PROCESS
@@ -207,7 +208,8 @@ def explain(options: argparse.Namespace) -> int:
     keep_freed_memory()
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
-    is_replaced = vars(options).get("far_states") == "replaced"
+    far_states = vars(options).get("far_states")
+    is_replaced = far_states is not None and interpretation_of(far_states).replaces
     if options.foreign is not None and not options.check and not is_replaced:
         raise ConfigError("--foreign requires --check, which uses this text: add --check")
     if options.field is not None and options.text is None:

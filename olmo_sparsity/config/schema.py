@@ -128,14 +128,20 @@ def _fill(given: dict, schema: type, where: str) -> Any:
     for name, (item, _) in known.items():
         sibling, *uses = item.metadata.get("only_if", ("",))
         place, beside = (f"{where}.{one}".lstrip(".") for one in (name, sibling))
-        beside_it = f"{beside}={getattr(section, sibling)}" if sibling else ""
+        beside_it = f"{beside}={_in_yaml(getattr(section, sibling))}" if sibling else ""
         if values.get(name) is not None and not applies(section, item):
-            remedy = f"unset it (--{place}=null), or set {beside} to {' or '.join(uses)}"
+            remedy = (
+                f"unset it (--{place}=null), or set {beside} to {' or '.join(map(_in_yaml, uses))}"
+            )
             raise ValueError(f"{place} is set, but {beside_it} does not use it; {remedy}")
         is_missing = "required" in item.metadata and getattr(section, name) is None
         if is_missing and applies(section, item):
             raise ValueError(f"{beside_it} needs {place}" if sibling else f"{place} is missing")
     return section
+
+
+def _in_yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(value: Any, item: Field, kind: Any, place: str) -> Any:

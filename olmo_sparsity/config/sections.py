@@ -165,6 +165,17 @@ class TrainingConfig:
 
     device: str = "auto"
     activation_checkpointing: bool = False
+    max_epochs: float = option(4.0, least=0, most=1e12)
+    """How often the text may be read, at most. A run that needs more is refused, unless it has
+    begun already."""
+
+    on_nan: Literal["stop", "skip"] = "stop"
+    """What to do when a loss, gradient or weight is not finite. stop: end with an error. skip: go
+    back to the last checkpoint and leave out the batch of that step."""
+
+    max_skips: int = option(3, least=1, only_if=("on_nan", "skip"))
+    """How many batches a run may leave out, before it ends with an error."""
+
     checkpoint_every: int = option(1, least=1, only_if=("activation_checkpointing", True))
     """Recompute every n-th layer; the others keep their activations."""
 
@@ -230,10 +241,13 @@ class EvaluationConfig:
 @dataclass
 class CheckpointConfig:
     interval_steps: int | None = option(
-        None, least=0, parse=lambda text: 0 if text == "auto" else text
+        0, least=0, parse=lambda text: 0 if text == "auto" else text
     )
-    """None: only after the last step (and on a signal). auto (or 0): every ten minutes, or less
-    often where saving would take more than 2% of the time."""
+    """auto (or 0): after ten steps, then every ten minutes, or less often where saving would take
+    more than 2% of the time. None: only after the last step (and on a signal)."""
+
+    max_starts: int = option(3, least=1)
+    """How often a run may be started and die without a new checkpoint, before it is refused."""
 
     keep: int = option(2, least=1)
     """How many of the latest checkpoints stay on disk. The steps below are always written, and stay
@@ -287,6 +301,10 @@ class RunConfig:
     branch_from: str | None = None
     """Continue a checkpoint folder of another run (weights, optimizer, step, place in the text)
     with this run's settings. The text must be the same, in the same order."""
+
+    start_over: bool = False
+    """Begin at step 0 where all checkpoints of the run folder are damaged or gone; what is left is
+    kept in its folder set_aside_1. Without an effect where a checkpoint can be resumed."""
 
     data: DataConfig = field(default_factory=DataConfig)
     positions: PositionsConfig = field(default_factory=PositionsConfig)

@@ -124,6 +124,8 @@ class TrainingBatches:
         self.repeated_share = 0.0 if repeated is None else repeated.share
         if repeated is not None and repeated.share > 0:
             self.repeating = Repeating.of(repeated, shards.tokenizer)
+        self.skipped: Sequence[int] = ()
+        """Numbers of batches that are left out, from 0: later steps move up."""
         self.sequences = Sequences(shards, length)
         if len(self.sequences) < batch_size:
             found = f"{len(self.sequences)} sequences of {length} tokens, below {batch_size=}"
@@ -140,7 +142,8 @@ class TrainingBatches:
         return map(self.__getitem__, count(step))
 
     def __getitem__(self, step: int) -> Batch:
-        numbers = range(step * self.batch_size, (step + 1) * self.batch_size)
+        batch = batch_of_step(step, self.skipped)
+        numbers = range(batch * self.batch_size, (batch + 1) * self.batch_size)
         drawn = map(self._draw, numbers[self.rank :: self.world_size])
         return self._collate(list(drawn), self.length_at(step + 1))
 
@@ -202,6 +205,15 @@ class TrainingBatches:
             if generator.random() < self.planted_share / (1 - self.repeated_share):
                 return self.planting.plant_anywhere(text, generator), None, True
         return text, None, False
+
+
+def batch_of_step(step: int, skipped: Sequence[int]) -> int:
+    """Return the number of a step's batch, where some are left out; all count from 0."""
+    batch = step
+    for number in sorted(skipped):
+        if number <= batch:
+            batch += 1
+    return batch
 
 
 def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:

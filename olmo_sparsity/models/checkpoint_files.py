@@ -3,6 +3,7 @@ lists the SHA-256 of the other files). PyTorch is imported where a weight is tou
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from olmo_sparsity.base.errors import DataError, unreadable
-from olmo_sparsity.base.files import read_json, verify_manifest, write_json, write_tensors
+from olmo_sparsity.base.files import (
+    read_json,
+    refuse_unreadable,
+    verify_manifest,
+    write_json,
+    write_tensors,
+)
 from olmo_sparsity.base.folders import differences
 
 if TYPE_CHECKING:
@@ -127,12 +134,18 @@ def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin
 
 
 def list_checkpoints(run_folder: str | Path) -> list[Path]:
-    """Folders `checkpoints/step*`, newest first; unfinished ones end in .tmp and do not count."""
-    numbered = [
-        (int(match[1]), path)
-        for path in (Path(run_folder) / "checkpoints").glob("step*")
-        if path.is_dir() and (match := re.fullmatch(r"step(\d+)", path.name))
-    ]
+    """Return the folders `checkpoints/step*`, newest first; unfinished ones end in .tmp and do not
+    count. Raise UnreadableNowError where they cannot be listed, which `glob` shows as none."""
+    folder = Path(run_folder) / "checkpoints"
+    try:
+        numbered = [
+            (int(match[1]), folder / name)
+            for name in os.listdir(folder)
+            if (match := re.fullmatch(r"step(\d+)", name)) and (folder / name).is_dir()
+        ]
+    except OSError as error:
+        refuse_unreadable(folder, error)
+        return []
     return [path for _, path in sorted(numbered, reverse=True)]
 
 

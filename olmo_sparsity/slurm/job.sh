@@ -7,14 +7,14 @@
 #   2  something you can mend           nothing; the log says what
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
 #   anything else: crash, lost task     requeued; but a job that has died so within 15 minutes of a
-#                                       start more than MAX_RESTARTS times (5) stays where it is
+#                                       start more than OLMO_SPARSITY_MAX_RESTARTS times (5) stays
 #
 # (A training that dies again and again without getting on refuses to start, which is a 2.)
 #
 # SLURM itself requeues a job that it preempts or that loses a node, and never one that you cancel.
 #
-# From the environment: SRUN_FLAGS="--container-image=… --cpu-bind=…", further flags of srun;
-# OMP_NUM_THREADS; HF_HUB_OFFLINE=0, to download what is not in the cache; GLOO_SOCKET_IFNAME.
+# From the environment: OLMO_SPARSITY_SRUN_FLAGS="--container-image=… --cpu-bind=…", further flags
+# of srun; OMP_NUM_THREADS; HF_HUB_OFFLINE=0, to download what is not in the cache; GLOO_SOCKET_IFNAME.
 
 if [[ ! -f $SLURM_SUBMIT_DIR/slurm/job.sh ]]; then
   echo "submit from the root of olmo-sparsity, not from $SLURM_SUBMIT_DIR" >&2
@@ -38,7 +38,7 @@ run() {
   local status=0 wait=15
   [[ $1 == measure ]] && wait=0
   # shellcheck disable=SC2086 # it holds several words
-  srun --kill-on-bad-exit=0 --wait="$wait" ${SRUN_FLAGS:-} olmo-sparsity "$@" || status=$?
+  srun --kill-on-bad-exit=0 --wait="$wait" ${OLMO_SPARSITY_SRUN_FLAGS:-} olmo-sparsity "$@" || status=$?
   # SLURM signals the tasks first: they may have left before this shell is told.
   [[ $status == 0 || $status == 2 ]] || { sleep 3 & wait "$!"; } || true
   if [[ -n ${ended_by_slurm:-} ]]; then # srun may then say 0 of tasks that never finished
@@ -49,10 +49,10 @@ run() {
     log "not requeued: mend what is said above, then submit again"
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
     requeue "stopped when asked"
-  elif ((SECONDS > 900)) || (($(count_death) <= ${MAX_RESTARTS:-5})); then
+  elif ((SECONDS > 900)) || (($(count_death) <= ${OLMO_SPARSITY_MAX_RESTARTS:-5})); then
     requeue "exit code $status"
   else
-    log "exit code $status: not requeued after ${MAX_RESTARTS:-5} restarts; find the cause above"
+    log "exit code $status: not requeued after ${OLMO_SPARSITY_MAX_RESTARTS:-5} restarts; find the cause above"
   fi
   return "$status"
 }

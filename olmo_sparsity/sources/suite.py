@@ -13,10 +13,11 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.plan import load
-from olmo_sparsity.analysis.options import ModelOptions, ServerOptions, SourceSettings, build
+from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.config.schema import kinds_of
 from olmo_sparsity.sources import gate, questions
+from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 from olmo_sparsity.sources.segments import AttributeRequest
 
 

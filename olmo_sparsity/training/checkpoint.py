@@ -6,6 +6,7 @@ rename publishes it: whenever a process is killed, a folder without `.tmp` is co
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import time
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.base.errors import ConfigError, ReportedElsewhere, UserError
+from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.base.files import (
     Listed,
     list_file,
@@ -51,9 +52,36 @@ class TrainerState:
 
     num_skipped: int = 0
 
+    skipped_batches: list[int] = field(default_factory=list)
+    """Numbers of the batches that are left out (`training.on_nan=skip`), from 0."""
+
     @staticmethod
     def read(folder: Path) -> TrainerState:
         return read_json(folder / "trainer.json", TrainerState, "use another checkpoint")
+
+
+@dataclass
+class Attempts:
+    """`attempts.json`: the last step that was saved, and how often the run was started since then
+    and not heard of again. It also shows that checkpoints were there, should they be gone."""
+
+    saved_step: int = 0
+    starts: int = 0
+
+    @staticmethod
+    def read(run_folder: Path) -> Attempts:
+        path = Attempts.path(run_folder)
+        if path.exists():
+            with contextlib.suppress(DataError):  # damaged, or of an earlier version
+                return read_json(path, Attempts, "")
+        return Attempts()
+
+    def write(self, run_folder: Path) -> None:
+        write_json(Attempts.path(run_folder), asdict(self))
+
+    @staticmethod
+    def path(run_folder: Path) -> Path:
+        return run_folder / "attempts.json"
 
 
 SLOW_S = 25.0
@@ -112,6 +140,7 @@ class CheckpointWriter:
                 shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
                 write_manifest(partial, known=known)
                 publish(partial, final)
+                Attempts(state.step).write(self.run_folder)
                 # Later ones are damaged and do not count.
                 saved = [p for p in list_checkpoints(self.run_folder) if step_of(p) <= state.step]
                 _delete([p for p in saved[self.kept.keep :] if not self.kept.stays(step_of(p))])
@@ -186,16 +215,58 @@ def _delete(checkpoints: list[Path]) -> None:
         shutil.rmtree(renamed, ignore_errors=True)
 
 
+RESTORE = "restore one, or begin at step 0 and keep what is left with --start_over=true"
+
+
 def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest intact checkpoint; damaged ones are reported and skipped. Partial folders of
+    """Return the newest intact checkpoint, or None for a run that has saved none. Report and skip
+    damaged ones. Raise DataError if all are damaged or gone, as training from step 0 would replace
+    them, and UnreadableNowError if one that cannot be read now may be intact. Partial folders of
     killed runs are removed."""
-    for leftover in (run_folder / "checkpoints").glob("*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    for folder, problem in verified_checkpoints(run_folder):
+    checkpoints = verified_checkpoints(run_folder)
+    newest = ""
+    for folder, problem in checkpoints:
         if problem is None:
+            _remove_partial(run_folder)
             return folder
         say(f"checkpoint {folder} is damaged ({problem}); trying the one before")
+        newest = newest or f"no checkpoint of {run_folder} is intact, the latest: {problem}"
+    saved_step = last_saved_step(run_folder)
+    if newest or saved_step:
+        gone = f"{run_folder} has saved step {saved_step}, and no checkpoint is there now"
+        raise DataError(f"{newest or gone}; {RESTORE}")
+    _remove_partial(run_folder)
     return None
+
+
+def _remove_partial(run_folder: Path) -> None:
+    for leftover in (run_folder / "checkpoints").glob("*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def last_saved_step(run_folder: Path) -> int:
+    """Return the last step that a start has saved or resumed from; 0 if none has."""
+    path = run_folder / "environment.json"
+    starts = read_json(path, list[dict], "delete it to go on without") if path.exists() else []
+    resumed = (int(start.get("resumed_at_step", 0)) for start in starts)
+    return max(Attempts.read(run_folder).saved_step, *resumed, 0)
+
+
+def set_aside(run_folder: Path) -> Path:
+    """Move what a run has written into a new folder of its run folder, such that it can begin again
+    at step 0; returns that folder."""
+    kept = next(
+        folder
+        for number in itertools.count(1)
+        if not (folder := run_folder / f"set_aside_{number}").exists()
+    )
+    kept.mkdir()
+    written = ("checkpoints", "metrics.jsonl", "environment.json", "skipped_batches.json")
+    for name in (*written, Attempts.path(run_folder).name):
+        if (run_folder / name).exists():
+            (run_folder / name).rename(kept / name)
+    (run_folder / "checkpoints").mkdir()
+    return kept
 
 
 def branch_point(folder: str) -> Path:

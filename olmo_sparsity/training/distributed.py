@@ -71,15 +71,16 @@ class Processes(Launch):
             if self.world_size == 1 or caught.filename is None:
                 raise
             error = UserError(f"{caught.filename}: {caught.strerror}")
-        messages = self.gather(None if error is None else str(error))
-        failed = [rank for rank, text in enumerate(messages) if text is not None]
+        reports = self.gather(None if error is None else (str(error), error.diverged_at))
+        failed = [rank for rank, report in enumerate(reports) if report is not None]
         if not failed:
             return
         if error is None or self.rank != failed[0]:
-            raise ReportedElsewhere
-        if len(failed) < self.world_size:
+            error = ReportedElsewhere()
+        elif len(failed) < self.world_size:
             where = f"process {self.rank} of {self.world_size} on {socket.gethostname()}"
-            raise type(error)(f"{where}: {error}") from None
+            error.args = (f"{where}: {error}",)
+        error.diverged_at = reports[failed[0]][1]  # so that all processes act alike
         raise error
 
 

@@ -5,6 +5,7 @@ The config determines a run, and its checkpoints hold all state that must surviv
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import signal
 import time
@@ -16,7 +17,7 @@ from types import FrameType
 import numpy as np
 import torch
 
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.runtime import (
     EXIT_STOPPED,
     STOP_SIGNALS,
@@ -34,7 +35,7 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
-from olmo_sparsity.training.run_folder import Metrics, refuse_divergence
+from olmo_sparsity.training.run_folder import Metrics, refuse_divergence, skip_batch_of
 from olmo_sparsity.training.sinks import open_sinks
 from olmo_sparsity.training.start import Start, prepare
 
@@ -52,22 +53,47 @@ def train(
 ) -> Outcome:
     """`profile`: FIRST:LAST, the steps of which a Chrome trace is written."""
     processes = processes or Processes()
+    while True:
+        outcome = train_until_nan(config, processes, profile)
+        if outcome is not None:
+            return outcome
+        # A batch is skipped: all begins again as in a new process, for any engine.
+        gc.collect()
+        profile = None  # its steps may be done
+
+
+def train_until_nan(
+    config: RunConfig, processes: Processes, profile: str | None = None
+) -> Outcome | None:
+    """Train from the last checkpoint. Return None when a number was not finite and the batch of its
+    step is noted as one to leave out (`training.on_nan=skip`)."""
     with contextlib.ExitStack() as held:  # locks the run folder until all is written
         start = prepare(config, processes, held)
         run_folder, num_steps = Path(start.config.run_folder), start.config.training.num_steps
-        with (
-            attempt(run_folder, processes),
-            Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
-            stop_signals() as stop,
-            CheckpointWriter(run_folder, start.config.checkpoint, processes) as writer,
-        ):
+        try:
+            with (
+                attempt(run_folder, start.config.checkpoint.max_starts, processes),
+                Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
+                stop_signals() as stop,
+                CheckpointWriter(run_folder, start.config.checkpoint, processes) as writer,
+            ):
+                with processes.agree():
+                    opened = start.config.logging, run_folder, start.step, start.settings
+                    profiled = Profile(profile, start)
+                    held.callback(profiled.stop)
+                    sinks = open_sinks(*opened) if processes.is_first else []
+                    metrics = Metrics(run_folder, start.step, sinks, writes=processes.is_first)
+                outcome = run_steps(start, metrics, writer, progress, stop, profiled)
+        except UserError as error:
+            training = start.config.training
+            if error.diverged_at is None or training.on_nan == "stop":
+                raise
             with processes.agree():
-                opened = start.config.logging, run_folder, start.step, start.settings
-                profiled = Profile(profile, start)
-                held.callback(profiled.stop)
-                sinks = open_sinks(*opened) if processes.is_first else []
-                metrics = Metrics(run_folder, start.step, sinks, writes=processes.is_first)
-            outcome = run_steps(start, metrics, writer, progress, stop, profiled)
+                if processes.is_first:
+                    problem = str(error).partition(";")[0]
+                    skipped = skip_batch_of(error.diverged_at, run_folder, training.max_skips)
+                    start.report(f"{problem}: {skipped}")
+            return None
         if outcome is Outcome.FINISHED:
             start.watchdog.expect("the export", "work_timeout_s")
             finish(start, metrics, processes)
@@ -97,6 +123,8 @@ def run_steps(
             profile.before(step)
             loss, norm = engine.step(batch, rate, start.jumps)
             skipped = {"skipped_steps": float(start.jumps.num_skipped)} if start.jumps else {}
+            if start.batches.skipped:
+                skipped["skipped_batches"] = float(len(start.batches.skipped))
             metrics.add(step, loss=loss, gradient_norm=norm, learning_rate=rate, **skipped)
 
             if step % config.logging.interval_steps == 0 or step == num_steps:
@@ -109,7 +137,8 @@ def run_steps(
                 if reason or saves.due(step):
                     began = time.perf_counter()
                     save_checkpoint(start, step, metrics, writer)
-                    saves.done(step, time.perf_counter() - began, processes)
+                    if decided := saves.done(step, time.perf_counter() - began, processes):
+                        progress.note(f"step {step}: {decided}")
                 if reason and step < num_steps:
                     writer.wait()
                     progress.note(f"{reason}: saved step {step}; the same command goes on")
@@ -122,6 +151,7 @@ def log_step(
     start: Start, step: int, rate: float, steps_per_s: float, metrics: Metrics, progress: Progress
 ) -> None:
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
+    speed["epochs"] = start.epochs * step / start.config.training.num_steps
     speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
     if start.stated_flops:
         speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
@@ -167,6 +197,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
     if start.jumps:
         state.recent, state.num_skipped = start.jumps.recent, start.jumps.num_skipped
+    state.skipped_batches = list(start.batches.skipped)
     weights, write_moments = engine.copy_weights(), engine.copy_moments()
     with processes.agree():  # the effect of this update is not in any loss yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
@@ -198,23 +229,40 @@ class SaveSteps:
 
     def __init__(self, kept: CheckpointConfig, step: int, num_steps: int) -> None:
         self.kept, self.num_steps = kept, num_steps
+        self.first_step = step + 1
         self.next = step + self.FIRST
         self.counted_from = step, time.perf_counter()
+        self.said_steps = 0
 
     def due(self, step: int) -> bool:
+        if step == self.first_step:  # which compiles, and tells nothing of the others
+            self.counted_from = step, time.perf_counter()
         if self.kept.stays(step):
             return True
         if self.kept.interval_steps == 0:
             return step >= self.next or step == self.num_steps
         return due(step, self.kept.interval_steps, self.num_steps)
 
-    def done(self, step: int, stood_still_s: float, processes: Processes) -> None:
-        if self.kept.interval_steps == 0:
-            first, began = self.counted_from
-            seconds = (time.perf_counter() - began) / (step - first)
-            pause_s = max(self.PAUSE_S, stood_still_s / self.SHARE)
-            self.next = processes.gather(step + max(1, round(pause_s / seconds)))[0]
-            self.counted_from = step, time.perf_counter()
+    def done(self, step: int, stood_still_s: float, processes: Processes) -> str:
+        """Decide when to save next. Return a line that says so, if it is news."""
+        first, began = self.counted_from
+        if self.kept.interval_steps != 0:
+            return ""
+        if step == first:  # no step was measured
+            self.next = step + self.FIRST
+            return ""
+        seconds = (time.perf_counter() - began) / (step - first)
+        pause_s = max(self.PAUSE_S, stood_still_s / self.SHARE)
+        # By the first process, as clocks of the others differ, and all must save together.
+        num_steps = processes.gather(max(1, round(pause_s / seconds)))[0]
+        self.next = step + num_steps
+        self.counted_from = step, time.perf_counter()
+        is_news = not self.said_steps / 2 < num_steps < 2 * self.said_steps
+        if not is_news or self.next >= self.num_steps:
+            return ""
+        self.said_steps = num_steps
+        minutes = f"about {num_steps * seconds / 60:,.0f} min of training"
+        return f"the next checkpoint is in {num_steps:,} steps, {minutes} (interval_steps=auto)"
 
 
 def finish(start: Start, metrics: Metrics, processes: Processes) -> None:

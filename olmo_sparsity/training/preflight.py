@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError
-from olmo_sparsity.base.files import read_json, write_json
+from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.folders import differences
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import step_of
+from olmo_sparsity.training.checkpoint import Attempts, step_of
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.run_folder import read_metrics
 
 BYTES_PER_PARAMETER = 12
 """Size of a checkpoint: weight and Adam's two moments in fp32, for any engine."""
@@ -96,31 +94,31 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
 
 
 @contextlib.contextmanager
-def attempt(run_folder: Path, processes: Processes) -> Iterator[None]:
-    """Refuse a run that died twice after the same step. The file exists only while a run is alive,
-    or after it was killed: a run that saves, stops on a signal, or reports an error removes it."""
-    path = run_folder / "attempts.json"
+def attempt(run_folder: Path, max_starts: int, processes: Processes) -> Iterator[None]:
+    """Refuse a run that was started `max_starts` times and died each time before it saved. An end
+    that the run reports (a signal, an error of the user) is no death."""
     with processes.agree():
         if processes.is_first:
-            _refuse_a_loop(path)
+            _count_start(run_folder, max_starts)
     try:
         yield
     except (UserError, KeyboardInterrupt):
         if processes.is_first:
-            path.unlink(missing_ok=True)
+            _forget_starts(run_folder)
         raise
     if processes.is_first:
-        path.unlink(missing_ok=True)
+        _forget_starts(run_folder)
 
 
-def _refuse_a_loop(path: Path) -> None:
-    died_after = None  # the last step that was logged before the death
-    if path.exists():
-        died_after = max(
-            (row["step"] for row in read_metrics(path.with_name("metrics.jsonl"))), default=0
-        )
-        with contextlib.suppress(DataError):  # a damaged file does not count
-            if read_json(path, dict, "").get("died_after") == died_after:
-                remedy = f"find the cause in the log (memory? time limit?), then delete {path}"
-                raise UserError(f"{path.parent} died twice after step {died_after}; {remedy}")
-    write_json(path, {"died_after": died_after})
+def _count_start(run_folder: Path, max_starts: int) -> None:
+    attempts = Attempts.read(run_folder)
+    if attempts.starts >= max_starts:
+        died = f"died {attempts.starts} times without a new checkpoint"
+        more = f"--checkpoint.max_starts={attempts.starts + max_starts}"
+        remedy = f"find the cause in the log (memory? time limit?), then pass {more}"
+        raise UserError(f"{run_folder} {died} after step {attempts.saved_step}; {remedy}")
+    Attempts(attempts.saved_step, attempts.starts + 1).write(run_folder)
+
+
+def _forget_starts(run_folder: Path) -> None:
+    Attempts(Attempts.read(run_folder).saved_step).write(run_folder)

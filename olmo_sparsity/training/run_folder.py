@@ -41,9 +41,11 @@ Flat = Mapping[str, Any]
 """Settings of a run, flattened."""
 
 # A resumed run may differ in these: they change what is written, or what computes it, and not the
-# weights, except for rounding and (engine, micro_batch_size) the masks of dropout.
+# weights, except for rounding and (engine, micro_batch_size) the masks of dropout, and for what
+# happens after a number that is not finite (on_nan).
 FREE_KEYS = (
     "run_folder",
+    "start_over",
     "logging",
     "checkpoint",
     "evaluation",
@@ -52,6 +54,9 @@ FREE_KEYS = (
     "training.deterministic",
     "training.device",
     "training.micro_batch_size",
+    "training.max_epochs",
+    "training.on_nan",
+    "training.max_skips",
 )
 
 # What the tokenizer sets when a run starts.
@@ -148,7 +153,10 @@ def describe_environment(
 def refuse_divergence(step: float, values: dict[str, float]) -> None:
     if not all(math.isfinite(value) for value in values.values()):
         shown = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise UserError(f"step {step:.0f}: {shown}; lower optimizer.learning_rate, in a new folder")
+        remedy = "lower optimizer.learning_rate in a new folder, or pass --training.on_nan=skip"
+        error = UserError(f"step {step:.0f}: {shown}; {remedy}")
+        error.diverged_at = round(step)
+        raise error
 
 
 class Metrics:
@@ -174,7 +182,7 @@ class Metrics:
         self.pending.append((step, values))
 
     def flush(self, **of_last: float) -> dict[str, float]:
-        """Write the pending rows; returns their means."""
+        """Write the pending rows, up to the first that is not finite; returns their means."""
         rows = [
             {"step": step, **{name: float(value) for name, value in values.items()}}
             for step, values in self.pending
@@ -183,16 +191,20 @@ class Metrics:
         if not rows:
             return {}
         rows[-1].update(of_last)
-        for row in rows:
-            refuse_divergence(
-                row["step"], {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
-            )
+        for number, row in enumerate(rows):
+            if not math.isfinite(row["loss"] + row["gradient_norm"]):
+                self.write(*rows[:number])
+                values = {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
+                refuse_divergence(row["step"], values)
         self.write(*rows)
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
     def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
+        total = sum(row["loss"] for row in losses)
+        if not math.isfinite(total):
+            self.flush()  # names the step that was the first, if it was an earlier one
         # No training loss shows the effect of the last update.
-        refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
+        refuse_divergence(step, {"held-out loss": total})
         self.write({"step": step, "heldout": losses, "induction_drop": drop} | measured)
 
     def write(self, *rows: dict) -> None:
@@ -211,6 +223,33 @@ class Metrics:
         """None: its line is lost."""
         rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
         return rows[-1] if rows else None
+
+
+# --- skipped batches -----
+
+
+def read_skipped_batches(run_folder: Path) -> list[int]:
+    """Return the numbers of the batches that the run leaves out."""
+    path = run_folder / "skipped_batches.json"
+    if not path.exists():
+        return []
+    return read_json(path, dict[str, list[int]], "restore it")["batches"]
+
+
+def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
+    """Leave out the batch of a step from now on; returns a line that says so."""
+    from olmo_sparsity.data.batches import batch_of_step  # imports PyTorch
+
+    skipped = read_skipped_batches(run_folder)
+    if len(skipped) >= max_skips:
+        remedy = "lower optimizer.learning_rate in a new folder, or raise it"
+        where = f"step {step} is not finite, after training.max_skips={max_skips} skipped batches"
+        raise UserError(f"{where}; {remedy}")
+    batch = batch_of_step(step - 1, skipped)
+    content = with_crc({"batches": sorted([*skipped, batch])})
+    write_json(run_folder / "skipped_batches.json", content)
+    count = f"{len(skipped) + 1} of at most {max_skips}"
+    return f"batch {batch} is skipped ({count}); going on from the last checkpoint"
 
 
 def read_metrics(path: Path) -> Iterator[dict]:

@@ -6,6 +6,7 @@ The given config is not changed: what hardware and tokenizer determine is set in
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,17 +15,23 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.config.run import check_model, flatten
 from olmo_sparsity.config.schema import to_yaml
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
+from olmo_sparsity.models.checkpoint_files import (
+    WEIGHTS,
+    StoredWeights,
+    check_fit,
+    fill,
+    list_checkpoints,
+)
 from olmo_sparsity.models.exchange import change_of_angles, check_exportable, import_weights
 from olmo_sparsity.text.vocabulary import count_vocabulary
 from olmo_sparsity.training import checkpoint
@@ -49,6 +56,8 @@ from olmo_sparsity.training.run_folder import (
     Flat,
     describe_environment,
     open_run_folder,
+    read_metrics,
+    read_skipped_batches,
     refuse_other_branch,
     refuse_other_config,
 )
@@ -78,6 +87,9 @@ class Start:
 
     measures: dict[str, Callable[[Mapping[str, Tensor]], dict]]
     """What each evaluation measures on a copy of the weights, by its name in the metrics."""
+
+    epochs: float
+    """How often the whole run reads the text."""
 
     tokens_per_step: int
     flops_per_step: float
@@ -113,9 +125,12 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()
         settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
-        if processes.is_first:
-            held.enter_context(open_run_folder(run_folder, settings, text))
         batches = build_batches(shards, config, processes)
+        epochs = count_epochs(config, batches.steps_per_epoch)
+        if processes.is_first:
+            if not list_checkpoints(run_folder):
+                refuse_repeated_text(config, epochs)
+            held.enter_context(open_run_folder(run_folder, settings, text))
         torch.manual_seed(config.seed)
         source = None
         if config.engine.name == "zero3" and config.model.architecture == "olmo":
@@ -132,6 +147,10 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
     check_shared(run_folder, processes)
     text_is = shards.fingerprint
     state, engine = restore(config, settings, model, source, text_is, processes, report)
+    report(f"text: {describe_epochs(shards.num_tokens, epochs)}")
+    with processes.agree():
+        known = read_skipped_batches(run_folder) if processes.is_first else []
+    batches.skipped = sorted({*state.skipped_batches, *processes.gather(known)[0]})
     sigmas = config.optimizer.skip_sigmas
     return Start(
         config=config,
@@ -145,6 +164,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         engine=engine,
         watchdog=watchdog,
         measures=measures,
+        epochs=epochs,
         tokens_per_step=tokens_per_step,
         flops_per_step=flops_per_step,
         whole_flops_per_step=whole_flops_per_step,
@@ -203,9 +223,11 @@ def restore(
     run_folder, num_parameters = Path(config.run_folder), count_parameters(model)
     num_steps = config.training.num_steps
     with processes.agree():
-        latest = checkpoint.resume_point(run_folder, report) if processes.is_first else None
-        if processes.is_first and latest is None and config.branch_from is not None:
-            latest = checkpoint.branch_point(config.branch_from)
+        latest = None
+        if processes.is_first:
+            latest = find_checkpoint(run_folder, config.checkpoint, config.start_over)
+            if latest is None and config.branch_from is not None:
+                latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
         state, origin = TrainerState(0, 0, data_fingerprint), ""
@@ -243,6 +265,29 @@ def restore(
     return state, engine
 
 
+def find_checkpoint(run_folder: Path, kept: CheckpointConfig, start_over: bool) -> Path | None:
+    """Return the checkpoint to resume; None for a run that begins, also because `start_over` lets
+    one begin whose checkpoints are damaged or gone."""
+    logged = max((row["step"] for row in read_metrics(run_folder / "metrics.jsonl")), default=0)
+    try:
+        latest = checkpoint.resume_point(run_folder, say)
+        # The second checkpoint is not begun before the first is on the disk.
+        if latest is None and kept.interval_steps and logged > 2 * kept.interval_steps:
+            gone = f"{run_folder} has logged {logged} steps, and no checkpoint is there now"
+            raise DataError(f"{gone}; {checkpoint.RESTORE}")
+    except UnreadableNowError:  # may be gone in an hour, and the flag still in a script
+        raise
+    except DataError as error:
+        if not start_over:
+            raise
+        kept_in = checkpoint.set_aside(run_folder)
+        say(f"{str(error).partition(';')[0]}: beginning at step 0; what is left is in {kept_in}")
+        return None
+    if latest is None and logged:
+        say(f"{run_folder} has logged {logged} steps and saved none: beginning again at step 0")
+    return latest
+
+
 def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> TrainerState:
     """Check that a run with these settings can go on from it; returns its state."""
     own = latest.parent.parent == Path(settings["run_folder"])
@@ -257,6 +302,38 @@ def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> Tra
             f"branch_from={latest} has {state.step} steps; raise training.{num_steps=}"
         )
     return state
+
+
+# --- how often the text is read -------------------------------------------------------------------
+
+
+def count_steps_per_epoch(config: RunConfig) -> int | None:
+    """Return the steps that read the prepared text once; None if it is not prepared."""
+    try:
+        shards = open_shards(config.data, "train", None)
+    except DataError:
+        return None
+    num_sequences = sum(len(array) // config.training.length for array in shards.arrays)
+    return max(1, num_sequences // config.training.batch_size)
+
+
+def count_epochs(config: RunConfig, steps_per_epoch: int) -> float:
+    """Return how often a run reads its text. Repeated passages of random tokens are none of it."""
+    repeated = config.data.repeated
+    share = 1 - repeated.share if repeated.of == "random" else 1.0
+    return config.training.num_steps * share / steps_per_epoch
+
+
+def describe_epochs(num_tokens: int, epochs: float) -> str:
+    return f"{num_tokens:,} tokens, read {epochs:,.3g} times in the whole run"
+
+
+def refuse_repeated_text(config: RunConfig, epochs: float) -> None:
+    training = config.training
+    if epochs > training.max_epochs:
+        reads = f"training.num_steps={training.num_steps} reads the text {epochs:,.3g} times"
+        remedy = f"prepare more, lower it, or pass --training.max_epochs={math.ceil(epochs)}"
+        raise ConfigError(f"{reads}, above training.max_epochs={training.max_epochs:g}; {remedy}")
 
 
 # --- what hardware and tokenizer determine --------------------------------------------------------
@@ -301,6 +378,8 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     print(to_yaml(config))
     for name, value in lines.items():
         print(f"# {name}: {value}")
+    if (steps_per_epoch := count_steps_per_epoch(config)) is not None:
+        refuse_repeated_text(config, count_epochs(config, steps_per_epoch))
     if hardware is not None:
         refuse_too_large(config, on)
 
@@ -328,4 +407,8 @@ def cost_of(
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         config = replace(config, model=with_vocabulary(config.model, size or 0))
         config = for_hardware(config, device, hardware)
-    return config, hardware, missing | estimate(config, hardware)
+    lines = missing | estimate(config, hardware)
+    if steps_per_epoch := count_steps_per_epoch(config):
+        num_tokens = open_shards(config.data, "train", None).num_tokens
+        lines["text"] = describe_epochs(num_tokens, count_epochs(config, steps_per_epoch))
+    return config, hardware, lines

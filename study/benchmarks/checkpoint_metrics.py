@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.drawing import BLUE, RED, save
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
 from study.benchmarks.evidence import read_texts
 from study.command import enter, run_command

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.statistics import (
     FEW_FOR_BOOTSTRAP,
     interval,
@@ -23,7 +24,6 @@ from olmo_sparsity.analysis.results.statistics import (
     resample,
     resample_weights,
 )
-from olmo_sparsity.analysis.results.summary import FAR_STATES
 from olmo_sparsity.base.files import write_atomically
 from study.benchmarks import questions, reasoning
 from study.pages.stored import (
@@ -151,7 +151,7 @@ def summaries(
             target_set = "named"
         windows = read_meta(name)["windows"]
         about = {"set": SETS[target_set], "called": called, **windows}
-        about["far"] = FAR_STATES[windows["far_states"]]
+        about["far"] = interpretation_of(windows["far_states"]).description
         for units, at, k in product(shown_units, rules or (rule,), ks):
             found = read_summary(name, target_set, units)
             if (at, k) not in found.index:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -79,7 +80,7 @@ def list_trials(settings: ExperimentSettings) -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class Trained:
     """The file of a trial."""
 
     identity: str
@@ -108,7 +109,7 @@ def run_trial(
     training_seconds = time.perf_counter() - started
     rows = measure(bench, model)
     seconds = time.perf_counter() - started
-    done = _Trained(
+    done = Trained(
         sha256_of(folder / "settings.json"),
         rows,
         course.losses,
@@ -132,6 +133,24 @@ def _file_of(folder: Path, trial: Trial) -> Path:
     return folder / "trials" / f"{trial.name}.json"
 
 
+def read_finished(settings: ExperimentSettings) -> Iterator[tuple[Trial, Trained]]:
+    """Yield the trials of an experiment that have a file, in the order in which they are run."""
+    folder = Path(settings.output)
+    for trial in list_trials(settings):
+        path = _file_of(folder, trial)
+        if path.is_file():
+            yield trial, _read_trial(path, sha256_of(folder / "settings.json"))
+
+
+def _read_trial(path: Path, identity: str) -> Trained:
+    remedy = "delete it and start again"
+    trained = read_json(path, Trained, remedy)
+    names = {Trial(row.scheme, row.train_k, row.seed).name for row in trained.rows}
+    if names != {path.stem} or trained.identity != identity:
+        raise DataError(f"{path} is of another trial or experiment; {remedy}")
+    return trained
+
+
 def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
     """The settings that must not change between two starts."""
     return {key: value for key, value in asdict(settings).items() if key not in MAY_CHANGE}
@@ -147,11 +166,7 @@ def _collect(folder: Path, identity: str) -> tuple[list[Row], dict[str, Any]]:
     rows: list[Row] = []
     of_trials: dict[str, dict[str, Any]] = {"seconds": {}, "losses": {}, "mastered": {}}
     for path in sorted((folder / "trials").glob("*.json")):
-        remedy = "delete it and start again"
-        trained = read_json(path, _Trained, remedy)
-        names = {Trial(row.scheme, row.train_k, row.seed).name for row in trained.rows}
-        if names != {path.stem} or trained.identity != identity:
-            raise DataError(f"{path} is of another trial or experiment; {remedy}")
+        trained = _read_trial(path, identity)
         rows += trained.rows
         of_trials["seconds"][path.stem] = trained.seconds
         of_trials["losses"][path.stem] = round(trained.losses[-1][1], 4)

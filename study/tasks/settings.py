@@ -52,6 +52,10 @@ class StepSettings:
     """End once each k up to train_k has this exact match at the longest training length; a constant
     rate then falls to 0 in `cooldown_steps` more. 0: after num_steps."""
 
+    past_mastery: float = option(1.0, least=1, most=1000)
+    """How long to train in all, in multiples of the steps to mastery; the cooldown comes then, even
+    beyond num_steps. 1: end there."""
+
     text_weight: float = option(0.0, least=0)
     """Weight of the mean loss of the prompt's tokens, next to that of the response."""
 
@@ -156,6 +160,7 @@ def _rules(settings: ExperimentSettings) -> Rules:
     for is_used, section, names in (
         (schemes & {*CHUNKED}, "positions", ("num_chunks", "aligned_cuts", "published")),
         (settings.train_ks, "training", ("mastery",)),
+        (settings.training.mastery, "training", ("past_mastery",)),
         (False, "model", ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi")),
     ):
         of, default = getattr(settings, section), getattr(ExperimentSettings(), section)

@@ -130,7 +130,8 @@ def train(
         checked = course.step % training.check_steps == 0
         if checked and unknown and _masters(bench, model):
             course.mastered = course.step
-            course.num_steps = course.step + settings.optimizer.cooldown_steps
+            num_constant = round(course.step * training.past_mastery)
+            course.num_steps = num_constant + settings.optimizer.cooldown_steps
         if course.step % _LOG_EVERY == 0 or course.step == course.num_steps:
             course.losses.append([course.step, float(np.mean(course.recent))])
             course.recent.clear()

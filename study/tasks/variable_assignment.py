@@ -3,8 +3,14 @@
 A prompt is m statements `name = source`, written `name source` without the sign, then `?` and a
 name. A source is a constant or another name; the k statements of the chain lead from the queried
 name to a constant. The others form chains of the same length, so that only the query distinguishes
-them. Statements are in random order. Response: the source of each statement of the chain, in turn.
-Coupled IDs: prompt tokens have their place, a response token the place of the source it repeats.
+them. Response: the source of each statement of the chain, in turn. Coupled IDs: prompt tokens have
+their place, a response token the place of the source it repeats.
+
+Two forms:
+
+    order: shuffled    each name is assigned once, statements are in random order
+    order: program     names are assigned repeatedly, and a source means the latest assignment
+                       before it: a name alone does not determine the next statement
 
 Dimension key: B samples, M statements, K statements of the chain, N names, P prompt length,
 R response length.
@@ -13,6 +19,7 @@ R response length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -29,6 +36,9 @@ _NAME_ORDER_SEED = 0
 @dataclass(frozen=True)
 class VariableAssignment(Task):
     num_names: int = option(60, least=2)
+    order: Literal["shuffled", "program"] = "shuffled"
+    """Whether each name is assigned once, in any order, or names are assigned again as in a
+    program."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -49,7 +59,8 @@ class VariableAssignment(Task):
             k = int(generator.integers(1, length + 1))
         if not 1 <= k <= length:
             raise ConfigError(f"a chain of k={k} does not fit into {length} statements; lower k")
-        return self._write(generator, *self._shuffled(generator, num_samples, length, k))
+        build = self._shuffled if self.order == "shuffled" else self._program
+        return self._write(generator, *build(generator, num_samples, length, k))
 
     def _shuffled(
         self, generator: np.random.Generator, num_samples: int, num_statements: int, k: int
@@ -58,7 +69,7 @@ class VariableAssignment(Task):
         if num_statements > self.num_names:
             raise ConfigError(
                 f"{num_statements} statements need as many names, task.num_names={self.num_names}; "
-                "raise it"
+                "raise it, or set task.order=program, where names are assigned repeatedly"
             )
         names_BN = generator.random((num_samples, self.num_names), dtype=np.float32).argsort(1)
         targets_BM = names_BN[:, :num_statements]
@@ -71,6 +82,42 @@ class VariableAssignment(Task):
         for array, logical in zip(written, (targets_BM, sources_BM), strict=True):
             np.put_along_axis(array, places_BM, logical, axis=1)
         return written[0], written[1], places_BM[:, :k]
+
+    def _program(
+        self, generator: np.random.Generator, num_samples: int, num_statements: int, k: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Build statement by statement. The chain starts with its constant and ends with the
+        queried name; its newest name is not assigned elsewhere until the chain continues."""
+        rows_B = np.arange(num_samples)
+        order_BM = generator.random((num_samples, num_statements)).argsort(1)
+        chain_BK = np.sort(order_BM[:, :k], axis=1)
+        in_chain_BM = np.zeros((num_samples, num_statements), dtype=bool)
+        np.put_along_axis(in_chain_BM, chain_BK, True, axis=1)
+        targets_BM = np.empty((num_samples, num_statements), dtype=np.int64)
+        sources_BM = np.empty_like(targets_BM)
+        newest_B = np.full(num_samples, -1)
+        assigned_BN = np.zeros((num_samples, self.num_names), dtype=bool)
+        for place in range(num_statements):
+            target_B = self._draw_name_except(generator, newest_B)
+            keys_BN = generator.random((num_samples, self.num_names)) * assigned_BN
+            keys_BN[rows_B, target_B] = 0
+            copied_B = np.where(keys_BN.any(1), keys_BN.argmax(1), -1)
+            # Constants are as frequent off the chain as on it.
+            is_constant_B = generator.random(num_samples) < 1 / k
+            off_chain_B = np.where(is_constant_B, -1, copied_B)
+            in_chain_B = in_chain_BM[:, place]
+            sources_BM[:, place] = np.where(in_chain_B, newest_B, off_chain_B)
+            targets_BM[:, place] = target_B
+            newest_B = np.where(in_chain_B, target_B, newest_B)
+            assigned_BN[rows_B, target_B] = True
+        return targets_BM, sources_BM, chain_BK[:, ::-1]
+
+    def _draw_name_except(self, generator: np.random.Generator, except_B: np.ndarray) -> np.ndarray:
+        """Draw names uniformly among the others; -1 excepts none."""
+        is_excepted_B = except_B >= 0
+        num_others_B = self.num_names - is_excepted_B
+        name_B = np.floor(generator.random(len(except_B)) * num_others_B).astype(int)
+        return name_B + (is_excepted_B & (name_B >= except_B))
 
     def _write(
         self,
@@ -105,10 +152,14 @@ class VariableAssignment(Task):
     def solve(self, samples: Samples) -> np.ndarray:
         rows = []
         for prompt in samples.prompt_BP.tolist():
-            assigned = dict(zip(prompt[:-2:2], prompt[1:-2:2], strict=True))
-            row = [assigned[prompt[-1]]]
-            while row[-1] >= _LETTERS:
-                row.append(assigned[row[-1]])
+            targets, sources = prompt[:-2:2], prompt[1:-2:2]
+            name, end, row = prompt[-1], len(targets), list[int]()
+            while name >= _LETTERS:
+                place = max(i for i in range(end) if targets[i] == name)
+                if self.order == "program":
+                    end = place
+                name = sources[place]
+                row.append(name)
             rows.append(row)
         return np.array(rows)
 

@@ -140,7 +140,6 @@ def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
         (replace(SETTINGS, ks=(11,)), "11 is more than the 10 distant units"),
         (replace(SETTINGS, ks=(9,)), r"9 is more than the 8 distant units \(span:3\)"),
         (replace(SETTINGS, units=("span:1",)), "units=span:1 is none of"),
-        (replace(SETTINGS, far_states="both"), "far_states must be one of contextual, isolated"),
         (replace(SETTINGS, ks=(1, 1)), "ks=1,1 holds one value twice"),
         (replace(SETTINGS, min_gap=float("nan")), "min_gap=nan"),
         (replace(SETTINGS, share=10.0), "share=10.0 must be at most 1"),
@@ -166,3 +165,8 @@ def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
     assert Settings(sets=("every",), draws=2, halves=8).given == {
         "sets": ("every",), "draws": 2, "halves": 8
     }  # fmt: skip
+
+
+def test_an_unknown_interpretation_is_refused_when_settings_are_made() -> None:
+    with pytest.raises(ConfigError, match=r"far_states=both .* contextual, isolated, replaced"):
+        replace(SETTINGS, far_states="both")

@@ -21,6 +21,11 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"trainin": {"length": 3}}, "unknown key 'trainin'; did you mean 'training"),
         ({"training": {"lenght": 3}}, "did you mean 'training.length'"),
         ({"training": {"warmup_steps": 3}}, "did you mean 'optimizer.warmup_steps'"),
+        (
+            {"training": {"checkpoint_every": 2}},
+            "unset it (--training.checkpoint_every=null), or set training.activation_checkpointing "
+            "to true",
+        ),
         ({"training": {"length": "long"}}, "training.length must be a whole number, not 'long'"),
         ({"training": {"precision": "fp8"}}, "must be one of auto, fp32, bf16, not 'fp8'"),
         ({"positions": {"num_chunks": 3}}, "positions.scheme=contiguous does not use it"),

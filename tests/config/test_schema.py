@@ -160,3 +160,8 @@ def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
         different = {key for key in {*rope, *pose} if rope.get(key) != pose.get(key)}
         ours = {"scheme", "target_length", "num_chunks"}
         assert different == {"run_folder", *(f"positions.{name}" for name in ours)}
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if "sweeps" not in name])
+def test_no_shipped_config_leaves_more_than_ten_minutes_to_a_crash(name: str) -> None:
+    assert load_config(name).checkpoint.interval_steps == 0, "auto"

@@ -275,6 +275,30 @@ def test_a_step_that_one_process_skips_is_skipped_by_all(
     assert not any(torch.equal(tensor, third[name]) for name, tensor in last.items())
 
 
+@pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3"])
+def test_a_batch_that_one_process_finds_no_numbers_in_is_left_out_by_all(
+    settings: dict, engine: str
+) -> None:
+    curves = []
+    for name, world_size in (("single", 1), (engine, 2)):
+        given = on(settings, f"nan-{engine}-{name}", name, checkpoint={"interval_steps": 2})
+        given["training"] |= {"num_steps": 6, "on_nan": "skip"}
+        last = world_size - 1
+        bad = {last: partial(children.give_no_numbers, (4,))}
+        job = children.start(given, world_size, disturb=bad | ({0: note} if last else {}))
+        assert job.wait() == [0] * world_size, "\n".join(job.texts())
+        assert "batch 4 is skipped (1 of at most 3)" in job.texts()[0]
+        curves.append(curve(given["run_folder"]))
+        assert curve(given["run_folder"], "skipped_batches") == [1, 1]
+    assert len(curves[0]) == 6
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+def note() -> None:
+    """In a child: numbers of batches are noted as in the process that finds no numbers."""
+    children.give_no_numbers(())
+
+
 # --- tasks of lm_eval -----------------------------------------------------------------------------
 
 TASKS = {

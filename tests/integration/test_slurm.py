@@ -40,7 +40,8 @@ FEW = [
     *("--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "4"),
 ]
 NUM_STEPS = 120
-FOREVER = "--training.num_steps=1000000"  # the time limit, or the test, ends it
+# The time limit, or the test, ends it.
+FOREVER = ("--training.num_steps=1000000", "--training.max_epochs=1000000")
 PATIENCE_S = 300
 NUM_AT_ONCE = 6  # scenarios; most of their time they wait
 
@@ -122,12 +123,12 @@ class Bench:
         array = self.sbatch(
             f"{name}-%a",
             *("slurm/figure2.sbatch", *configs),
-            NUM_SHARDS="2",
-            LENGTHS="16 24",
-            STEPS="60",
-            MEASURE=" ".join(FEW[2:]),
-            MEASURE_FLAGS=f"--output={self.folder / name}-measure-%A-%a.log",
-            RESULTS=f"{self.folder / name}-results",
+            OLMO_SPARSITY_NUM_SHARDS="2",
+            OLMO_SPARSITY_LENGTHS="16 24",
+            OLMO_SPARSITY_STEPS="60",
+            OLMO_SPARSITY_MEASURE=" ".join(FEW[2:]),
+            OLMO_SPARSITY_MEASURE_FLAGS=f"--output={self.folder / name}-measure-%A-%a.log",
+            OLMO_SPARSITY_RESULTS=f"{self.folder / name}-results",
         )
         log = self.folder / f"{name}-0.log"
         return Job(self.cluster, f"{array.number}_0", self.folder / f"{name}-pose", log)
@@ -155,7 +156,7 @@ def undisturbed(bench: Bench) -> Job:
 
 def stopped(bench: Bench) -> Job:
     """Preempted, cancelled."""
-    job = bench.train("stopped", FOREVER, flags=("--partition=low",))
+    job = bench.train("stopped", *FOREVER, flags=("--partition=low",))
     job.reach(20)
     urgent = bench.sbatch("urgent", "--partition=high", "--exclusive", "--wrap=true")
     assert urgent.end().fact("JobState") == "COMPLETED"
@@ -202,7 +203,7 @@ def losing(bench: Bench) -> Job:
     waiting.wait_for(lambda: waiting.log.count("ready") == 2, "both tasks")
     lose(waiting, bench.cluster.lose_node)
     assert waiting.end().fact("JobState") == "COMPLETED"
-    job = bench.train("losing", FOREVER, flags=flags)
+    job = bench.train("losing", *FOREVER, flags=flags)
 
     def lose_daemon(node: str) -> None:
         """It hangs until SLURM has noticed: the steps of the run would take all cores."""
@@ -221,7 +222,7 @@ def losing(bench: Bench) -> Job:
 def stuck(bench: Bench) -> Job:
     """A task that hangs: the other one names it, and the job begins again."""
     limits = ("--engine.step_timeout_s=10", "--engine.work_timeout_s=120")
-    job = bench.train("stuck", FOREVER, *limits, flags=TWO_NODES)
+    job = bench.train("stuck", *FOREVER, *limits, flags=TWO_NODES)
     job.reach(35)
     (pid,) = tasks_of(job, rank=1)
     os.kill(pid, signal.SIGSTOP)
@@ -234,8 +235,13 @@ def stuck(bench: Bench) -> Job:
 def accepted(bench: Bench) -> Job:
     device = ("--training.device=cpu", "--training.precision=fp32")
     words = ("slurm/accept.sbatch", str(bench.config), *device)
-    variables = {"OUT": str(bench.folder / "accepted"), "ACCEPT_STEPS": "300", "LARGEST": "0.001"}
-    return bench.sbatch("accepted", *TWO_NODES, *words, MEASURE=" ".join(FEW), **variables).end(900)
+    variables = {
+        "OLMO_SPARSITY_OUT": str(bench.folder / "accepted"),
+        "OLMO_SPARSITY_ACCEPT_STEPS": "300",
+        "OLMO_SPARSITY_LARGEST": "0.001",
+        "OLMO_SPARSITY_MEASURE": " ".join(FEW),
+    }
+    return bench.sbatch("accepted", *TWO_NODES, *words, **variables).end(900)
 
 
 def tasks_of(job: Job, rank: int) -> list[int]:
@@ -277,7 +283,7 @@ def swept(bench: Bench) -> Job:
 def crashing(bench: Bench) -> Job:
     """A job that crashes at once is not tried for ever. A restart that it asked for is no crash."""
     script = "((SLURM_RESTART_COUNT == 0)) && exit 75; exit 9"
-    return bench.pretend("crashing", script, MAX_RESTARTS="1").end()
+    return bench.pretend("crashing", script, OLMO_SPARSITY_MAX_RESTARTS="1").end()
 
 
 def refusing(bench: Bench) -> Job:

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -6,7 +8,10 @@ from study import longer
 from study.benchmarks import checkpoint_metrics
 from study.longer import (
     CHOOSERS,
+    LEAST_GAP,
     MODELS,
+    NEVER,
+    STORED,
     TRAINED,
     permuted_slope,
     slope_of,
@@ -14,6 +19,7 @@ from study.longer import (
     summary_of,
     verdicts_of,
 )
+from study.pages.stored import ROOT
 
 
 def planted(rng: np.random.Generator, of_pose: float, of_null: float = 0.0) -> pd.DataFrame:
@@ -105,3 +111,19 @@ def test_signal_over_noise_is_that_of_planted_numbers() -> None:
     assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["W3"] == "yes"
     rows.loc[rows.number == "track net_gain", "value"] += rng.normal(scale=5, size=len(rows) // 5)
     assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["W1"] == "no"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_pages_say_how_many_predictions_need_distant_text(page: str) -> None:
+    """Of the targets drawn from all tokens, as they are stored."""
+    targets = pd.read_parquet(STORED).query("target_set == 'every'")
+    gains = targets[targets.gap >= LEAST_GAP]
+    few, never = (gains.k <= 2).mean(), (gains.k == NEVER).mean()
+    text = (ROOT / page).read_text()
+    assert f"Of {len(targets):,} tokens" in text
+    assert f"{len(gains) / len(targets):.0%} gain {LEAST_GAP} nats or more" in text
+    sentence = re.search(
+        r"one or two tokens .*? (\d+%)(?: of these)?, (?:and )?32 do not for (\d+%)", text, re.I
+    )
+    assert sentence is not None
+    assert sentence.groups() == (f"{few:.0%}", f"{never:.0%}")

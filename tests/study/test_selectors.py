@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.text.windows import Windows
 from study import selectors
@@ -26,7 +26,7 @@ from tests.support.brute import (
 @pytest.mark.parametrize(("windows", "kind"), OF_KINDS)
 @pytest.mark.parametrize("rule", ["drop_one", "divergence"])
 def test_rules_against_brute_force(
-    windows: Windows, kind: str, rule: str, far_states: Reading
+    windows: Windows, kind: str, rule: str, far_states: InterpretationName
 ) -> None:
     model = tiny("olmo")
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)

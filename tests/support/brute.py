@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question
 from olmo_sparsity.config.sections import ModelConfig
@@ -56,7 +56,7 @@ class Brute:
         document: np.ndarray,
         windows: Windows,
         target: int,
-        far_states: Reading = "isolated",
+        far_states: InterpretationName = "isolated",
         start: int | None = None,
     ) -> None:
         """`start`: the first target of its block, where blocks are not counted from the first."""

@@ -10,13 +10,14 @@ import contextlib
 import faulthandler
 import gc
 import json
+import math
 import multiprocessing
 import os
 import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +26,8 @@ from typing import Any
 import torch
 
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.data.batches import TrainingBatches, batch_of_step
+from olmo_sparsity.training.engine import Engine, Losses
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")
@@ -144,6 +146,34 @@ def at_step(number: int, act: Callable[[], None]) -> None:
         return step(self, *given)
 
     Engine.step = counted  # type: ignore[method-assign] # counts steps
+
+
+def give_no_numbers(
+    batches: Container[int], patch: Callable[[Any, str, Any], None] = setattr
+) -> None:
+    """Disturbs: the losses of the batches with these numbers are NaN in this process."""
+    draw, step, forward = TrainingBatches.__getitem__, Engine.step, Losses.forward
+    is_bad = False
+
+    def drawn(self: TrainingBatches, number: int) -> Any:
+        batch: Any = draw(self, number)
+        batch.number = batch_of_step(number, self.skipped)
+        return batch
+
+    def stepped(self: Engine, batch: Any, *given: Any) -> Any:
+        nonlocal is_bad
+        is_bad = batch.number in batches
+        try:
+            return step(self, batch, *given)
+        finally:
+            is_bad = False
+
+    def forwarded(self: Losses, *given: Any) -> Any:
+        return forward(self, *given) * (math.nan if is_bad else 1.0)
+
+    patch(TrainingBatches, "__getitem__", drawn)
+    patch(Engine, "step", stepped)
+    patch(Losses, "forward", forwarded)
 
 
 def _logs(settings: dict) -> Path:

@@ -20,7 +20,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.base import files as io
+from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError, UserError
 from olmo_sparsity.base.files import verify_manifest
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
@@ -33,6 +34,7 @@ from olmo_sparsity.training.loop import Outcome, SaveSteps, train
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import MakeConfig, data_section, left_by_a_killed_process, small_run
 from tests.support import children
+from tests.support.models import truncate
 
 NUM_STEPS = 12
 
@@ -122,6 +124,19 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
     assert not list((folder / "checkpoints").glob("*.tmp"))
 
 
+def test_a_run_that_dies_before_its_first_checkpoint_is_not_started_for_ever(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    """Each time after another step, all of which are logged."""
+    settings = settings_for(data_folder, tmp_path / "dying")
+    settings |= {"checkpoint": {"interval_steps": 1000}, "logging": {"interval_steps": 1}}
+    for step in (3, 5, 4):
+        assert run(settings, partial(children.signal_at_step, step, "SIGKILL")) == -signal.SIGKILL
+    assert run(settings) == 2
+    settings["checkpoint"]["max_starts"] = 4
+    assert run(settings) == 0
+
+
 def test_signals_save_leave_with_their_code_and_the_run_resumes(
     data_folder: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -156,6 +171,90 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert f"resuming from {before}" in shown
     assert weights.read_bytes() == trained_to, "the same step was trained again"
     assert verify_manifest(last) is None
+
+
+def damage(run_folder: Path) -> list[Path]:
+    """All checkpoints, cut short."""
+    checkpoints = list_checkpoints(run_folder)
+    for checkpoint_folder in checkpoints:
+        truncate(checkpoint_folder / "model.safetensors")
+    return checkpoints
+
+
+def content(*paths: Path) -> dict[Path, bytes]:
+    files = (file for path in paths for file in ([path] if path.is_file() else path.rglob("*")))
+    return {file: file.read_bytes() for file in files if file.is_file()}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(
+    make_config: MakeConfig, trained: Path
+) -> None:
+    damage(trained)
+    before = content(trained / "checkpoints", trained / "metrics.jsonl")
+    with pytest.raises(DataError, match=r"no checkpoint .* intact.*truncated.*--start_over=true"):
+        train(make_config())
+    assert content(trained / "checkpoints", trained / "metrics.jsonl") == before
+
+
+@pytest.mark.parametrize("left", ["attempts.json", "environment.json", "metrics.jsonl"])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
+    make_config: MakeConfig, trained: Path, left: str
+) -> None:
+    """As one of its files shows, also for a run of an earlier version, which wrote no attempts."""
+    train(make_config())
+    shutil.rmtree(trained / "checkpoints")
+    for name in {"attempts.json", "environment.json"} - {left}:
+        (trained / name).unlink()
+    logged = (trained / "metrics.jsonl").read_bytes()
+    with pytest.raises(DataError, match=r"has (saved step 6|logged 6 steps).*--start_over=true"):
+        train(make_config())
+    assert (trained / "metrics.jsonl").read_bytes() == logged
+
+
+def test_a_run_that_starts_over_keeps_what_was_there_and_then_resumes(
+    make_config: MakeConfig, trained: Path, capsys: pytest.CaptureFixture
+) -> None:
+    checkpoints = damage(trained)
+    before = content(trained / "checkpoints", trained / "metrics.jsonl")
+    assert train(make_config(start_over=True)) is Outcome.FINISHED
+    kept = trained / "set_aside_1"
+    after = content(kept / "checkpoints", kept / "metrics.jsonl")
+    assert list(after.values()) == list(before.values())
+    assert f"what is left is in {kept}" in capsys.readouterr().err
+    assert [verify_manifest(path) for path in checkpoints] == [None, None]
+    # The flag may stay in the script of a job that is requeued.
+    assert train(make_config(start_over=True)) is Outcome.FINISHED
+    assert f"resuming from {checkpoints[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("what", ["sha256_of", "read_bounded", "listdir"])
+@pytest.mark.parametrize("start_over", [False, True])
+def test_checkpoints_that_cannot_be_read_now_are_not_taken_for_damaged(
+    make_config: MakeConfig,
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    what: str,
+    start_over: bool,
+) -> None:
+    """Nor is an earlier one resumed in place of the newest."""
+    before = content(trained / "checkpoints", trained / "metrics.jsonl")
+    owner = os if what == "listdir" else io
+    really = getattr(owner, what)
+
+    def fail(path: Path, *given: Any) -> Any:
+        is_newest = "step000006" in str(path) or what == "listdir"
+        if "checkpoints" in str(path) and is_newest:
+            raise OSError(number, os.strerror(number), str(path))
+        return really(path, *given)
+
+    monkeypatch.setattr(owner, what, fail)
+    remedy = rf"cannot be read now \({os.strerror(number)}\).*restore access"
+    with pytest.raises(UnreadableNowError, match=remedy):
+        train(make_config(start_over=start_over))
+    monkeypatch.undo()
+    assert content(trained / "checkpoints", trained / "metrics.jsonl") == before
 
 
 def test_a_damaged_later_checkpoint_is_none_of_those_kept(
@@ -287,12 +386,15 @@ def test_auto_saves_every_ten_minutes_or_less_often_where_it_costs_more_than_a_f
     monkeypatch.setattr("time.perf_counter", lambda: now)
     saves = SaveSteps(CheckpointConfig(interval_steps=0, keep_steps=[3]), 0, 5000)
     assert [step for step in range(1, 50) if saves.due(step)][:2] == [3, 10]
-    now += 10 * 1.5
-    saves.done(10, 2.0, Processes())
-    assert saves.next == 10 + 400, "steps of 1.5 s"
+    now += 9 * 1.5
+    said = saves.done(10, 2.0, Processes())
+    assert saves.next == 10 + 400, "steps of 1.5 s after the first"
+    assert "in 400 steps, about 10 min" in said
     now += 400 * 1.5
-    saves.done(410, 30.0, Processes())
+    assert "in 1,000 steps, about 25 min" in saves.done(410, 30.0, Processes())
     assert saves.next == 410 + 1000
+    now += 1000 * 1.6
+    assert saves.done(1410, 30.0, Processes()) == "", "no news"
     assert saves.due(5000)
 
 

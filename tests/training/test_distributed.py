@@ -22,8 +22,9 @@ def test_a_launch_without_a_meeting_point_is_refused() -> None:
 def agreeing(rank: int, texts: list[str | None]) -> Processes:
     class Scripted(Processes):
         def gather(self, value: Any) -> list[Any]:
-            assert value == texts[rank]
-            return texts
+            reports = [text and (text, None) for text in texts]
+            assert value == reports[rank]
+            return reports
 
     return Scripted(rank=rank, world_size=len(texts))
 

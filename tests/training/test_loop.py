@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import transformers
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.batches import Batch, TrainingBatches
+from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.models.exchange import config_of
 from olmo_sparsity.models.load import load_model
@@ -23,7 +26,9 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.run_folder import loss_table, read_metrics
+from olmo_sparsity.training.start import dry_run
 from tests.conftest import MakeConfig
+from tests.support import children
 from tests.support.models import SIZES, tiny
 
 
@@ -35,7 +40,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     config = make_config(training__num_steps=40, training__batch_size=16)
     assert train(config) is Outcome.FINISHED
     folder = Path(config.run_folder)
-    whole = {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints"}
+    whole = {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints", "attempts.json"}
     assert {path.name for path in folder.iterdir()} == whole
     curve = [row["loss"] for row in rows(config) if "loss" in row]
     assert len(curve) == 40
@@ -219,6 +224,111 @@ def test_a_loss_that_is_not_a_number_stops_the_run(make_config: MakeConfig) -> N
     for folder in list_checkpoints(config.run_folder):
         for tensor in load_model(str(folder), device="cpu").model.state_dict().values():
             assert torch.isfinite(tensor).all()
+
+
+@pytest.mark.parametrize("sigmas", [None, 6.0])
+def test_the_steps_before_a_number_that_is_not_finite_are_logged(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, sigmas: float | None
+) -> None:
+    children.give_no_numbers([4], monkeypatch.setattr)
+    config = make_config(optimizer__skip_sigmas=sigmas, checkpoint__interval_steps=1000)
+    with pytest.raises(UserError, match=r"step 5: loss nan.*--training\.on_nan=skip"):
+        train(config)
+    assert [row["step"] for row in rows(config)] == [1, 2, 3, 4]
+
+
+SKIPS = {"training__on_nan": "skip", "logging__interval_steps": 1}
+
+
+def losses_of(config: RunConfig) -> list[float]:
+    return [row["loss"] for row in rows(config) if "loss" in row]
+
+
+@pytest.mark.parametrize("interval", [2, 1000])
+def test_the_batch_of_a_number_that_is_not_finite_is_left_out(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: int
+) -> None:
+    """After going back to the last checkpoint, or to the start; and so for a run that resumes."""
+    undisturbed = make_config(run_folder=str(tmp_path / "undisturbed"))
+    train(undisturbed)
+    children.give_no_numbers([4], monkeypatch.setattr)
+    config = make_config(
+        run_folder=str(tmp_path / "run"), checkpoint__interval_steps=interval, **SKIPS
+    )
+    assert train(config) is Outcome.FINISHED
+    assert losses_of(config)[:4] == losses_of(undisturbed)[:4]
+    assert losses_of(config)[4] != losses_of(undisturbed)[4]
+    written = rows(config)
+    counted = [row["skipped_batches"] for row in written if "skipped_batches" in row]
+    # It went back to step 4, of which the row was written before, or to the start.
+    assert counted == [1.0] * (2 if interval == 2 else 6)
+    starts = json.loads((tmp_path / "run/environment.json").read_text())
+    assert [start["resumed_at_step"] for start in starts] == [0, 4 if interval == 2 else 0]
+    # Its own batches, drawn one after the other without the fifth.
+    leaving_out = make_config(run_folder=str(tmp_path / "left out"))
+    (tmp_path / "left out").mkdir()
+    draw, others = TrainingBatches.__getitem__, [0, 1, 2, 3, 5, 6]
+    monkeypatch.setattr(TrainingBatches, "__getitem__", lambda own, n: draw(own, others[n]))
+    train(leaving_out)
+    assert losses_of(leaving_out) == losses_of(config)
+    monkeypatch.setattr(TrainingBatches, "__getitem__", draw)
+    if interval == 2:
+        shutil.rmtree(list_checkpoints(config.run_folder)[0])
+        assert train(config) is Outcome.FINISHED
+        speeds = ("tokens_per_s", "peak_memory_gib", "crc32")
+        again = [
+            [{key: value for key, value in row.items() if key not in speeds} for row in each]
+            for each in (written, rows(config))
+        ]
+        assert again[0] == again[1]
+
+
+def test_no_more_batches_are_left_out_than_allowed(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children.give_no_numbers(range(4, 99), monkeypatch.setattr)
+    config = make_config(training__max_skips=2, **SKIPS)
+    with pytest.raises(UserError, match=r"step 5 is not finite, after training\.max_skips=2"):
+        train(config)
+    assert [row["step"] for row in rows(config)] == [1, 2, 3, 4]
+    assert list_checkpoints(config.run_folder)[0].name == "step000004"
+
+
+# --- how often the text is read -------------------------------------------------------------------
+
+
+def test_a_text_that_is_read_more_than_four_times_is_refused_unless_it_is_allowed(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture
+) -> None:
+    epoch = build_steps_per_epoch(make_config())
+    config = make_config(training__num_steps=4 * epoch + 1)
+    for call in (train, dry_run):
+        with pytest.raises(ConfigError, match=r"training\.max_epochs=4; .*max_epochs=5"):
+            call(config)
+    assert not Path(config.run_folder).exists()
+    capsys.readouterr()
+    dry_run(make_config(training__max_epochs=5))
+    assert "tokens, read 4 times" in capsys.readouterr().out
+    dry_run(make_config(training__num_steps=4 * epoch, training__max_epochs=4))
+    random = {"share": 1.0, "min_length": 2, "max_length": 4}
+    dry_run(make_config(training__num_steps=99 * epoch, data__repeated=random))
+
+
+def build_steps_per_epoch(config: RunConfig) -> int:
+    arrays = open_shards(config.data, "train").arrays
+    return sum(len(array) // config.training.length for array in arrays) // 4
+
+
+def test_a_run_says_how_often_it_has_read_its_text_and_one_that_has_begun_goes_on(
+    make_config: MakeConfig, trained: Path, capsys: pytest.CaptureFixture
+) -> None:
+    epoch = build_steps_per_epoch(make_config())
+    (trained / "metrics.jsonl").unlink()
+    shutil.rmtree(trained / "checkpoints/step000006")
+    config = make_config(training__max_epochs=0)
+    train(config)
+    assert re.search(r"tokens, read 0\.\d+ times in the whole run", capsys.readouterr().err)
+    assert rows(config)[-2]["epochs"] == pytest.approx(6 / epoch)
 
 
 def test_a_last_step_that_diverges_is_no_finished_run(make_config: MakeConfig) -> None:

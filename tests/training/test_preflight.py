@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.config.sections import CheckpointConfig
+from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.preflight import attempt, check_room, check_shared
@@ -59,28 +61,38 @@ def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
     check_shared(tmp_path, second, patience_s=0.2)
 
 
-def die(folder: Path, reached: int) -> None:
-    """A start that logs up to a step and is never heard of again."""
-    dying = attempt(folder, ALONE)
+def die(folder: Path, saved: int | None = None) -> None:
+    """A start that saves a step or none, and is never heard of again."""
+    dying = attempt(folder, 3, ALONE)
     dying.__enter__()
-    rows = [json.dumps({"step": step, "loss": 1.0}) for step in range(1, reached + 1)]
-    (folder / "metrics.jsonl").write_text("\n".join(rows))
+    if saved is not None:
+        with CheckpointWriter(folder, CheckpointConfig(), ALONE) as writer:
+            writer.save(TrainerState(saved, 0, ""), lambda _: None, lambda _: [])
+            writer.wait()
 
 
-def test_dying_twice_after_the_same_step_is_enough(tmp_path: Path) -> None:
-    for reached in (7, 9, 7, 7):
-        die(tmp_path, reached)
+def test_a_run_that_dies_before_each_checkpoint_is_refused_whatever_it_has_logged(
+    tmp_path: Path,
+) -> None:
+    """Each start reaches another step; the fourth after a save is not begun."""
+    for saved in (7, None, None, 9, None, None, None):
+        die(tmp_path, saved)
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 10 + os.urandom(1)[0]}))
     for _ in range(2):  # it stays refused
-        with pytest.raises(UserError, match=r"died twice after step 7; .*attempts\.json"):
-            die(tmp_path, 7)
+        with pytest.raises(UserError, match=r"died 3 times .* after step 9; .*max_starts=6"):
+            die(tmp_path)
     (tmp_path / "attempts.json").write_text("damaged")
-    die(tmp_path, 7)
+    die(tmp_path)
+
+
+def test_what_an_earlier_version_noted_of_its_attempts_hinders_nobody(tmp_path: Path) -> None:
+    (tmp_path / "attempts.json").write_text('{"died_after": 7}')
+    die(tmp_path)
 
 
 def test_an_orderly_end_is_no_death(tmp_path: Path) -> None:
-    for _ in range(3):
-        with attempt(tmp_path, ALONE):
+    for _ in range(5):
+        with attempt(tmp_path, 3, ALONE):
             pass  # stopped by a signal after saving, or finished
-        with pytest.raises(UserError, match="full"), attempt(tmp_path, ALONE):
+        with pytest.raises(UserError, match="full"), attempt(tmp_path, 3, ALONE):
             raise UserError("disk full")
-    assert not (tmp_path / "attempts.json").exists()

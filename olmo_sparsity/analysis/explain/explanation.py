@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.runtime import Progress, say
-from olmo_sparsity.models.load import LoadedModel, using
+from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import Spans, Windows
@@ -223,7 +223,7 @@ class ExplainRequest(Request):
 
     def checked(self) -> Self:
         self.settings.check()
-        find_selector(self.settings.selector, self.settings.far_states)
+        find_selector(self.settings.selector, self.settings.interpretation)
         text, prompt, target, settings = self.text, self.prompt, self.target, self.settings
         if (text is None) == (prompt is None):
             raise ConfigError("pass either text= or prompt=, not both and not neither")
@@ -265,8 +265,8 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
     settings, loading, text = request.settings, request.loading, request.text
     if isinstance(text, Path):
         text = read_text(str(text))
-    is_replaced = settings.far_states == "replaced"
-    loaded = load(request.model, request.tokenizer, loading, True, whole_prompts=is_replaced)
+    replaces = settings.interpretation.replaces
+    loaded = load(request.model, request.tokenizer, loading, True, whole_prompts=replaces)
     with using(loaded):
         if text is not None:
             read = Prompt.of_text(loaded, text, loading.prefix)

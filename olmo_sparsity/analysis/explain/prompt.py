@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.models.identity import State
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.use import refuse_changed, state_of
 from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import open_documents
@@ -115,7 +115,7 @@ class Prepared:
         windows.check()
         model.check_positions(replace(windows, stride=longest).num_positions(last))
         scorer = scorer_of(model, settings, batch_tokens)
-        if settings.far_states == "replaced":
+        if settings.interpretation.replaces:
             others = unrelated(model, foreign, document)
             controls = Controls(others, windows, num_draws=1, seed=settings.seed)
             scorer = scorer.of_document(document, controls)
@@ -127,7 +127,7 @@ class Prepared:
         A long window that does not begin where the text begins is a pass of its own: if these have
         more than `MOST_TOKENS` tokens together, so many of them are evenly spaced."""
         windows, tokens = self.windows, self.document.tokens
-        num = MOST_PROMPTS if self.settings.far_states == "replaced" else MOST_WINDOWS
+        num = MOST_PROMPTS if self.settings.interpretation.replaces else MOST_WINDOWS
         stride = math.ceil(len(tokens) / num)
         most = windows.most and max(windows.short + 1, windows.most - stride + 1)
         blocks = list(replace(windows, stride=stride, most=most).blocks(tokens))

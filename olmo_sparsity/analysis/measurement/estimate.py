@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_dro
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.base.runtime import format_duration, known_gpu, peak_memory_gib
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.models.load import using
+from olmo_sparsity.models.loaded import using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.windows import Block
 
@@ -84,7 +84,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = No
         ends = (f"±{w / num_own**0.5:.2f} of {n}" for n, w in WIDTHS.items())
         widths = f"about {' and '.join(ends)} (by stored measurements)"
     lines = [
-        describe_induction(trial.induction, plan.settings.far_states),
+        describe_induction(trial.induction, plan.settings.interpretation),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
         f"targets         {cost.num_losses:,} with both losses, {chosen}",
@@ -121,7 +121,7 @@ def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
     """Token-forwards of the losses of these blocks of a document."""
     if not blocks:
         return 0
-    if plan.settings.far_states == "replaced":
+    if plan.settings.interpretation.replaces:
         document, windows = plan.documents[number], plan.settings.windows
         scorer = counting(plan.scorer).of_document(document, plan.controls)
         context_losses(scorer, document, windows, plan.controls, blocks)
@@ -309,8 +309,8 @@ class _Prices:
 
 def _size(plan: Plan, targets: np.ndarray) -> float:
     """What the cost of targets grows with: their number, or the tokens of whole prompts."""
-    is_replaced = plan.settings.far_states == "replaced"
-    return float(targets.sum()) if is_replaced else float(len(targets))
+    replaces = plan.settings.interpretation.replaces
+    return float(targets.sum()) if replaces else float(len(targets))
 
 
 def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
     Choices,
@@ -51,13 +52,8 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.extend import fingerprint_of_files
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.base.streams import VERSION
-from olmo_sparsity.models.load import (
-    LoadedModel,
-    identity_of,
-    load_model,
-    using,
-    wrap_model,
-)
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.models.use import refuse_changed, state_of
 from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import cut_to_targets, open_documents
@@ -99,15 +95,17 @@ class MeasureRequest(Request):
         self._check_one_selects_targets()
         settings, reading = self._with_windows(), self.reading
         if self.quick:
-            others = ("max_documents", "selectors" * (settings.far_states == "replaced"))
-            quick = {name: value for name, value in QUICK.items() if name not in others}
+            quick = dict(QUICK)
+            del quick["max_documents"]  # an option of the text, below
+            if settings.interpretation.replaces:
+                del quick["selectors"]  # those of a first look need states
             settings = Settings(**quick | settings.given)
             if is_read and reading.max_documents is None:
                 reading = replace(reading, max_documents=QUICK["max_documents"])
         if self.choices is None:  # these determine the settings
             settings.check()
         for name in settings.selectors:
-            find_selector(name, settings.far_states)
+            find_selector(name, settings.interpretation)
         return replace(self, windows=None, settings=settings, reading=reading)
 
     def _check_one_selects_targets(self) -> None:
@@ -153,8 +151,11 @@ def plan(request: MeasureRequest) -> Plan:
         read_other(name, getattr(request, name)) for name in ("targets", "choices", "losses")
     )
     settings, reading, loading = request.settings, request.reading, request.loading
-    far = settings.far_states if choices is None else choices.meta.windows["far_states"]
-    model = load(request.model, request.tokenizer, loading, whole_prompts=far == "replaced")
+    interpretation = settings.interpretation
+    if choices is not None:
+        interpretation = interpretation_of(choices.meta.windows["far_states"])
+    replaces = interpretation.replaces
+    model = load(request.model, request.tokenizer, loading, whole_prompts=replaces)
     documents = _open(request.documents, model, reading)
     is_other = choices is not None and is_other_tokenizer(choices, documents)
     if choices is not None:

@@ -193,7 +193,7 @@ class _Evaluation:
         self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
         block, scorer, states = block.with_far(far.tokens_F), self.scorer, None
-        if self.windows.long == "all" and far.is_run and scorer.far_states == "contextual":
+        if self.windows.long == "all" and far.is_run and scorer.interpretation.keeps_states:
             # One pass over a text serves all blocks: as far as the last one sees.
             first, last = int(far.places_F[0]), self.windows.of_all(self.last_start)
             last -= block.windows.short
@@ -222,7 +222,7 @@ class _Evaluation:
                         predicted_TA = chosen.choice.score_TU @ kept_AU.T
                         lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
                         self._add("lds", about, target=text.places(all_targets), lds=lds_T)
-            if is_own and self.scorer.far_states == "replaced":
+            if is_own and self.scorer.interpretation.replaces:
                 self._reliability(text, units, kind)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.results import Results, main_set
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base import drawing
@@ -46,7 +47,10 @@ def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = N
     Default: the names of these."""
     if not results:
         raise ConfigError("no results to draw; pass at least one folder")
-    if len({result.meta.windows["far_states"] == "replaced" for result in results}) > 1:
+    if (
+        len({interpretation_of(result.meta.windows["far_states"]).replaces for result in results})
+        > 1
+    ):
         raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
     names = [str(result.meta.model["name"]).partition("/checkpoints/")[0] for result in results]
     runs = list(dict.fromkeys(names))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
 from olmo_sparsity.analysis.results.statistics import (
@@ -24,7 +25,6 @@ from olmo_sparsity.analysis.results.statistics import (
     with_t_intervals,
 )
 from olmo_sparsity.analysis.results.summary import (
-    FAR_STATES,
     conclude,
     describe_gap,
     describe_induction,
@@ -177,7 +177,7 @@ def subtitle(results: Results, counted: str) -> str:
     parts += [f"text: {meta.data['source']}"] if meta.data else []
     parts += [
         lengths,
-        f"distant units {FAR_STATES[windows['far_states']]}",
+        f"distant units {interpretation_of(windows['far_states']).description}",
         counted,
         results.missing,
     ]
@@ -196,7 +196,9 @@ def _induction(results: Results) -> str:
     found = results.meta.induction
     if not found:
         return note(False, "Whether this model can copy from its context was not measured.")
-    first, *more = describe_induction(found, results.meta.windows["far_states"]).splitlines()
+    first, *more = describe_induction(
+        found, interpretation_of(results.meta.windows["far_states"])
+    ).splitlines()
     return note(bool(found["has_induction"]), sentence(first), " ".join(map(str.strip, more)))
 
 

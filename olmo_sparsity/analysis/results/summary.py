@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
 from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
@@ -24,11 +25,6 @@ with_interval = partial(interval, sign="+", minus="-")  # as a terminal shows it
 FEW_DOCUMENTS = 10
 FEW_NATS = 0.1
 LOUD_NOISE = 0.02  # nats of noise from other rows of a batch; above, the summary reports it
-FAR_STATES = {
-    "isolated": "shown alone",
-    "contextual": "with their context",
-    "replaced": "among unrelated text",
-}
 BY_OUTCOME = ("gap",)  # target sets that are selected by what distant text does to the prediction
 
 
@@ -43,13 +39,14 @@ def describe(results: Results) -> str:
     meta, summary = results.meta, in_order(results)
     name = main_set(summary.target_set)
     long, short, stride, far = (meta.windows[n] for n in ("long", "short", "stride", "far_states"))
-    windows = f"long {long}, local {short}, stride {stride}, distant units {FAR_STATES[far]}"
+    distant = interpretation_of(far).description
+    windows = f"long {long}, local {short}, stride {stride}, distant units {distant}"
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
     lines += [text for text in (results.missing, describe_noise(meta.model)) if text]
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.induction:
-        lines.append(describe_induction(meta.induction, meta.windows["far_states"]))
+        lines.append(describe_induction(meta.induction, interpretation_of(far)))
     for row in meta.reliability:
         shown = with_interval(row["lds"], row["lds_low"], row["lds_high"], sign="")
         lines.append(
@@ -196,7 +193,7 @@ def describe_gap(results: Results) -> str:
     )
 
 
-def describe_induction(found: dict[str, Any], far_states: str) -> str:
+def describe_induction(found: dict[str, Any], interpretation: Interpretation) -> str:
     """The result of the induction check, and its consequence for the measurement."""
     lines = [
         f"induction: loss {found['loss_first']:.2f} on a passage, {found['loss_repeated']:.2f} "
@@ -208,7 +205,7 @@ def describe_induction(found: dict[str, Any], far_states: str) -> str:
             f"  below {INDUCTION_SHARE:.0%}: this model copies little from its context. Copying",
             "  is most of what far tokens give to models of text: read nats, not shares alone",
         ]
-    elif far_states == "isolated":
+    elif interpretation.shows_alone:
         lines += [
             "  this model copies; a single far token that is shown alone has no states of the",
             "  tokens before it: measure with spans (span:4), or contextual far states, as well",

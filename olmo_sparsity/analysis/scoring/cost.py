@@ -46,7 +46,7 @@ class CountingScorer(Scorer):
 
     def __init__(self, real: Scorer) -> None:
         nothing = cast(LanguageModel, CountingModel(real.model))
-        super().__init__(nothing, torch.device("cpu"), far_states=real.far_states)
+        super().__init__(nothing, torch.device("cpu"), far_states=real.interpretation.name)
         self._generator = torch.Generator().manual_seed(0)
 
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:

@@ -13,14 +13,15 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.options import AskSettings, Settings
 from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.models.distant_states import FarStates
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.text.documents import Controls, Document
-from olmo_sparsity.text.windows import NOTHING, Block
+from olmo_sparsity.text.windows import NOTHING, Block, Windows
 
 TOGETHER = 512  # tokens whose log-probabilities one prompt returns at most; more take much memory
 Key = tuple[bytes, int]  # SHA-1 of a text up to its last target, and the place of its first
@@ -29,7 +30,7 @@ Key = tuple[bytes, int]  # SHA-1 of a text up to its last target, and the place 
 def scorer_of(
     model: LoadedModel, settings: Settings | AskSettings, batch_tokens: int | None
 ) -> Scorer:
-    if settings.far_states == "replaced":
+    if settings.interpretation.replaces:
         engine = logprobs_of(model, batch_tokens)
         return ReplacingScorer(engine, model.model, settings.replacements or 1)
     return Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
@@ -40,7 +41,8 @@ class ReplacingScorer(Scorer):
 
     def __init__(self, engine: LogprobModel, model: Any, num_texts: int) -> None:
         self.engine, self.model, self.num_texts = engine, model, num_texts
-        self.far_states, self.device = "replaced", torch.device(getattr(model, "device", "cpu"))
+        self.interpretation = interpretation_of("replaced")
+        self.device = torch.device(getattr(model, "device", "cpu"))
         self.token_forwards, self.after_batch = 0, lambda: None
         self._others: Callable[[Block], np.ndarray] | None = None
         self._known: dict[Key, np.ndarray] = {}
@@ -71,6 +73,17 @@ class ReplacingScorer(Scorer):
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
         return np.array([nll_W.sum() for nll_W in self.losses(rows)])
+
+    def window_losses(
+        self, windows: Windows, groups: dict[str, list[Block]]
+    ) -> dict[str, np.ndarray]:
+        blocks = next(iter(groups.values()))
+        rows = [self.context(block).set_row(NOTHING) for block in blocks]
+        for group in groups.values():
+            rows += [self.context(block).long_row() for block in group]
+        names = ["loss_short", *(f"{name}loss_long" for name in groups)]
+        losses = np.split(np.concatenate(self.losses(rows)), len(names))
+        return dict(zip(names, losses, strict=True))
 
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """nll_RW of each row's targets with each of the unrelated texts."""

@@ -37,7 +37,8 @@ from olmo_sparsity.base.files import refuse_suffix, writing
 from olmo_sparsity.base.folders import Pieces, WorkFolder, locked
 from olmo_sparsity.base.runtime import Progress, say
 from olmo_sparsity.base.streams import VERSION, stream
-from olmo_sparsity.models.load import LoadedModel, identity_of, load_model
+from olmo_sparsity.models.load import load_model
+from olmo_sparsity.models.loaded import LoadedModel, identity_of
 from olmo_sparsity.text.corpus import list_inputs
 from olmo_sparsity.text.inputs import open_text
 from olmo_sparsity.text.windows import Windows

@@ -1,8 +1,9 @@
 """Compute the losses of targets given chosen parts of their context, in batches of short rows.
 
 A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
-apply. With `far_states="contextual"` it is the local window alone, and attends to keys and values
-of the chosen far tokens, computed once for all rows of a context. All forwards are counted.
+apply. If distant tokens keep their states, a row is the local window alone, and attends to keys and
+values of the chosen distant tokens, computed once for all rows of a context. All forwards are
+counted.
 
 Dimension key: B rows, L tokens of a row, F far places, W targets of a row (its last places), D
 width, C targets of a chunk, V vocabulary.
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
 from olmo_sparsity.base.errors import ConfigError, DataError, is_out_of_memory
 from olmo_sparsity.base.runtime import say, threads_for
 from olmo_sparsity.models.attention import fast_kernels
@@ -123,7 +124,7 @@ class Scorer:
         model: LanguageModel,
         device: torch.device | None = None,
         *,
-        far_states: Reading = "contextual",
+        far_states: str = "contextual",
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
@@ -132,13 +133,17 @@ class Scorer:
             raise ConfigError(f"model={type(model).__name__} {only}")
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={model!r:.80} must be the `model` of what load_model returns")
-        if far_states not in ("contextual", "isolated"):
-            raise ConfigError(f"far_states={far_states}: a Scorer has contextual or isolated ones")
+        interpretation = interpretation_of(far_states)
+        if interpretation.replaces:
+            raise ConfigError(
+                f"far_states={far_states}: a Scorer masks what it leaves out; pass contextual or "
+                "isolated"
+            )
         if batch_tokens is not None and batch_tokens < 1:
             raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
         device = device or model.device
         self.model, self.device = model, device
-        self.far_states: Reading = far_states
+        self.interpretation: Interpretation = interpretation
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.batch_tokens = batch_tokens or self._tokens_at_once()
         self.token_forwards = 0
@@ -157,7 +162,7 @@ class Scorer:
     def context(self, block: Block, states: FarStates | None = None) -> Context:
         """Prepare a block for evaluation: the states of its far places are computed once, here.
         `states`: states of a longer text with the same beginning, to reuse."""
-        if self.far_states == "isolated":
+        if not self.interpretation.keeps_states:
             return Context(block)
         num_earlier = block.num_prefix + block.num_far
         if states is not None:
@@ -228,6 +233,25 @@ class Scorer:
             return self.nll_of(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(targets_BW.shape)
 
         return self._run(rows, nll, to_host)
+
+    def window_losses(
+        self, windows: Windows, groups: dict[str, list[Block]]
+    ) -> dict[str, np.ndarray]:
+        """Return loss_T of all targets of a document with the local window (`loss_short`), and with
+        the long windows of each group (`loss_long`, with the group's name before it).
+
+        The blocks of all groups have the same local windows and targets.
+        """
+        blocks = next(iter(groups.values()))
+        targets_T = np.concatenate([block.targets_W for block in blocks])
+        short_rows = [Context(block).set_row(NOTHING) for block in blocks]
+        short_TD = torch.cat(self.hidden(short_rows))
+        long_TD = {name: _long_hidden(self, windows, group) for name, group in groups.items()}
+        columns = {"loss_short": self.nll_of(short_TD, targets_T)}
+        for name, hidden_TD in long_TD.items():
+            columns[f"{name}loss_long"] = self.nll_of(hidden_TD, targets_T)
+        # All columns are copied at once, so that the host waits for a GPU once.
+        return dict(zip(columns, to_host(list(columns.values())), strict=True))
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
         """The sum of each row's losses; the targets of all rows are unembedded together."""
@@ -456,20 +480,7 @@ def context_losses(
         ]
     targets = np.concatenate([np.arange(b.start, b.start + b.num_targets) for b in blocks])
     table = {"target": targets, "token_id": document.tokens[targets]}
-    if scorer.far_states == "replaced":
-        own = [scorer.context(block) for block in blocks]
-        rows = [context.set_row(NOTHING) for context in own]
-        rows += [scorer.context(block).long_row() for group in groups.values() for block in group]
-        names = ["loss_short", *(f"{name}loss_long" for name in groups)]
-        losses = np.split(np.concatenate(scorer.losses(rows)), len(names))
-        return _with_bigrams(table | dict(zip(names, losses, strict=True)), groups)
-    short_rows = [Context(block).set_row(NOTHING) for block in blocks]
-    short_TD = torch.cat(scorer.hidden(short_rows))
-    long_TD = {name: _long_hidden(scorer, windows, group) for name, group in groups.items()}
-    columns = {"loss_short": scorer.nll_of(short_TD, table["token_id"])}
-    for name, hidden_TD in long_TD.items():
-        columns[f"{name}loss_long"] = scorer.nll_of(hidden_TD, table["token_id"])
-    table |= dict(zip(columns, to_host(list(columns.values())), strict=True))
+    table |= scorer.window_losses(windows, groups)
     return _with_bigrams(table, groups)
 
 

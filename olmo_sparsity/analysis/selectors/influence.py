@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.analysis.interpretation import Interpretation
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
 from olmo_sparsity.analysis.selectors.saliency import (
     GATE,
@@ -64,8 +64,10 @@ class Selector:
         return self.call(scorer, question)
 
 
-def find_selector(name: str, far_states: Reading | None = None) -> Selector:
-    if far_states == "replaced" and find_selector(name).reads_states:
+def find_selector(name: str, interpretation: Interpretation | None = None) -> Selector:
+    """Return a rule by its name. With an `interpretation`, reject a rule that it cannot serve."""
+    replaces = interpretation is not None and interpretation.replaces
+    if replaces and find_selector(name).reads_states:
         fit = ", ".join(n for n, rule in SELECTORS.items() if not rule.reads_states)
         raise ConfigError(f"selectors: '{name}' needs states; with far_states=replaced pass {fit}")
     if name in SELECTORS:

@@ -26,7 +26,8 @@ from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.folders import Pieces, WorkFolder
 from olmo_sparsity.base.runtime import Progress, say
 from olmo_sparsity.base.streams import VERSION
-from olmo_sparsity.models.load import LoadedModel, load_model, using, wrap_model
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.runs import run_loaders

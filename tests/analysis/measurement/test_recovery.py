@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
+from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.options import Reading, Settings
+from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.base.errors import DataError
@@ -62,7 +63,7 @@ def recovered(scorer: Scorer, documents: Documents, **changed: Any) -> dict[str,
 @ONE_FAMILY
 @READINGS
 def test_what_is_recovered_is_the_loss_of_the_chosen_set(
-    model: Any, documents: Documents, far_states: Reading
+    model: Any, documents: Documents, far_states: InterpretationName
 ) -> None:
     """Of each far part, and of the foreign texts put in its place by hand."""
     document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
@@ -129,7 +130,7 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
 @READINGS
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
-    model: Any, documents: Documents, far_states: Reading, kind: str
+    model: Any, documents: Documents, far_states: InterpretationName, kind: str
 ) -> None:
     selectors = ("add_one", "gradient", "add_one_screened", "nearest")
     scorer = Scorer(model, CPU, far_states=far_states)
@@ -161,7 +162,7 @@ LATER = Windows("all", 6, 4, least=5)
 
 @READINGS
 def test_the_whole_document_before_a_target(
-    model: Any, documents: Documents, far_states: Reading
+    model: Any, documents: Documents, far_states: InterpretationName
 ) -> None:
     """One pass, in parts of a few tokens, against a plain forward of every prefix: losses of the
     document and behind an unrelated text, recovery and removal."""

@@ -13,14 +13,15 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
+from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.measurement.reuse import is_other_tokenizer, match_targets
-from olmo_sparsity.analysis.options import Reading, Settings
+from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.windows import Windows
@@ -58,7 +59,7 @@ def evaluated(seed: int, documents: Documents, choices: Results, **options: Any)
 
 @READINGS
 def test_recovery_is_that_of_the_others_units_by_brute_force(
-    documents: Documents, far_states: Reading
+    documents: Documents, far_states: InterpretationName
 ) -> None:
     """Every row: plain forwards over the tokens that the other model's table names, in the document
     and behind an unrelated text."""

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import (
     conclude,
@@ -102,7 +103,9 @@ def test_what_is_not_doubtful_is_not_said() -> None:
         (True, "isolated", "this model copies"),
         (True, "contextual", ""),
     ):
-        first, *more = describe_induction(found | {"has_induction": has}, far_states).splitlines()
+        first, *more = describe_induction(
+            found | {"has_induction": has}, interpretation_of(far_states)
+        ).splitlines()
         assert "(25%)" in first
         assert said in " ".join(more)
         assert bool(more) == bool(said)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.scoring.scorer import (
     Context,
     Row,
@@ -116,7 +116,7 @@ def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
 @ONE_FAMILY
 @READINGS
 def test_rows_for_single_targets_equal_those_for_the_whole_block(
-    model: Any, document: np.ndarray, far_states: Reading
+    model: Any, document: np.ndarray, far_states: InterpretationName
 ) -> None:
     block = next(iter(LONG_BLOCK.blocks(document)))
     scorer = Scorer(model, CPU, far_states=far_states)
@@ -164,7 +164,10 @@ def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
 
 @READINGS
 def test_rows_in_batches_of_any_size_and_their_sums(
-    model: Any, document: np.ndarray, far_states: Reading, monkeypatch: pytest.MonkeyPatch
+    model: Any,
+    document: np.ndarray,
+    far_states: InterpretationName,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also with states of a longer text, and unembedded three targets at a time."""
     block, longer = itemgetter(0, 3)([*Windows("all", 6, 4, prefix=(1,)).blocks(document)])

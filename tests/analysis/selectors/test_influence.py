@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.analysis.interpretation import InterpretationName, interpretation_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors import influence
 from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question, find_selector
@@ -66,7 +66,7 @@ def test_selectors(
     windows: Windows,
     selector: str,
     kind: str,
-    far_states: Reading,
+    far_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 9)
@@ -89,7 +89,7 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
     model: Any,
     windows: Windows,
     kind: str,
-    far_states: Reading,
+    far_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(influence, "NUM_FIRST", 10)
@@ -117,12 +117,14 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
 
 
 @READINGS
-def test_pairs_opens_the_best_gates_and_then_those_of_the_best_pairs(far_states: Reading) -> None:
+def test_pairs_opens_the_best_gates_and_then_those_of_the_best_pairs(
+    far_states: InterpretationName,
+) -> None:
     """Of 54 far tokens nine are opened with four partners each, then two more of the best pairs."""
     model, windows = tiny("olmo"), Windows(60, 6, 1)
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
     brute, scorer = Brute(model, document, windows, 60, far_states), Scorer(model, CPU)
-    scorer.far_states = far_states
+    scorer.interpretation = interpretation_of(far_states)
     asked = question(scorer, next(iter(windows.blocks(document))), [0], 3)
     gate, falls = min(0.1, 16 / 54), dict[tuple[int, int], float]()
 
@@ -152,7 +154,9 @@ def test_pairs_opens_the_best_gates_and_then_those_of_the_best_pairs(far_states:
 
 
 @READINGS
-def test_gates_are_open_where_that_is_asked(model: Any, block: Block, far_states: Reading) -> None:
+def test_gates_are_open_where_that_is_asked(
+    model: Any, block: Block, far_states: InterpretationName
+) -> None:
     scorer = Scorer(model, CPU, far_states=far_states)
     context, opened = scorer.context(block), [np.array([2, 5])]
     closed_F = gate_gradients(scorer, context, [(0, 1)], 1e-6)[0]
@@ -170,7 +174,7 @@ def test_gates_are_open_where_that_is_asked(model: Any, block: Block, far_states
 @READINGS
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_screened_evaluates_max_16_2k_candidates_exactly(
-    model: Any, kind: str, far_states: Reading
+    model: Any, kind: str, far_states: InterpretationName
 ) -> None:
     """Those with the largest gradients of their gates, and of them the best are chosen."""
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
@@ -229,7 +233,7 @@ def test_controls_choose_what_they_say(block: Block) -> None:
 
 @READINGS
 def test_nested_asks_groups_and_opens_the_best(
-    monkeypatch: pytest.MonkeyPatch, far_states: Reading
+    monkeypatch: pytest.MonkeyPatch, far_states: InterpretationName
 ) -> None:
     """Its influences are exact ones; what it opens is found here by hand."""
     model = tiny("olmo")
@@ -256,7 +260,7 @@ def test_nested_asks_groups_and_opens_the_best(
 
 
 @READINGS
-def test_halving_opens_the_best_groups_down_to_single_units(far_states: Reading) -> None:
+def test_halving_opens_the_best_groups_down_to_single_units(far_states: InterpretationName) -> None:
     """Of a text of 130 far tokens: three groups of 64, then halves of the best four."""
     model = tiny("olmo")
     document = np.random.default_rng(4).integers(0, VOCAB, 137)
@@ -291,8 +295,8 @@ def test_halving_opens_the_best_groups_down_to_single_units(far_states: Reading)
 @pytest.mark.parametrize("name", ["pairs", "gradient"])
 def test_where_there_are_no_states_rules_of_losses_are_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' needs states.* pass .*halving"):
-        find_selector(name, "replaced")
-    assert find_selector("halving", "replaced") is SELECTORS["halving"]
+        find_selector(name, interpretation_of("replaced"))
+    assert find_selector("halving", interpretation_of("replaced")) is SELECTORS["halving"]
     assert {rule: of.draws for rule, of in SELECTORS.items() if of.draws != 1} == {"random": 3}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.analysis.options import Reading
+from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
@@ -32,7 +32,9 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 @READINGS
-def test_the_gate_gradient_is_a_finite_difference(model: Any, far_states: Reading) -> None:
+def test_the_gate_gradient_is_a_finite_difference(
+    model: Any, far_states: InterpretationName
+) -> None:
     """Against opening one far token's gate a little, in a mask written out by hand."""
     block = next(iter(Windows(14, 6, 1).blocks(DOCUMENT)))
     scorer = Scorer(model, CPU, far_states=far_states)

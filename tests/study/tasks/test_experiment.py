@@ -129,6 +129,10 @@ K |= {"train_lengths": [20, 20], "test_lengths": [20], "train_ks": [4], "test_ks
             {"task": {"name": "variable_assignment"}, "train_ks": [2], "test_ks": [2]},
             "takes one k for all samples; leave train_ks empty",
         ),
+        (
+            {"training": {"num_steps": 4, "past_mastery": 2}},
+            "training.past_mastery is set, but decides nothing; remove it",
+        ),
     ],
 )
 def test_bad_input_ends_in_one_line(

@@ -30,6 +30,7 @@ TASKS: list[Any] = [
     Needle(),
     VariableAssignment(),
     VariableAssignment(num_names=25),
+    VariableAssignment(num_names=4, order="program"),
     EndToken(ScratchpadParity()),
     EndToken(VariableAssignment()),
     EndToken(Needle()),
@@ -136,8 +137,9 @@ def test_a_needle_lies_anywhere_and_only_its_key_gives_it_away() -> None:
         assert (body[:, place] == samples.response_BR[:, 0]).mean() < 0.25
 
 
-def test_an_assignment_leads_along_its_chain() -> None:
-    task = VariableAssignment(num_names=12)
+@pytest.mark.parametrize("order", ["shuffled", "program"])
+def test_an_assignment_leads_along_its_chain(order: Any) -> None:
+    task = VariableAssignment(num_names=12, order=order)
     for k in (1, 4, 12):
         samples = draw(task, num=500, k=k)
         assert samples.response_BR.shape == (500, k)
@@ -148,6 +150,19 @@ def test_an_assignment_leads_along_its_chain() -> None:
         # A source stands in the second place of its statement; the last one is a constant.
         assert (places % 2 == 1).all()
         assert ((samples.response_BR >= 12).sum(1) == k - 1).all()
+        if order == "program":  # a source is assigned before it is copied
+            assert (np.diff(places) < 0).all()
+
+
+def test_in_a_program_a_name_alone_does_not_say_which_statement_is_meant() -> None:
+    samples = draw(VariableAssignment(num_names=4, order="program"), num=500, k=5)
+    targets = samples.prompt_BP[:, :-2:2]
+    is_queried = targets == samples.prompt_BP[:, -1:]
+    assert is_queried.sum(1).mean() > 2
+    # Reading the first assignment of the name instead of the last one is often wrong.
+    first = is_queried.argmax(1)
+    sources = samples.prompt_BP[:, 1:-2:2][np.arange(500), first]
+    assert (sources == samples.response_BR[:, 0]).mean() < 0.7
 
 
 def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -> None:

@@ -116,6 +116,13 @@ def test_a_stopped_training_ends_as_an_uninterrupted_one(
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
+def test_past_mastery_trains_so_many_times_as_long_before_the_rate_falls(tmp_path: Path) -> None:
+    bench = parity(tmp_path, mastery=0.01, past_mastery=2.25)
+    _, course = train(bench, lambda step, loss: None)
+    assert course.mastered == 4
+    assert course.step == 9 + 3  # beyond num_steps, with the cooldown
+
+
 @pytest.mark.parametrize("right", [[0.9, 1, 1], [1, 1, 0.89], [1, 0.89, 1]])
 def test_mastery_asks_each_k_at_the_longest_training_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: list[float]
@@ -128,7 +135,7 @@ def test_mastery_asks_each_k_at_the_longest_training_length(
 
     monkeypatch.setattr(trial, "_measure_at", at)
     assert _masters(bench, build(bench)) == (min(right) >= 0.9)
-    assert asked == [(24, k) for k in range(1, len(asked) + 1)]
+    assert asked == [(24, k) for k in (3, 2, 1)[: len(asked)]]  # the last to be learnt first
 
 
 def test_the_rate_falls_once_all_is_known_only(

@@ -1,0 +1,46 @@
+"""The options of `attribute`. Imports nothing large, because `--help` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from olmo_sparsity.config.schema import option, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """The settings of `attribute`."""
+
+    draws: int = option(8, least=2)
+    units: str = "sources"
+    rate: float = option(0.05, least=1e-06, most=0.999999)
+    chat: bool = False
+    control_tokens: bool = False
+    max_new_tokens: int | None = option(None, metavar="N", least=1)
+    seed: int = option(0, least=0)
+
+    def check(self) -> None:
+        validate(self)
+        if self.units != "sources":
+            from olmo_sparsity.text.windows import span_width
+
+            span_width(self.units)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How long a model behind a server is waited for."""
+
+    timeout: float | None = option(
+        None, "seconds that a server may take for one request; 600", metavar="S", least=0.001
+    )
+    patience: float | None = option(
+        None, "seconds for which a request is repeated that a server did not answer; 300",
+        metavar="S", least=0.0,
+    )  # fmt: skip
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `load_model`."""
+        return {"timeout": self.timeout, "patience": self.patience}
