@@ -23,6 +23,8 @@ ELSEWHERE = {
     "benchmarks/README.md": "benchmarks.md",
     "study/records/benchmarks.md": "benchmarks_record.md",
     "study/claims.md": "claims.md",
+    "study/longer.md": "longer.md",
+    "study/tasks.md": "study_tasks.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

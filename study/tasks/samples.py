@@ -1,6 +1,6 @@
 """Define what a task provides: prompts, target responses, and the position IDs that couple them.
 
-Nothing here knows a model. A task of one's own needs only what `Task` lists; docs/tasks.md
+Nothing here knows a model. A task of one's own needs only what `Task` lists; study/tasks.md
 writes one.
 
 Dimension key: B samples, P prompt length, R response length.

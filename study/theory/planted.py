@@ -138,7 +138,7 @@ def locality(law: PositionLaw, lengths: Sequence[int]) -> int:
 
 
 def regularity(law: PositionLaw, length: int, local_span: int) -> float:
-    """η_L of Assumption 4.2, exactly, in our reading (docs/tasks.md).
+    """η_L of Assumption 4.2, exactly, in our reading (study/tasks.md).
 
     The largest ratio, in either direction, between Q^pos at `length` and at any length from
     2·local_span up to it, over all shapes that fit both and all their placements. It is infinite if

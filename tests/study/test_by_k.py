@@ -101,7 +101,7 @@ def test_eight_pieces_with_rope_alone_against_eight_errors_of_one() -> None:
 
 
 def test_the_page_counts_earlier_models_as_they_are_stored() -> None:
-    """docs/longer.md: those that know k = 2 and 4 at 50 tokens, with PoSE and scaled queries."""
+    """study/longer.md: those that know k = 2 and 4 at 50 tokens, with PoSE and scaled queries."""
     lost = []
     for name in tasks():
         if not name.startswith("sparse_parity") or name.endswith(OTHERS):
@@ -114,7 +114,7 @@ def test_the_page_counts_earlier_models_as_they_are_stored() -> None:
     two, four = np.array(lost).T
     assert (len(lost), (four > two + 1e-9).sum(), (four - two >= 0.05 - 1e-9).sum()) == (36, 33, 15)
     assert [round(mean, 3) for mean in (two.mean(), four.mean())] == [0.004, 0.084]
-    text = (ROOT / "docs/longer.md").read_text()
+    text = (ROOT / "study/longer.md").read_text()
     assert "36 earlier models" in text
     assert "k = 2 loses 0.004 on average and k = 4 0.084" in text
     wrong = sum(round(1000 * (1 - row.exact_match)) for row in at_four_times("planted_8"))

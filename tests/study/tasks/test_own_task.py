@@ -1,4 +1,4 @@
-"""The examples of docs/tasks.md run."""
+"""The examples of study/tasks.md run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import small_task
 from tests.study.tasks.support import write
 
 ROOT = Path(__file__).parents[3]
-OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
+OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "study/tasks.md").read_text(), re.DOTALL)
 
 
 def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
