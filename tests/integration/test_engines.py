@@ -29,7 +29,7 @@ from tests.conftest import data_section, small_run
 from tests.support import children
 
 NUM_STEPS = 20
-ENGINES = ["ddp", "zero1", "zero2", "zero3"]
+ENGINES = ["ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,9 @@ def test_steps_are_the_same_on_every_engine(
     assert (found["world_size"], found["backend"]) == (2, "gloo")
     if engine == "ddp":
         assert found["class"] == "DistributedDataParallel"
+    elif engine == "fsdp":
+        assert found["class"] == "torch.distributed.fsdp.fully_shard"
+        assert found["mesh"] == [2]
     else:
         assert found["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
         assert found["zero_stage"] == int(engine[-1])
@@ -130,9 +133,9 @@ def ddp_in_bf16(settings: dict) -> Path:
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("engine", ["fsdp", "zero1", "zero2", "zero3"])
 def test_bf16_follows_ddp(settings: dict, ddp_in_bf16: Path, engine: str) -> None:
-    """DDP casts inside matmuls, DeepSpeed keeps bf16 weights and an fp32 copy: near, not equal."""
+    """DDP casts inside matmuls, the others compute in bf16 weights: near, not equal."""
     given = on(settings, f"bf16-{engine}", engine, training=BF16, checkpoint={"interval_steps": 8})
     ours = finish(given)
     assert curve(ours) == pytest.approx(curve(ddp_in_bf16), rel=3e-3)
