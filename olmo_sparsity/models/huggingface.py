@@ -363,7 +363,7 @@ class HuggingFaceLM(nn.Module):
         return head(hidden).to(hidden.device)
 
     @property
-    def layers(self) -> list[nn.Module]:
+    def layers(self) -> list[Any]:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         return [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]

@@ -1,11 +1,8 @@
-"""Train with PyTorch's `fully_shard`: each process holds a part of every weight, gradient and moment.
+"""Train with PyTorch's `fully_shard`: a process holds a part of each weight, gradient and moment.
 
-A layer's weights are gathered when it computes, forward and backward, and dropped afterwards; so the
-layers can be compiled, and no process ever holds the model. Between steps a part is fp32; with
-training.precision=bf16 the weights are gathered, and the layers compute, in bf16, while gradients
-are summed in fp32.
-
-Dimension key: N processes that share one copy of the model."""
+The weights of a layer are gathered when it computes, forward and backward, and dropped afterwards,
+so that no process ever holds the whole model. The parts are fp32. With training.precision=bf16
+weights are gathered in bf16, layers compute in bf16, and gradients are summed in fp32."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ class FSDPEngine(Engine):
             own.copy_(source[name][first : first + len(own)])
 
     def own_rows(self, sharded: Tensor) -> tuple[int, Tensor]:
-        """The number of the first row that this process holds, and these rows."""
+        """Return the number of the first row that this process holds, and its rows."""
         num_shards = self.mesh.size(self.mesh.ndim - 1)
         rows_of_each = -(-len(sharded) // num_shards)  # the last processes may hold fewer, or none
         first = min(len(sharded), rows_of_each * self.mesh.get_local_rank(self.mesh.ndim - 1))
@@ -155,7 +152,7 @@ class FSDPEngine(Engine):
 
 
 def check_ranks(settings: EngineConfig, processes: Processes) -> None:
-    """A node's processes must be numbered in a row, as torchrun and SLURM's block distribution do."""
+    """Refuse processes of a node that are not numbered in a row, as torchrun numbers them."""
     if settings.shard_over == "all":
         return
     rank, local_rank, local_size = processes.rank, processes.local_rank, processes.local_world_size
@@ -168,7 +165,7 @@ def check_ranks(settings: EngineConfig, processes: Processes) -> None:
 
 
 def build_mesh(device: torch.device, settings: EngineConfig, processes: Processes) -> DeviceMesh:
-    """All processes, which share one copy of the model; or a row for each node, with a copy each."""
+    """Return all processes, which share one copy of the model, or a row of them for each node."""
     ranks = torch.arange(processes.world_size)
     if settings.shard_over == "all":
         return DeviceMesh(device.type, ranks)

@@ -206,14 +206,26 @@ def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
     assert curve(asked["run_folder"]) == curve(whole("zero2"))
 
 
+ALL_ENGINES = [("zero2", 2), ("zero3", 2), ("single", 1), ("zero1", 4), ("ddp", 2)]
+TO_AND_FROM_FSDP = [("fsdp", 2), ("zero3", 2), ("fsdp", 4), ("ddp", 2), ("fsdp", 1), ("zero1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("relay", "last"),
+    [
+        pytest.param(ALL_ENGINES, ("zero2", 1), id="all"),
+        pytest.param(TO_AND_FROM_FSDP, ("fsdp", 2), id="fsdp", marks=pytest.mark.accept),
+    ],
+)
 def test_every_engine_goes_on_from_the_checkpoint_of_another(
-    settings: dict, one_process: Path
+    settings: dict, one_process: Path, relay: list[tuple[str, int]], last: tuple[str, int]
 ) -> None:
-    relay = [("zero2", 2), ("zero3", 2), ("single", 1), ("zero1", 4), ("ddp", 2)]
+    name = f"relay-{last[0]}"
     for leg, (engine, world_size) in enumerate(relay, start=1):
-        saved = interrupt(on(settings, "relay", engine), 3, "SIGTERM", world_size)
+        saved = interrupt(on(settings, name, engine), 3, "SIGTERM", world_size)
         assert saved == 3 * leg, "each takes three steps"
-    folder = finish(on(settings, "relay", "zero2"), world_size=1)
+    engine, world_size = last
+    folder = finish(on(settings, name, engine), world_size)
     assert curve(folder) == pytest.approx(curve(one_process), rel=1e-4)
 
 
@@ -262,7 +274,14 @@ def find_a_jump() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "precision"),
-    [("ddp", "fp32"), ("zero1", "fp32"), ("zero1", "bf16"), ("zero2", "bf16"), ("zero3", "fp32")],
+    [
+        ("ddp", "fp32"),
+        ("fsdp", "bf16"),
+        ("zero1", "fp32"),
+        ("zero1", "bf16"),
+        ("zero2", "bf16"),
+        ("zero3", "fp32"),
+    ],
 )
 def test_a_step_that_one_process_skips_is_skipped_by_all(
     settings: dict, engine: str, precision: str

@@ -1,10 +1,13 @@
-"""The engine of `fully_shard` takes the steps of one process, in processes that each hold a part."""
+"""The engine of `fully_shard` takes the steps of one process; each process holds a part."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils
+from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.command.cli import give_back_freed_memory
 from olmo_sparsity.config.sections import (
     EngineConfig,
     ModelConfig,
@@ -26,6 +32,7 @@ from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.deferred import Deferred
 from olmo_sparsity.training.distributed import Processes, connect
+from olmo_sparsity.training.engine import Engine, layers_of
 from olmo_sparsity.training.fsdp_engine import check_ranks
 from tests.support import children
 
@@ -72,7 +79,7 @@ def take_steps(work: Work) -> int:
     return 0
 
 
-def steps_of(work: Work, processes: Processes) -> dict[str, Any]:
+def steps_of(work: Work, processes: Processes, whole_copies: bool = True) -> dict[str, Any]:
     sizes = ModelConfig(**work.model)
     torch.manual_seed(5)
     is_sharded_at_birth = work.engine == "fsdp" and sizes.architecture == "olmo"
@@ -83,21 +90,45 @@ def steps_of(work: Work, processes: Processes) -> dict[str, Any]:
     sections = EngineConfig(name=work.engine, **work.settings), training, OptimizerConfig()  # type: ignore[arg-type]
     engine = build_engine(model, *sections, processes, source)
     share = slice(processes.rank, None, processes.world_size)
+    born = digest(engine.copy_weights(whole_copies))
+    calls = count_calls(engine)
     steps = [engine.step(batch_of(step).rows(share), 3e-3) for step in range(NUM_STEPS)]
+    calls_in_training = dict(calls)
     heldout = engine.token_losses(batch_of(99))
-    weights = engine.copy_weights(whole=True)
+    weights = engine.copy_weights(whole_copies)
     return {
+        "born": born,
+        "calls": [calls_in_training[layer] for layer in sorted(calls)],
         "losses": [float(loss) for loss, _ in steps],
         "norms": [float(norm) for _, norm in steps],
         "heldout": float(heldout.mean()),
         "weights": {name: float(weight.double().norm()) for name, weight in weights.items()},
         "mesh": engine.describe().get("mesh"),
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+        "breaks": list(torch._dynamo.utils.counters["graph_break"]),
     }
 
 
-def run(work: Work, world_size: int) -> dict[str, Any]:
+def digest(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """A sum of the bytes of each weight."""
+    return {
+        name: hashlib.sha256(weight.numpy().tobytes()).hexdigest()
+        for name, weight in weights.items()
+    }
+
+
+def count_calls(engine: Engine) -> Counter[int]:
+    """Counts how often a linear map of each layer is computed."""
+    calls: Counter[int] = Counter()
+    for number, layer in enumerate(layers_of(engine.model)):
+        linear = next(module for module in layer.modules() if isinstance(module, nn.Linear))
+        linear.register_forward_hook(lambda *_, n=number: calls.update([n]))
+    return calls
+
+
+def run(work: Work, world_size: int, target: Callable[[Work], int] = take_steps) -> Any:
     settings = {"run_folder": str(work.out.with_suffix(""))}
-    job = children.start_each(settings, take_steps, [work] * world_size)
+    job = children.start_each(settings, target, [work] * world_size)
     assert job.wait(300) == [0] * world_size, "\n".join(job.texts())
     return json.loads(work.out.read_text())
 
@@ -107,6 +138,7 @@ def alone(work: Work) -> dict[str, Any]:
 
 
 def refuse_difference(ours: dict[str, Any], expected: dict[str, Any], nats: float = 2e-6) -> None:
+    assert ours["born"] == expected["born"], "the weights of the seed, to the bit"
     assert ours["losses"] == pytest.approx(expected["losses"], abs=nats)
     assert ours["heldout"] == pytest.approx(expected["heldout"], abs=nats)
     assert ours["norms"] == pytest.approx(expected["norms"], rel=1e-4)
@@ -145,15 +177,95 @@ def test_a_copy_of_the_model_in_each_of_two_nodes_changes_nothing(
     "changes",
     [
         {"settings": {"reduce_every_micro_batch": True}},
-        {"training": {"activation_checkpointing": True, "checkpoint_every": 2}},
         {"model": OLMO | {"weight_tying": False, "include_bias": True}},
         {"model": GPT_NEOX},
-        {"model": GPT_NEOX, "training": {"activation_checkpointing": True}},
     ],
-    ids=["reduced often", "recomputed", "untied", "gpt_neox", "gpt_neox, recomputed"],
+    ids=["reduced often", "untied", "gpt_neox"],
 )
 def test_settings_and_models_take_the_steps_of_one_process(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     work = Work(tmp_path / "changed.json", **changes)
     refuse_difference(run(work, 2), alone(work))
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize(
+    ("model", "every", "passes"), [(OLMO, 2, [2, 1, 2]), (GPT_NEOX, 1, [2, 2])]
+)
+def test_layers_are_computed_again_in_the_backward_pass(
+    tmp_path: Path, model: dict[str, Any], every: int, passes: list[int]
+) -> None:
+    training = {"activation_checkpointing": True, "checkpoint_every": every}
+    work = Work(tmp_path / "again.json", model=model, training=training)
+    ours = run(work, 2)
+    num_micro_batches = 4
+    assert ours["calls"] == [NUM_STEPS * num_micro_batches * number for number in passes]
+    refuse_difference(ours, alone(work))
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_each_layer_is_compiled_without_a_break(tmp_path: Path, recomputes: bool) -> None:
+    training = {"compile": True, "activation_checkpointing": recomputes, "micro_batch_size": 4}
+    work = Work(tmp_path / "compiled.json", training=training)
+    ours = run(work, 2)
+    assert ours["breaks"] == []
+    assert ours["graphs"] >= 2, "of a layer, and of the loss"
+    eager = replace(work, training={"micro_batch_size": 4})
+    refuse_difference(ours, alone(eager), nats=1e-5)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+LARGE: dict[str, Any] = {"d_model": 512, "n_heads": 8, "n_layers": 8, "vocab_size": 8192}
+LARGE |= {"max_sequence_length": 64, "layer_norm_type": "rms"}
+
+
+def peak_of_steps(work: Work) -> int:
+    """In each process; the first writes the peak of resident memory of the largest, from the
+    building of the engine to the end of a copy for a checkpoint, in MiB."""
+    give_back_freed_memory(2**20)
+    with connect() as processes:
+        before = resident_mib("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        steps_of(replace(work, model=LARGE), processes, whole_copies=False)
+        peaks = processes.gather(resident_mib("VmHWM") - before)
+        if processes.is_first:
+            work.out.write_text(json.dumps(max(peaks)))
+    return 0
+
+
+def resident_mib(name: str) -> float:
+    match = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024
+
+
+@pytest.mark.accept
+def test_four_processes_hold_less_than_40_percent_of_ddp(tmp_path: Path) -> None:
+    peaks = {}
+    for engine in ("ddp", "fsdp"):
+        work = Work(tmp_path / f"{engine}.json", engine, training={"micro_batch_size": 2})
+        peaks[engine] = run(work, 4, peak_of_steps)
+    assert peaks["fsdp"] < 0.4 * peaks["ddp"]
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "local_size", "is_accepted"),
+    [(3, 1, 2, True), (2, 1, 2, False), (3, 3, 3, False)],
+)
+def test_a_node_that_is_not_a_row_of_ranks_is_refused(
+    rank: int, local_rank: int, local_size: int, is_accepted: bool
+) -> None:
+    processes = Processes(rank, 4, local_rank, local_size)
+    check_ranks(EngineConfig(name="fsdp"), processes)
+    settings = EngineConfig(name="fsdp", shard_over="node")
+    if is_accepted:
+        check_ranks(settings, processes)
+    else:
+        with pytest.raises(ConfigError, match=r"engine\.shard_over=node"):
+            check_ranks(settings, processes)
