@@ -281,12 +281,12 @@ def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
         yield "engines", "srun, ddp", same_curve("srun", "srun", "--engine.name=ddp")
     for words in ("zero1", "zero2", "zero2, compiled", "zero3"):
         yield "stages", f"stages of {words}", inside(f"stages of {words}", 1)
-    for name in ("ddp", "zero2", "zero3", "zero1"):
+    for name in ("ddp", "fsdp", "zero2", "zero3", "zero1"):
         for count in sorted({num} if machine.small else {1, num}, reverse=True):
             engine, processes = f"--engine.name={name}", f"{count} process{'es' * (count > 1)}"
             check = same_curve(f"{name}-{count}", count, engine)
             yield "engines", f"{name}, {processes}", check
-            if name.startswith("zero") and count == num and not machine.small:
+            if name.startswith(("fsdp", "zero")) and count == num and not machine.small:
                 check = same_curve(f"{name}-{count}-bf16", count, engine, bf16)
                 yield "engines", f"{name}, bf16, {processes}", check
     yield "compile", "compiled", same_curve("compiled", None, "--training.compile=true")

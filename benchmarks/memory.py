@@ -1,7 +1,7 @@
-"""Claim: what a process holds in training is what `train --dry-run` says, and with ZeRO-3 no
-process ever holds a whole model.
+"""Claim: what a process holds in training is what `train --dry-run` says, and with fsdp
+and ZeRO-3 no process ever holds a whole model.
 
-    python benchmarks/memory.py [--layers 12] [--processes 1,2,4] [--engines ddp,zero1,zero2,zero3]
+    python benchmarks/memory.py [--layers 12] [--processes 1,2,4] [--engines ddp,fsdp,zero3]
 
 One step of a model of width 768 on the CPU, in bf16, in processes that meet over gloo. Printed is
 the peak of resident memory of the largest process in each phase, less that of a process that has
@@ -29,10 +29,10 @@ from olmo_sparsity.config.sections import ModelConfig, TrainingConfig
 TRAINING = TrainingConfig(precision="bf16", batch_size=4, length=64, device="cpu")
 TRAINING.micro_batch_size = 1
 PHASES = ("build", "step", "save", "resume")
-HELD = {"ddp": 16, "zero1": 6, "zero2": 2, "zero3": 0}
+HELD = {"ddp": 16, "fsdp": 0, "zero1": 6, "zero2": 2, "zero3": 0}
 """Bytes of a parameter that each process holds between steps, in bf16."""
 
-SHARED = {"ddp": 0, "zero1": 12, "zero2": 12, "zero3": 18}
+SHARED = {"ddp": 0, "fsdp": 12, "zero1": 12, "zero2": 12, "zero3": 18}
 """Bytes of which each process holds its part."""
 
 
@@ -67,6 +67,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     from olmo_sparsity.training.deepspeed_engine import import_deepspeed
     from olmo_sparsity.training.deferred import Deferred
     from olmo_sparsity.training.distributed import connect, start_alone
+    from olmo_sparsity.training.fsdp_engine import FSDPEngine  # noqa: F401 (imports DTensor)
 
     give_back_freed_memory(2**20)
     torch.set_num_threads(1)
@@ -84,7 +85,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
 
         Path("/proc/self/clear_refs").write_text("5")
         torch.manual_seed(0)
-        source = Deferred(partial(build_model, sizes)) if engine_name == "zero3" else None
+        source = Deferred(partial(build_model, sizes)) if engine_name in ("fsdp", "zero3") else None
         model = source.model if source else build_model(sizes)
         stored = StoredWeights(checkpoint / "model.safetensors") if resumes else None
         if stored is not None and source is None:
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--processes", default="1,2,4")
-    parser.add_argument("--engines", default="ddp,zero1,zero2,zero3")
+    parser.add_argument("--engines", default="ddp,fsdp,zero1,zero2,zero3")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--resumes", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -120,7 +120,7 @@ def train(options: argparse.Namespace) -> int:
         with connect(config.engine if config else None) as processes:
             with processes.agree():
                 config = config or read()
-            if config.engine.name.startswith("zero"):
+            if config.engine.name.startswith(("fsdp", "zero")):
                 give_back_freed_memory(2**20)
             elif config.training.length * config.model.d_model >= 2**22:
                 give_back_freed_memory()

@@ -84,7 +84,7 @@ def _schedule(config: RunConfig) -> Rules:
     if optimizer.schedule == "wsd" and not 0 < optimizer.cooldown_steps <= num_stable:
         yield f"{optimizer.cooldown_steps=} must be 1 to {num_stable}, the steps after the warm-up"
     if engine.name == "zero3" and training.compile:
-        yield "training.compile=true cannot be combined with engine.name=zero3; take zero2"
+        yield "training.compile=true cannot be combined with engine.name=zero3; take fsdp"
 
 
 def _positions(config: RunConfig) -> Rules:

@@ -200,9 +200,18 @@ class TrainingConfig:
 
 @dataclass
 class EngineConfig:
-    name: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3"] = "auto"
-    """single: one process; ddp: PyTorch's DistributedDataParallel; zero1 … zero3: DeepSpeed. auto:
-    single or ddp, by the number of processes launched. A run may resume with another engine."""
+    name: Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"] = "auto"
+    """single: one process; ddp: PyTorch's DistributedDataParallel; fsdp: PyTorch's fully_shard;
+    zero1 … zero3: DeepSpeed. auto: single or ddp, by the number of processes launched. A run may
+    resume with another engine."""
+
+    shard_over: Literal["all", "node"] = option("all", only_if=("name", "fsdp"))
+    """The processes that share one copy of the model. node: each node has a copy, so that weights
+    stay within it and gradients alone are sent between nodes."""
+
+    reduce_every_micro_batch: bool = option(False, only_if=("name", "fsdp"))
+    """Add up gradients over processes after each micro-batch, not once a step: they are sent as
+    often, and no process holds those of the whole model (4 bytes a parameter)."""
 
     deepspeed_config: str | None = option(None, only_if=("name", "zero1", "zero2", "zero3"))
     """DeepSpeed's own settings, a JSON file. None: this project's configs/deepspeed/<name>.json."""

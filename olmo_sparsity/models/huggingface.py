@@ -362,13 +362,16 @@ class HuggingFaceLM(nn.Module):
         head = cast(nn.Module, self.model.get_output_embeddings())
         return head(hidden).to(hidden.device)
 
-    def checkpoint_activations(self, every: int = 1) -> None:
+    @property
+    def layers(self) -> list[Any]:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
+        return [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+    def checkpoint_activations(self, every: int = 1) -> None:
         older = self.model.gradient_checkpointing_enable  # the name in early releases of 5
         getattr(self.model, "activation_checkpointing_enable", older)({"use_reentrant": False})
-        layers = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(self.layers):
             layer.gradient_checkpointing = number % every == 0
 
 

@@ -28,6 +28,10 @@ def build_engine(
     if name.startswith("zero"):
         settings = deepspeed_settings(engine, training, world_size)
         return ZeroEngine(model, training, optimizer, processes, settings, source)
+    if name == "fsdp":
+        from olmo_sparsity.training.fsdp_engine import FSDPEngine  # imports DTensor, for a second
+
+        return FSDPEngine(model, training, optimizer, processes, engine, source)
     is_ddp = name == "ddp" or (name == "auto" and world_size > 1)
     return (DDPEngine if is_ddp else Engine)(model, training, optimizer, processes)
 

@@ -66,6 +66,9 @@ class Engine:
 
     title = "one process"
 
+    compiles_each_layer = False
+    """Also where a model has few layers."""
+
     optimizer: Any
 
     def __init__(
@@ -85,7 +88,7 @@ class Engine:
         if training.activation_checkpointing:
             model.checkpoint_activations(training.checkpoint_every)
         if training.compile:
-            compile_model(model)
+            compile_model(model, self.compiles_each_layer)
         self.prepare(optimizer)
 
     def place(self, model: Any) -> Any:
@@ -138,14 +141,17 @@ class Engine:
     def update(self, learning_rate: float, is_skipped: Callable[[Tensor], bool]) -> Tensor:
         """`is_skipped`: of a gradient norm."""
         limit = self.training.max_grad_norm
-        limit = float("inf") if limit is None else limit
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = self.clip_gradients(float("inf") if limit is None else limit)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if not is_skipped(norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def clip_gradients(self, limit: float) -> Tensor:
+        """Scale all gradients such that their norm is at most `limit`; return the norm before."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), limit)
 
     def token_losses(self, batch: Batch) -> Tensor:
         """nll_BL of this process's rows. Every process must call it equally often."""
@@ -254,7 +260,12 @@ def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Ten
 # --- graphs and kernels ---------------------------------------------------------------------------
 
 
-def compile_model(model: Any) -> None:
+def layers_of(model: Any) -> list[nn.Module]:
+    """The layers of the model, in order."""
+    return model.layers if isinstance(model, HuggingFaceLM) else model.blocks
+
+
+def compile_model(model: Any, each_layer: bool = False) -> None:
     """One graph for each shape (of training, its stages, evaluations), and always the same: one of
     any shape, which PyTorch otherwise makes when it sees a second, would depend on where a run
     begins."""
@@ -262,12 +273,13 @@ def compile_model(model: Any) -> None:
     if isinstance(model, HuggingFaceLM):
         model.keep_own_attention()
     keep_out_of_graphs()
-    blocks = getattr(model, "blocks", ())
-    if len(blocks) < COMPILED_BY_BLOCK:
-        model.hidden = torch.compile(model.hidden, dynamic=False)
+    layers = layers_of(model)
+    is_long = len(layers) >= COMPILED_BY_BLOCK and not isinstance(model, HuggingFaceLM)
+    if each_layer or is_long:
+        for layer in layers:  # which share one graph
+            layer.forward = torch.compile(layer.forward, dynamic=False)
     else:
-        for block in blocks:  # which share one graph
-            block.forward = torch.compile(block.forward, dynamic=False)
+        model.hidden = torch.compile(model.hidden, dynamic=False)
 
 
 # --- devices ------------------------------------------------------------------------------------

@@ -68,8 +68,19 @@ def activation_bytes(
     return (kept * layers + 10) * of_width + loss
 
 
-def state_bytes(precision: Precision, parameters: int, engine: str = "ddp", count: int = 1) -> int:
-    """Weights, gradients and optimizer of a process, one of `count`; docs/train.md has a table."""
+def state_bytes(
+    precision: Precision,
+    parameters: int,
+    engine: str = "ddp",
+    count: int = 1,
+    whole_gradients: bool = False,
+) -> int:
+    """Weights, gradients and optimizer of a process, one of `count`; docs/train.md has a table.
+    `whole_gradients`: with fsdp, those of micro-batches are added up before they are shared out."""
+    if engine == "fsdp":
+        # Gathered weights, their gradients and what is sent of them, of some layers at a time.
+        in_use = min(4 * parameters, 2**27)
+        return int(16 * parameters / count + (4 * parameters if whole_gradients else 0) + in_use)
     stage = int(engine[-1]) if engine.startswith("zero") else 0
     if stage == 0:  # bf16 adds a cast copy of the weights
         return parameters * (16 + (2 if precision == "bf16" else 0))
@@ -143,7 +154,15 @@ def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
 
 def state_of(config: RunConfig, hardware: Hardware) -> int:
     parameters = count_parameters(without_memory(config.model))
-    return state_bytes(config.training.precision, parameters, config.engine.name, hardware.count)
+    training, engine, share = config.training, config.engine, hardware.count
+    if engine.name == "fsdp" and engine.shard_over == "node":
+        share = hardware.count // hardware.nodes
+    micro = training.micro_batch_size or training.batch_size // hardware.count
+    accumulates = training.micro_batch_size is not None and (
+        training.micro_batch_size == 0 or micro < training.batch_size // hardware.count
+    )
+    whole_gradients = accumulates and not engine.reduce_every_micro_batch
+    return state_bytes(training.precision, parameters, engine.name, share, whole_gradients)
 
 
 def without_memory(sizes: ModelConfig) -> nn.Module:
@@ -187,7 +206,7 @@ def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
         lines["batch"] = f"{below} = {count} processes × {below // count}"
     if hardware.gpu and hardware.gpu.tflops:
         lines |= _time(config, hardware, parameters, flops)
-    engines = ("ddp", "zero1", "zero2", "zero3") if count > 1 else (config.engine.name,)
+    engines = ("ddp", "fsdp", "zero1", "zero2", "zero3") if count > 1 else (config.engine.name,)
     for engine in engines:
         lines[f"memory of a process, {engine}"] = _memory(config, hardware, engine)
     saved, kept = 12 * parameters, config.checkpoint
@@ -247,6 +266,9 @@ def _time(config: RunConfig, hardware: Hardware, parameters: int, flops: float) 
 def sent_bytes(engine: str, parameters: int, precision: Precision, num_micro_batches: int) -> float:
     """Of a process in a step, (N − 1)/N of which a ring sends; an all-reduce counts twice."""
     size = parameters * (2 if precision == "bf16" and engine.startswith("zero") else 4)
+    if engine == "fsdp":  # gathers weights twice a micro-batch, and reduces in fp32 once a step
+        gathered = parameters * (2 if precision == "bf16" else 4)
+        return 2 * gathered * num_micro_batches + 4 * parameters
     if engine == "zero1":
         return 3 * size
     if engine == "zero2":
@@ -274,5 +296,5 @@ def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
     if needed > hardware.memory:
         sizes = f"{needed / 2**30:.1f} GiB a device, of {hardware.memory / 2**30:.1f}"
         raise ConfigError(
-            f"engine.name={config.engine.name} needs {sizes}; take more GPUs, or zero3"
+            f"engine.name={config.engine.name} needs {sizes}; take more GPUs, or fsdp"
         )

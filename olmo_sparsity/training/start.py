@@ -133,7 +133,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
             held.enter_context(open_run_folder(run_folder, settings, text))
         torch.manual_seed(config.seed)
         source = None
-        if config.engine.name == "zero3" and config.model.architecture == "olmo":
+        if config.engine.name in ("fsdp", "zero3") and config.model.architecture == "olmo":
             source = Deferred(partial(build_model, config.model))
         model = build_model(config.model) if source is None else source.model
         length = config.training.length

@@ -29,7 +29,7 @@ from tests.conftest import data_section, small_run
 from tests.support import children
 
 NUM_STEPS = 20
-ENGINES = ["ddp", "zero1", "zero2", "zero3"]
+ENGINES = ["ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,9 @@ def test_steps_are_the_same_on_every_engine(
     assert (found["world_size"], found["backend"]) == (2, "gloo")
     if engine == "ddp":
         assert found["class"] == "DistributedDataParallel"
+    elif engine == "fsdp":
+        assert found["class"] == "torch.distributed.fsdp.fully_shard"
+        assert found["mesh"] == [2]
     else:
         assert found["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
         assert found["zero_stage"] == int(engine[-1])
@@ -130,9 +133,9 @@ def ddp_in_bf16(settings: dict) -> Path:
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("engine", ["fsdp", "zero1", "zero2", "zero3"])
 def test_bf16_follows_ddp(settings: dict, ddp_in_bf16: Path, engine: str) -> None:
-    """DDP casts inside matmuls, DeepSpeed keeps bf16 weights and an fp32 copy: near, not equal."""
+    """DDP casts inside matmuls, the others compute in bf16 weights: near, not equal."""
     given = on(settings, f"bf16-{engine}", engine, training=BF16, checkpoint={"interval_steps": 8})
     ours = finish(given)
     assert curve(ours) == pytest.approx(curve(ddp_in_bf16), rel=3e-3)
@@ -203,14 +206,26 @@ def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
     assert curve(asked["run_folder"]) == curve(whole("zero2"))
 
 
+ALL_ENGINES = [("zero2", 2), ("zero3", 2), ("single", 1), ("zero1", 4), ("ddp", 2)]
+TO_AND_FROM_FSDP = [("fsdp", 2), ("zero3", 2), ("fsdp", 4), ("ddp", 2), ("fsdp", 1), ("zero1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("relay", "last"),
+    [
+        pytest.param(ALL_ENGINES, ("zero2", 1), id="all"),
+        pytest.param(TO_AND_FROM_FSDP, ("fsdp", 2), id="fsdp", marks=pytest.mark.accept),
+    ],
+)
 def test_every_engine_goes_on_from_the_checkpoint_of_another(
-    settings: dict, one_process: Path
+    settings: dict, one_process: Path, relay: list[tuple[str, int]], last: tuple[str, int]
 ) -> None:
-    relay = [("zero2", 2), ("zero3", 2), ("single", 1), ("zero1", 4), ("ddp", 2)]
+    name = f"relay-{last[0]}"
     for leg, (engine, world_size) in enumerate(relay, start=1):
-        saved = interrupt(on(settings, "relay", engine), 3, "SIGTERM", world_size)
+        saved = interrupt(on(settings, name, engine), 3, "SIGTERM", world_size)
         assert saved == 3 * leg, "each takes three steps"
-    folder = finish(on(settings, "relay", "zero2"), world_size=1)
+    engine, world_size = last
+    folder = finish(on(settings, name, engine), world_size)
     assert curve(folder) == pytest.approx(curve(one_process), rel=1e-4)
 
 
@@ -259,7 +274,14 @@ def find_a_jump() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "precision"),
-    [("ddp", "fp32"), ("zero1", "fp32"), ("zero1", "bf16"), ("zero2", "bf16"), ("zero3", "fp32")],
+    [
+        ("ddp", "fp32"),
+        ("fsdp", "bf16"),
+        ("zero1", "fp32"),
+        ("zero1", "bf16"),
+        ("zero2", "bf16"),
+        ("zero3", "fp32"),
+    ],
 )
 def test_a_step_that_one_process_skips_is_skipped_by_all(
     settings: dict, engine: str, precision: str

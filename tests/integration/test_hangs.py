@@ -53,7 +53,7 @@ def in_a_save() -> None:
 
 CASES = [
     pytest.param(engine, place, rank, marks=() if is_quick else pytest.mark.accept)
-    for engine in ("ddp", "zero1", "zero2", "zero3")
+    for engine in ("ddp", "fsdp", "zero1", "zero2", "zero3")
     for place in (in_a_step, in_an_evaluation, in_a_save)
     for rank in ((1, 0) if (engine, place) == ("ddp", in_a_step) else (1,))
     for is_quick in [(engine, place, rank) == ("ddp", in_a_step, 1)]

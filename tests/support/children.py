@@ -36,6 +36,7 @@ forkserver.set_forkserver_preload(
         "pytest",
         "hypothesis",
         "olmo_sparsity.training.loop",
+        "olmo_sparsity.training.fsdp_engine",
         "olmo_sparsity.models.olmo",
         "olmo_sparsity.analysis.measurement.measurement",
         "transformers.models.llama.modeling_llama",  # as `export` does

@@ -1,0 +1,179 @@
+"""Train with PyTorch's `fully_shard`: a process holds a part of each weight, gradient and moment.
+
+The weights of a layer are gathered when it computes, forward and backward, and dropped afterwards,
+so that no process ever holds the whole model. The parts are fp32. With training.precision=bf16
+weights are gathered in bf16, layers compute in bf16, and gradients are summed in fp32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.training.distributed import Processes, start_alone
+from olmo_sparsity.training.engine import Engine, adam_state, layers_of
+from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
+from olmo_sparsity.training.optim import build_optimizer
+
+
+class FSDPEngine(Engine):
+    # A graph of several layers would need the weights of all of them at once.
+    compiles_each_layer = True
+
+    def __init__(
+        self,
+        model: Any,
+        training: TrainingConfig,
+        optimizer: OptimizerConfig,
+        processes: Processes,
+        settings: EngineConfig,
+        source: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`source`: the weights of a model without memory, of which each process makes one at a
+        time and keeps its part."""
+        self.settings = settings
+        self.source = source
+        super().__init__(model, training, optimizer, processes)
+
+    def place(self, model: Any) -> Any:
+        # `fully_shard` moves one layer at a time to the device, and keeps a part of it.
+        return model
+
+    def prepare(self, optimizer: OptimizerConfig) -> None:
+        start_alone()  # if there is only one process
+        with self.processes.agree():
+            check_ranks(self.settings, self.processes)
+        self.mesh = build_mesh(self.device, self.settings, self.processes)
+        self.shard()
+        if self.source is not None:
+            self.fill(self.source)
+            self.source = None
+        self.optimizer = build_optimizer(self.model, optimizer)
+        sizes = " × ".join(map(str, self.mesh.shape))
+        self.title = f"fully_shard, {sizes} process{'es' * (self.mesh.size() > 1)}"
+
+    def shard(self) -> None:
+        in_bf16 = self.training.precision == "bf16"
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if in_bf16 else None,
+            reduce_dtype=torch.float32,
+            # Angles and biases stay in fp32, as on the other engines.
+            cast_forward_inputs=False,
+        )
+        for layer in layers_of(self.model):
+            fully_shard(layer, mesh=self.mesh, mp_policy=policy)
+        # What is left is used before the first layer and after the last one: embeddings, last norm.
+        fully_shard(self.losses, mesh=self.mesh, mp_policy=policy)
+        for module in self.losses.modules():
+            if isinstance(module, FSDPModule):
+                # The loss of each process is divided by the labels of all, so gradients are added.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    @torch.no_grad()
+    def fill(self, source: Mapping[str, Tensor]) -> None:
+        self.losses.to_empty(device=self.device)
+        for name, parameter in self.model.named_parameters():
+            first, own = self.own_rows(parameter)
+            own.copy_(source[name][first : first + len(own)])
+
+    def own_rows(self, sharded: Tensor) -> tuple[int, Tensor]:
+        """Return the number of the first row that this process holds, and its rows."""
+        num_shards = self.mesh.size(self.mesh.ndim - 1)
+        rows_of_each = -(-len(sharded) // num_shards)  # the last processes may hold fewer, or none
+        first = min(len(sharded), rows_of_each * self.mesh.get_local_rank(self.mesh.ndim - 1))
+        return first, cast(DTensor, sharded).to_local()
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()  # the gathered weights themselves are bf16
+
+    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
+        root = cast(FSDPModule, self.losses)
+        if self.settings.reduce_every_micro_batch:
+            root.set_requires_all_reduce(last)  # between nodes once a step
+        else:
+            root.set_requires_gradient_sync(last)
+        return super().backward(part, num_labels, last)
+
+    def clip_gradients(self, limit: float) -> Tensor:
+        parameters = list(self.model.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = cast(DTensor, nn.utils.get_total_norm(gradients)).full_tensor()
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm
+
+    def token_losses(self, batch: Batch) -> Tensor:
+        nll_BL = super().token_losses(batch)
+        # Embeddings stay gathered after a forward pass, for the backward pass that usually follows.
+        cast(FSDPModule, self.losses).reshard()
+        return nll_BL
+
+    # --- state for checkpoints ------------------------------------------------------------------
+
+    def full(self, weight: Tensor) -> Tensor:
+        return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+    def copy_moments(self) -> Callable[[Path], Path]:
+        # Each node may hold a whole copy; they take turns in saving.
+        num_copies = self.mesh.size(0) if self.mesh.ndim == 2 else 1
+        own_copy = self.mesh.get_local_rank(0) if self.mesh.ndim == 2 else 0
+        parts = (part for n, part in enumerate(self.moments()) if n % num_copies == own_copy)
+        return copy_moments(parts, self.processes.rank, self.processes.world_size)
+
+    def moments(self) -> Iterator[MomentSlice]:
+        for name, parameter in self.model.named_parameters():
+            state = adam_state(self.optimizer, parameter)
+            first, _ = self.own_rows(parameter)
+            row = parameter[0].numel()
+            local = {key: cast(DTensor, state[key]).to_local().view(-1) for key in KEYS}
+            yield MomentSlice(name, first * row, local)
+
+    def describe(self) -> dict[str, Any]:
+        policy = "bf16" if self.training.precision == "bf16" else "fp32"
+        return super().describe() | {
+            "class": "torch.distributed.fsdp.fully_shard",
+            "mesh": list(self.mesh.shape),
+            "gathered_in": policy,
+        }
+
+
+def check_ranks(settings: EngineConfig, processes: Processes) -> None:
+    """Refuse processes of a node that are not numbered in a row, as torchrun numbers them."""
+    if settings.shard_over == "all":
+        return
+    rank, local_rank, local_size = processes.rank, processes.local_rank, processes.local_world_size
+    if processes.world_size % local_size or rank % local_size != local_rank:
+        numbers = f"process {rank} of {processes.world_size} is {local_rank} of {local_size} here"
+        raise ConfigError(
+            f"engine.shard_over=node needs nodes of equal size whose processes are numbered in a "
+            f"row, but {numbers}; launch with srun --distribution=block, or set it to all"
+        )
+
+
+def build_mesh(device: torch.device, settings: EngineConfig, processes: Processes) -> DeviceMesh:
+    """Return all processes, which share one copy of the model, or a row of them for each node."""
+    ranks = torch.arange(processes.world_size)
+    if settings.shard_over == "all":
+        return DeviceMesh(device.type, ranks)
+    ranks = ranks.view(-1, processes.local_world_size)
+    # As long as the group of all processes: the watchdog must come first.
+    patience = timedelta(seconds=settings.work_timeout_s + 60)
+    within_node, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=patience)
+    between_nodes, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=patience)
+    groups = [between_nodes, within_node]
+    names = ("nodes", "processes_of_a_node")
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
