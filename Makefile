@@ -133,8 +133,8 @@ ABOUT ?= hub:allenai/c4:en:validation
 # Both readings of a model that is taught to copy: passages that repeat, then Wikipedia.
 positive-control: install
 	$(BIN)/olmo-sparsity prepare configs/quick.yaml
-	$(BIN)/olmo-sparsity train configs/repeated.yaml
-	$(BIN)/olmo-sparsity train configs/induction.yaml
+	$(BIN)/olmo-sparsity train study/configs/text/repeated.yaml
+	$(BIN)/olmo-sparsity train study/configs/text/induction.yaml
 	+$(side_by_side) $(call both,control)
 	$(BIN)/olmo-sparsity figure results/control_contextual results/control_isolated \
 		--labels "with their context,shown alone" --out results/positive_control.png

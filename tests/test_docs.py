@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tokenizers import Tokenizer
 
 from olmo_sparsity import attribute, estimate_cost, load_model
 from olmo_sparsity.command.cli import main
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.data.transform import load_transform
 from olmo_sparsity.models.gguf import cache_folder
 from olmo_sparsity.models.smollm2 import FILE
 from olmo_sparsity.training.loop import train
@@ -57,9 +60,24 @@ def test_commands_parse_and_name_files_that_exist(command: str) -> None:
     check_command(shlex.split(command)[1:])
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").iterdir()), ids=str)
-def test_the_grids_that_are_shipped(path: Path) -> None:
-    assert runs_of(f"configs/sweeps/{path.name}")
+GRIDS = [*(ROOT / "configs/sweeps").iterdir(), *(ROOT / "study/configs/text/sweeps").iterdir()]
+
+
+@pytest.mark.parametrize("path", sorted(GRIDS), ids=str)
+def test_the_grids_of_the_package_and_of_the_study(path: Path) -> None:
+    assert runs_of(str(path.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "study/configs/text").glob("*.yaml")), ids=str)
+def test_configs_of_the_study_name_a_transform_that_accepts_their_options(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config = load_config(path)
+    options = config.data.transform_options
+    if "planted" in options:  # the tokenizer of the tests has fewer tokens
+        options["planted"] |= {"num_tokens": 1, "num_values": 4}
+    assert load_transform(config.data, tokenizer, config.training.shortest) is not None
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "study/configs/tasks").glob("*.yaml")), ids=str)

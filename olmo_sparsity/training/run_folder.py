@@ -54,8 +54,9 @@ FREE_KEYS = (
     "training.micro_batch_size",
 )
 
-# What the tokenizer sets when a run starts.
+# What the tokenizer and the transform's file set when a run starts.
 RESOLVED_KEYS: tuple[str, ...] = (
+    "data.transform_sha256",
     "model.vocab_size",
     "model.embedding_size",
     "model.eos_token_id",

@@ -23,6 +23,7 @@ from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
+from olmo_sparsity.data.transform import load_transform, with_fingerprint
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
 from olmo_sparsity.models.exchange import change_of_angles, check_exportable, import_weights
@@ -178,8 +179,7 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         batch_size=config.training.batch_size,
         seed=config.seed,
         length_at=config.training.length_at,
-        planted=config.data.planted,
-        repeated=config.data.repeated,
+        transform=load_transform(config.data, shards.tokenizer, config.training.shortest),
         mask_documents=config.data.mask_documents,
         rank=processes.rank,
         world_size=processes.world_size,
@@ -273,7 +273,8 @@ def resolve(
         raise ConfigError(f"{model.vocab_size=} must be 0 or at least {shards.vocab_size}")
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
-    return for_hardware(replace(config, model=model), device, hardware)
+    data = with_fingerprint(config.data)
+    return for_hardware(replace(config, model=model, data=data), device, hardware)
 
 
 def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:
