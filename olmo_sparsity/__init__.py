@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
+    from olmo_sparsity.analysis.callbacks.olmo_core import OLMoCoreLosses
+    from olmo_sparsity.analysis.callbacks.trainer import TrainerLosses
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.results.results import compare, read_results, transfer
     from olmo_sparsity.analysis.results.statistics import summarize
-    from olmo_sparsity.analysis.scoring.score import score
+    from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place
     from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
     from olmo_sparsity.analysis.selectors.influence import influence_map
-    from olmo_sparsity.analysis.tracking.track import track
     from olmo_sparsity.models.load import load_model
     from olmo_sparsity.sources.documents import Answer, Segment
     from olmo_sparsity.text.documents import Controls, Document, Documents
@@ -28,18 +29,19 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "analysis.api": "attribute estimate_cost explain measure",
-    "analysis.attribution.sources": "Answer Segment",
-    "analysis.inputs.documents": "Controls Document Documents",
-    "analysis.inputs.texts": "open_documents",
-    "analysis.inputs.windows": "Windows",
+    "analysis.callbacks.olmo_core": "OLMoCoreLosses",
+    "analysis.callbacks.trainer": "TrainerLosses",
+    "sources.documents": "Answer Segment",
+    "text.documents": "Controls Document Documents",
+    "text.inputs": "open_documents",
+    "text.windows": "Windows",
     "analysis.measurement.recovery": "recover",
-    "analysis.models.load": "load_model",
+    "models.load": "load_model",
     "analysis.results.results": "compare read_results transfer",
     "analysis.results.statistics": "summarize",
-    "analysis.scoring.score": "score",
+    "analysis.scoring.losses_by_place": "losses_by_place",
     "analysis.scoring.scorer": "Scorer context_losses",
     "analysis.selectors.influence": "influence_map",
-    "analysis.tracking.track": "track",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -48,8 +50,10 @@ __all__ = [
     "Controls",
     "Document",
     "Documents",
+    "OLMoCoreLosses",
     "Scorer",
     "Segment",
+    "TrainerLosses",
     "Windows",
     "__version__",
     "attribute",
@@ -59,13 +63,12 @@ __all__ = [
     "explain",
     "influence_map",
     "load_model",
+    "losses_by_place",
     "measure",
     "open_documents",
     "read_results",
     "recover",
-    "score",
     "summarize",
-    "track",
     "transfer",
 ]
 

@@ -7,13 +7,13 @@
 
 Planted text is ground truth for selectors. K marks, one of each of K alphabets of M tokens, replace
 tokens at random places; a cue and the answer come later. By default each of the M^K combinations of
-marks has its own answer token, and each mark gives 1/K of its ln M^K nats. With `together` the marks
-are pieces of one of M words, and fewer than K of them say nothing. All are the last tokens of the
-vocabulary.
+marks has its own answer token, and each mark gives 1/K of its ln M^K nats. With `together` the
+marks are pieces of one of M words, and fewer than K of them say nothing. All are the last tokens of
+the vocabulary.
 
-A repeated passage teaches a model to copy (induction), if it is too small to learn it from text. All
-tokens of a random passage differ, so that each has one successor. Its first occurrence cannot be
-predicted and is not trained on.
+A repeated passage teaches a model to copy (induction), if it is too small to learn it from text.
+All tokens of a random passage differ, so that each has one successor. Its first occurrence cannot
+be predicted and is not trained on.
 
 Dimension key: L length, K marks of a dependency, M tokens of an alphabet."""
 
@@ -126,7 +126,9 @@ class Planting:
         usable = ordinary_tokens(tokenizer)
         if count > len(usable) // 2:
             needed = f"{count} tokens, more than half of the {len(usable)} of the vocabulary"
-            raise ConfigError(f"{OPTIONS}.planted: num_tokens={num_marks}, {num_values=} need {needed}")
+            raise ConfigError(
+                f"{OPTIONS}.planted: num_tokens={num_marks}, {num_values=} need {needed}"
+            )
         own = np.array(usable[-count:])
         marks = num_marks * num_values
         marks_KM = own[:marks].reshape(num_marks, num_values)

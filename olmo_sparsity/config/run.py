@@ -88,8 +88,10 @@ def _schedule(config: RunConfig) -> Rules:
     optimizer, num_stable = config.optimizer, training.num_steps - config.optimizer.warmup_steps
     if config.init_from is not None and config.branch_from is not None:
         yield f"init_from and branch_from={config.branch_from} exclude each other"
-    if 0 < evaluation.track < 8:
-        yield f"{evaluation.track=} must be 0 or at least 8"
+    if 0 < evaluation.documents < 8:
+        yield f"{evaluation.documents=} must be 0 or at least 8"
+    if evaluation.document_length is not None and not evaluation.documents:
+        yield f"{evaluation.document_length=} is set, but evaluation.documents=0 reads none"
     beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
     if beyond:
         yield f"checkpoint.keep_steps={beyond} must lie between 1 and {training.num_steps=}"

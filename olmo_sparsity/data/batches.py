@@ -20,6 +20,7 @@ from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.transform import Transform, apply
 from olmo_sparsity.text.vocabulary import IGNORED
 
+
 @dataclass
 class Batch:
     tokens_BL: Tensor

@@ -44,7 +44,9 @@ def load_transform(data: DataConfig, tokenizer: Tokenizer, shortest: int) -> Tra
     try:
         inspect.signature(make).bind(tokenizer, shortest, **data.transform_options)
     except TypeError as error:
-        raise ConfigError(f"data.transform_options does not fit {data.transform}: {error}") from None
+        raise ConfigError(
+            f"data.transform_options does not fit {data.transform}: {error}"
+        ) from None
     transform: Transform = make(tokenizer, shortest, **data.transform_options)
     return transform
 

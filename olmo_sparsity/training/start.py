@@ -104,13 +104,10 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         share = processes.rank, processes.world_size
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
         config = resolve(config, shards, device, Hardware.here(device, processes.world_size))
-        if config.evaluation.track or config.evaluation.lm_eval:  # imports the tool
-            from olmo_sparsity.training.tracking import Tasks, Tracking
+        if config.evaluation.lm_eval:
+            from olmo_sparsity.training.lm_eval_tasks import Tasks
 
-            if config.evaluation.track:
-                measures["track"] = Tracking(config, heldout, device, processes)
-            if config.evaluation.lm_eval:
-                measures["lm_eval"] = Tasks(config, heldout.tokenizer, device, processes)
+            measures["lm_eval"] = Tasks(config, heldout.tokenizer, device, processes)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()
         settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
@@ -313,7 +310,7 @@ def cost_of(
     device = own_device(config.training.device, Processes())
     check_sinks(config.logging)
     if config.evaluation.lm_eval:
-        from olmo_sparsity.training.tracking import load_tasks
+        from olmo_sparsity.training.lm_eval_tasks import load_tasks
 
         load_tasks(config.evaluation.lm_eval)
     named, missing = hardware is not None, dict[str, str]()

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.run import config_from_dict, load_saved_config, save_config
+from olmo_sparsity.config.run import config_from_dict, flatten, load_saved_config, save_config
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}

@@ -56,13 +56,10 @@ def test_a_function_of_the_users_changes_some_sequences(shards: TokenShards, rul
     plain = batches(shards, DataConfig())[0]
     data = DataConfig(transform=f"{rules}:reverse_some", transform_options={"share": 0.3})
     changed = batches(shards, data)[0]
-    is_same = [
-        (a == b).all() for a, b in zip(plain.tokens_BL.numpy(), changed.tokens_BL.numpy())
-    ]
+    pairs = [*zip(plain.tokens_BL.numpy(), changed.tokens_BL.numpy(), strict=True)]
+    is_same = [bool((before == after).all()) for before, after in pairs]
     assert 0 < np.mean(is_same) < 1
-    for before, after, same in zip(
-        plain.tokens_BL.numpy(), changed.tokens_BL.numpy(), is_same, strict=True
-    ):
+    for (before, after), same in zip(pairs, is_same, strict=True):
         np.testing.assert_array_equal(after, before if same else before[::-1])
     assert (changed.labels_BL[:, :-1] == changed.tokens_BL[:, 1:]).all()
 

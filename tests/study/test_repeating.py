@@ -71,7 +71,10 @@ def test_what_cannot_be_drawn_is_refused(shards: TokenShards) -> None:
         ({"repeated": {"of": "text"}}, "nothing changes"),
         ({"planted": {"share": 0.5, "num_tokens": 16}}, "num_tokens=16"),
         (
-            {"repeated": {"share": 0.6, "max_length": 7, "min_length": 2}, "planted": {"share": 0.6}},
+            {
+                "repeated": {"share": 0.6, "max_length": 7, "min_length": 2},
+                "planted": {"share": 0.6},
+            },
             "more than 1",
         ),
         ({"planted": {"shares": 0.5}}, "did you mean 'share'"),
