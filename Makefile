@@ -51,7 +51,7 @@ test-base: .venv-base/installed
 	folder=$$(mktemp -d) && \
 	$(BASE)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $$folder . && \
 	$(BASE)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $$folder/*.whl && \
-	cp tests/wheel/*.py docs/track.md $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
+	cp tests/wheel/*.py $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
 	$(CURDIR)/$(BASE)/python -P -m pytest -q -W error --timeout 600 test_base.py && rm -rf $$folder
 
 # llama.cpp in this process and behind a server of llama-cpp-python, with SmolLM2. pip compiles it once, without its

@@ -89,7 +89,6 @@ def test_task_presets_are_whole(path: Path) -> None:
 
 SMALLER = {
     "measure": "--long all --short 8 --stride 16 --ks 1,2 --draws 1",
-    "score": "--contexts 32,64 --local 16",
 }
 
 
