@@ -40,9 +40,9 @@ BATCH_CHARACTERS = 2**21  # As in prepare: what differs is the work around the t
 
 
 def measure_bare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
+    from olmo_sparsity.config.text import CorpusConfig
     from olmo_sparsity.data.tokenizer import load_tokenizer
     from olmo_sparsity.text.corpus import read_documents
-    from olmo_sparsity.text.records import CorpusConfig
 
     batches: list[list[str]] = [[]]
     num_characters = 0
@@ -62,10 +62,9 @@ def measure_bare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], o
 
 
 def measure_prepare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
-    from olmo_sparsity.config.text import DataConfig, TokenizerConfig
+    from olmo_sparsity.config.text import CorpusConfig, DataConfig, TokenizerConfig
     from olmo_sparsity.data.shards import SPLITS
     from olmo_sparsity.data.tokens import prepare
-    from olmo_sparsity.text.records import CorpusConfig
 
     data = DataConfig(
         folder=f"{scratch}/prepared",
@@ -141,8 +140,8 @@ def call_contestant(name: str, part: str, tokenizer_name: str) -> dict[str, Any]
 
 
 def write_corpus(folder: Path, megabytes: int) -> list[Path]:
+    from olmo_sparsity.config.text import CorpusConfig
     from olmo_sparsity.text.corpus import read_documents
-    from olmo_sparsity.text.records import CorpusConfig
 
     texts = [document.text for document in read_documents(CorpusConfig("embedded"))]
     rng = random.Random(0)

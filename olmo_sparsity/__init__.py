@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
+    from olmo_sparsity.analysis.api import estimate_cost, explain, measure
     from olmo_sparsity.analysis.callbacks.olmo_core import OLMoCoreLosses
     from olmo_sparsity.analysis.callbacks.trainer import TrainerLosses
     from olmo_sparsity.analysis.measurement.recovery import recover
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
     from olmo_sparsity.analysis.selectors.influence import influence_map
     from olmo_sparsity.models.load import load_model
+    from olmo_sparsity.sources.attribute import attribute
     from olmo_sparsity.sources.documents import Answer, Segment
     from olmo_sparsity.text.documents import Controls, Document, Documents
     from olmo_sparsity.text.inputs import open_documents
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "analysis.api": "attribute estimate_cost explain measure",
+    "analysis.api": "estimate_cost explain measure",
     "analysis.callbacks.olmo_core": "OLMoCoreLosses",
     "analysis.callbacks.trainer": "TrainerLosses",
+    "sources.attribute": "attribute",
     "sources.documents": "Answer Segment",
     "text.documents": "Controls Document Documents",
     "text.inputs": "open_documents",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.config.sections import RunConfig
     from olmo_sparsity.data.shards import TokenShards
-    from olmo_sparsity.models.load import LoadedModel
+    from olmo_sparsity.models.loaded import LoadedModel
 
 VOCAB = 512
 
@@ -229,7 +229,7 @@ def small_task(output: Path) -> dict[str, Any]:
 
 def named(name: str, tokenizer: Tokenizer | None, vocab_size: int = VOCAB) -> LoadedModel:
     """Somebody's model, of which nothing is computed."""
-    from olmo_sparsity.models.load import LoadedModel
+    from olmo_sparsity.models.loaded import LoadedModel
 
     model: Any = type("Sized", (), {"vocab_size": vocab_size})()
     return LoadedModel(model, tokenizer, name, 1, None, "weights")

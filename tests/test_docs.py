@@ -16,11 +16,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from olmo_sparsity import attribute, estimate_cost, load_model
+from olmo_sparsity.base.folders import cache_folder
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.transform import load_transform
-from olmo_sparsity.models.gguf import cache_folder
 from olmo_sparsity.models.smollm2 import FILE
 from olmo_sparsity.training.loop import train
 from study.benchmarks import engines

@@ -1,4 +1,4 @@
-"""Imports point one way: the tool never imports the reproduction, and there are no circles."""
+"""Imports point one way, late imports included: from a floor to floors below it, in no circle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -16,34 +15,18 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "olmo_sparsity"
 MODULES = sorted(PACKAGE.glob("**/*.py"))
 
-GROUND = {"errors", "extend", "conform", "runtime", "io", "folders", "drawing", "settings"} | {
-    "streams"
+FLOORS: dict[str, set[str]] = {
+    "base": set(),
+    "config": {"base"},
+    "text": {"base", "config"},
+    "models": {"base", "config", "text"},
+    "data": {"base", "config", "text", "models"},
+    "training": {"base", "config", "text", "models", "data"},
+    "analysis": {"base", "config", "text", "models"},
+    "sources": {"base", "config", "text", "models", "analysis"},
 }
-TOOL = {*GROUND, "analysis"}
-MODELS = {*TOOL, "config", "data", "model"}
-# What each package may import, besides itself. The command line may import everything.
-ALLOWED = {
-    "errors": set(),
-    "extend": {"errors"},
-    "conform": set(),
-    "runtime": {"errors"},
-    "io": {"errors", "conform", "runtime"},
-    "folders": {"errors", "conform", "runtime", "io"},
-    "drawing": {"errors", "io"},
-    "streams": set(),
-    "settings": {"errors", "conform", "io"},
-    "analysis": GROUND,
-    "config": TOOL,
-    "data": {*TOOL, "config"},  # neither of these two knows the other
-    "model": {*TOOL, "config"},
-    "training": MODELS,
-    "sweep": {*MODELS, "training"},
-}
-# The packages of the tool, each of which imports only those above it.
-ORDER = [
-    *("settings", "inputs", "kernels", "engines", "models", "results", "report", "scoring"),
-    *("selectors", "measurement", "explain", "attribution", "api"),
-]
+"""What each package may import besides itself. The command line and the public names may import
+everything."""
 
 
 def name_of(path: Path) -> str:
@@ -52,51 +35,69 @@ def name_of(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
-
-EXCEPT = {
-    f"olmo_sparsity.{name}": {f"olmo_sparsity.{other}" for other in others}
-    for name, others in {
-        # One line in a method, so that a result draws its own figure.
-        "analysis.results.results": {"analysis.report.figures"},
-        # `--help` reads the settings, and takes no numpy.
-        "analysis.settings": {"analysis.inputs.windows"},
-    }.items()
-}
-"""Imports against the order, each with its reason."""
 
 NAMES = {name_of(path): path for path in MODULES if path.stem != "__init__"}
 
 
 def imports_of(name: str) -> set[str]:
     """Return modules of the package that a module imports: at once, in a function, for types."""
-    found = imports(NAMES[name])
-    found = found | {other.rpartition(".")[0] for other in found}
-    return found & NAMES.keys() - {name}
+    direct = imports(NAMES[name])
+    parents = {other.rpartition(".")[0] for other in direct}
+    return (direct | parents) & NAMES.keys() - {name}
 
 
 @cache
 def graph() -> dict[str, set[str]]:
-    return {name: imports_of(name) - EXCEPT.get(name, set()) for name in NAMES}
+    return {name: imports_of(name) for name in NAMES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_packages_import_only_what_lies_below(path: Path) -> None:
-    package = name_of(path).split(".")[1:2]
-    if package and package[0] in ALLOWED:
-        found = imports(path)
-        assert not any(name.split(".")[0] == "analysis" for name in found)
-        ours = {name.split(".")[1] for name in found if name.startswith("olmo_sparsity.")}
-        packages = {inner.stem for inner in PACKAGE.iterdir()}
-        assert ours & packages <= {*ALLOWED[package[0]], package[0]}
+def reached_from(start: str) -> set[str]:
+    """Return all modules that importing `start` may import, at once or later."""
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += graph()[name]
+    return reached
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_a_floor_imports_only_floors_below_it(floor: str) -> None:
+    for name in NAMES:
+        package = name.split(".")[1]
+        if package != floor:
+            continue
+        for imported in graph()[name]:
+            assert imported.split(".")[1] in {floor, *FLOORS[floor]}, f"{name} imports {imported}"
+
+
+def test_every_package_is_a_floor() -> None:
+    packages = {name.split(".")[1] for name in NAMES if name.count(".") > 1}
+    assert packages == {*FLOORS, "command"}
+
+
+def test_training_reaches_no_analysis_no_server_and_no_gguf() -> None:
+    for name in reached_from("olmo_sparsity.training.loop"):
+        assert not name.startswith(("olmo_sparsity.analysis.", "olmo_sparsity.sources."))
+        assert "gguf" not in name
+
+
+def test_analysis_reaches_neither_training_nor_sources() -> None:
+    for start in NAMES:
+        if start.startswith("olmo_sparsity.analysis."):
+            for name in reached_from(start):
+                assert not name.startswith(("olmo_sparsity.training.", "olmo_sparsity.sources."))
 
 
 def test_the_package_never_imports_the_study() -> None:
@@ -105,35 +106,15 @@ def test_the_package_never_imports_the_study() -> None:
         assert not found & {"study", "benchmarks", "tests"}, name_of(path)
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_packages_of_the_tool_import_only_those_above_them(name: str) -> None:
-    folder = PACKAGE / "analysis" / name
-    above = {*takewhile(lambda other: other != name, ORDER), name}
-    for path in folder.glob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
-        for found in graph().get(name_of(path), set()):
-            if found.startswith("olmo_sparsity.analysis."):
-                assert found.split(".")[2] in above, f"{name_of(path)} imports {found}"
-
-
-def test_nothing_of_the_analysis_is_reachable_from_the_training_loop() -> None:
-    """Imports inside functions count, too."""
-    seen, waiting = set[str](), ["olmo_sparsity.training.loop"]
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            waiting += imports_of(name)
-    assert "olmo_sparsity.training.lm_eval_tasks" in seen
-    assert not [name for name in seen if name.startswith("olmo_sparsity.analysis.")]
-
-
 def test_no_circle_of_imports() -> None:
-    TopologicalSorter(graph()).prepare()  # CycleError names the circle
-
-
-def test_exceptions_are_needed() -> None:
-    for name, exceptions in EXCEPT.items():
-        assert exceptions <= imports_of(name), name
+    # One line in a method, so that a result draws its own figure.
+    results, figures = (
+        f"olmo_sparsity.analysis.{n}" for n in ("results.results", "report.figures")
+    )
+    without = {
+        name: others - {figures} if name == results else others for name, others in graph().items()
+    }
+    TopologicalSorter(without).prepare()  # CycleError names the circle
 
 
 def test_tests_import_no_tests() -> None:

@@ -1,4 +1,4 @@
-"""The entry points: `explain`, `attribute`, `measure`, and `estimate_cost` of a call to one.
+"""The entry points `explain` and `measure`, and `estimate_cost` of a call to one.
 
 Place in the flow: on top of the tool. Each function checks its options and hands them to the
 package that does the work, which is imported only then: importing this module imports no torch.
@@ -15,8 +15,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from olmo_sparsity.analysis.options import KS, MIN_GAP, Control, Dtype, Reading, Request, SplitAt
+from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype, Reading, Request
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.text import Control, SplitAt
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.measurement.targets import At
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.analysis.scoring.cost import Cost
-    from olmo_sparsity.models.load import LoadedModel
-    from olmo_sparsity.sources.documents import Answer, Sources
-    from olmo_sparsity.sources.messages import Messages
-    from olmo_sparsity.sources.statements import Attribution
+    from olmo_sparsity.models.loaded import LoadedModel
     from olmo_sparsity.text.documents import Documents
     from olmo_sparsity.text.windows import Windows
 
@@ -47,13 +45,6 @@ def _explain() -> Way:
     from olmo_sparsity.analysis.explain.explanation import ExplainRequest, count_cost, explain
 
     return ExplainRequest, explain, count_cost
-
-
-def _attribute() -> Way:
-    from olmo_sparsity.sources.segments import AttributeRequest
-    from olmo_sparsity.sources.statements import attribute, count_cost
-
-    return AttributeRequest, attribute, count_cost
 
 
 def _measure() -> Way:
@@ -75,7 +66,7 @@ def _request(kind: type[Request], function: Callable[..., Any], *args: Any, **gi
     return kind.of(**bound.arguments)
 
 
-def _entry(way: Callable[[], Way]) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+def entry_point(way: Callable[[], Way]) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     """Declare an entry point by its signature and docstring."""
 
     def declared(function: Callable[P, Result]) -> Callable[P, Result]:
@@ -85,12 +76,13 @@ def _entry(way: Callable[[], Way]) -> Callable[[Callable[P, Result]], Callable[P
             found: Result = answer(_request(request, function, *args, **kwargs))
             return found
 
+        call._way = way  # type: ignore[attr-defined] # estimate_cost reads it
         return call
 
     return declared
 
 
-@_entry(_explain)
+@entry_point(_explain)
 def explain(
     model: Model,
     tokenizer: Tokenizer = None,
@@ -146,70 +138,10 @@ def explain(
         prefix: Tokens in front of the text: auto (what the tokenizer adds), bos, none, or a text.
         batch_tokens: Tokens of one forward. Default: 4,096 on CPU, 16,384 to 131,072 on a GPU.
     """
-    raise NotImplementedError  # `_entry` answers
+    raise NotImplementedError  # `entry_point` answers
 
 
-@_entry(_attribute)
-def attribute(
-    model: Model,
-    tokenizer: Tokenizer = None,
-    *,
-    sources: Sources | None = None,
-    question: str | None = None,
-    messages: Messages | None = None,
-    message: int = -1,
-    answer: str | Sequence[str] | Answer | None = None,
-    reasoning: str | None = None,
-    candidates: Sequence[str] | None = None,
-    decoys: Text | Mapping[str, str] | None = None,
-    draws: int = 8,
-    units: str = "sources",
-    rate: float = 0.05,
-    chat: bool = False,
-    control_tokens: bool = False,
-    max_new_tokens: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: Dtype = "auto",
-    device_map: str | None = None,
-    prefix: str = "auto",
-    batch_tokens: int | None = None,
-) -> Attribution:
-    """Report which source each statement of an answer relies on, or that it relies on none.
-
-    Args:
-        model: A folder, GGUF file or hub name, or a causal LM in memory; or a name that computes
-            elsewhere: `llama:FILE.gguf`, or the URL of a server.
-        tokenizer: The tokenizer of a model in memory, or on a server.
-        sources: `{name: text, …}`; or a list of `Segment(name, text)` and of texts without a name,
-            which stay in view; or chat messages that contain these.
-        question: The question, which follows the sources.
-        messages: In place of sources, question and answer: the log of an agent, as OpenAI's or
-            Anthropic's API takes it. Blocks of the system prompt, outputs of tools and earlier
-            messages of the user are sources.
-        message: The number of the message in the log that is the answer. Default: the last.
-        answer: The answer, which is split into sentences; a list of statements; or
-            `Answer(text, spans)`, with the spans of characters of its statements. Default: the
-            model generates one, greedily.
-        reasoning: What the model wrote between question and answer, with its tags. Statements may
-            rely on its sentences, and these on sources. Default: an answer's text up to `</think>`.
-        candidates: Names of the sources to choose from; the others stay in view. Default: all.
-        decoys: Unrelated texts that replace sources, about ten from the same collection as the
-            sources, in any form that `open_documents` reads.
-        draws: Largest number of decoys of each source; fewer are evaluated if they decide.
-        units: What is judged: sources, or paragraphs, sentences, words, … of each.
-        rate: Of the sources that verdicts name, the share that is expected to be named by chance.
-        chat: Put the prompt into the tokenizer's chat template.
-        control_tokens: Read what sources say as control tokens, such as `<|im_end|>`, as these.
-            Default: as their letters.
-        max_new_tokens: Length limit of a generated answer. Default: 256.
-        seed: Seed of all random draws.
-        device, dtype, device_map, prefix, batch_tokens: As in `explain`.
-    """
-    raise NotImplementedError  # `_entry` answers
-
-
-@_entry(_measure)
+@entry_point(_measure)
 def measure(
     model: LoadedModel | str | Path,
     documents: Documents | Text | None = None,
@@ -301,7 +233,7 @@ def measure(
             control_tokens: How to read the text; see `open_documents`.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
-    raise NotImplementedError  # `_entry` answers
+    raise NotImplementedError  # `entry_point` answers
 
 
 def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:
@@ -311,9 +243,10 @@ def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwar
     target, the model answers it. An answer that is not given counts as long as it may become. For a
     measurement, `details` holds documents, targets, memory and time.
     """
-    ways = {explain: _explain, attribute: _attribute, measure: _measure}
-    if function not in ways:
-        raise ConfigError(f"{function=} must be one of explain, attribute, measure")
-    request, _, cost = ways[function]()
-    found: Cost = cost(_request(request, function, *args, **kwargs))
-    return found
+    way: Callable[[], Way] | None = getattr(function, "_way", None)
+    if way is None:
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(f"function={name} has no cost; pass explain, attribute or measure")
+    request, _, count_cost = way()
+    cost: Cost = count_cost(_request(request, function, *args, **kwargs))
+    return cost

@@ -1,4 +1,4 @@
-"""The options of `explain`, `attribute` and `measure`: their types, defaults and ranges.
+"""The options of `explain` and `measure`: their types, defaults and ranges.
 
 Place in the flow: first. The command line is derived from these classes; what it says of an option
 is in the docstrings of api.py, or here. Imports nothing large, because `--help` reads it.
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.schema import Schema, kinds_of, option, validate
 from olmo_sparsity.config.schema import build as fill
+from olmo_sparsity.config.text import Control, SplitAt
 
 if TYPE_CHECKING:
     from olmo_sparsity.text.windows import Windows
 
 Reading = Literal["contextual", "isolated", "replaced"]
-Control = Literal["unrelated", "matched", "shuffled"]
-SplitAt = Literal["whole", "blank-lines"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
 TargetSet = Literal["gap", "bigram", "every"]
@@ -279,26 +278,6 @@ class AskSettings:
 
         validate(self)
         span_width(self.units)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceSettings:
-    """The settings of `attribute`."""
-
-    draws: int = option(8, least=2)
-    units: str = "sources"
-    rate: float = option(0.05, least=1e-06, most=0.999999)
-    chat: bool = False
-    control_tokens: bool = False
-    max_new_tokens: int | None = option(None, metavar="N", least=1)
-    seed: int = option(0, least=0)
-
-    def check(self) -> None:
-        validate(self)
-        if self.units != "sources":
-            from olmo_sparsity.text.windows import span_width
-
-            span_width(self.units)
 
 
 # --- requests -------------------------------------------------------------------------------------

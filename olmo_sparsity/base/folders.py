@@ -302,3 +302,21 @@ def _same(then: Any, now: Any) -> bool:
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         return all(map(_same, then, now))
     return bool(then == now)
+
+
+# --- the cache of downloaded and converted models ---------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Return `OLMO_SPARSITY_CACHE`, or `olmo-sparsity` in `XDG_CACHE_HOME` or ~/.cache."""
+    if own := os.environ.get("OLMO_SPARSITY_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olmo-sparsity"
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "set OLMO_SPARSITY_CACHE to a folder for models"
+        raise UserError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from olmo_sparsity import __version__
@@ -57,7 +58,9 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
 
     _add_training(command)
     _add_explain(command("explain", "show which far tokens one prediction depends on"))
-    _add_attribute(command("attribute", "show which source each statement of an answer relies on"))
+    if find_spec("olmo_sparsity.sources") is not None:  # it can be left out of an installation
+        what = "show which source each statement of an answer relies on"
+        _add_attribute(command("attribute", what))
     which = "which far tokens the losses on many documents depend on"
     _add_measure(command("measure", f"measure {which}"))
     _add_losses(command("losses", "print mean losses by place, of a run or of models on one text"))
@@ -129,7 +132,10 @@ def _add_explain(sub: Parser) -> None:
 
 
 def _add_attribute(sub: Parser) -> None:
-    help = arguments_of(api.attribute)
+    from olmo_sparsity.sources.attribute import attribute
+    from olmo_sparsity.sources.options import SourceSettings
+
+    help = arguments_of(attribute)
     elsewhere = "llama:FILE.gguf; or the URL of a server, or several with commas between them"
     sub.add("model", metavar="MODEL", help=f"{MODEL}; {elsewhere}")
     sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
@@ -148,7 +154,7 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--candidates", type=_words, metavar="NAME,…", help=help["candidates"])
     _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, settings.SourceSettings, ModelOptions, help=help)
+    add_options(sub, SourceSettings, ModelOptions, help=help)
     page = "write a page to read in a browser; of --questions, a folder of one for each"
     sub.add("--html", metavar="FILE", help=page)
     sub.add("--json", action="store_true", help="print JSON")

@@ -12,12 +12,13 @@ from math import inf
 from os.path import isfile
 from pathlib import Path
 
-from olmo_sparsity.analysis.options import ModelOptions, SourceSettings, build
+from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.base.files import refuse_suffix
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.command import arguments
 from olmo_sparsity.config.schema import given_options
+from olmo_sparsity.sources.options import SourceSettings
 
 OF_QUESTIONS = ("out", "shard", "gate", "baseline", "margin", "allow_other_model")
 OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message")

@@ -47,8 +47,7 @@ from olmo_sparsity.text.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config.text import DataConfig
-    from olmo_sparsity.text.records import CorpusConfig
+    from olmo_sparsity.config.text import CorpusConfig, DataConfig
 
 SHARD_CHARACTERS = 2**28
 """A shard ends with the record that brings its text to this many characters: about 60M tokens, or

@@ -25,10 +25,15 @@ from olmo_sparsity.models.families import (
     to_hugging_face,
     transformers_config,
 )
-from olmo_sparsity.models.load import DTYPES, find_folder, load_model
+from olmo_sparsity.models.find import DTYPES, find_folder
+from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.models.rope import from_rope_parameters
-from olmo_sparsity.models.transformers_folder import NO_CODE
+from olmo_sparsity.models.transformers_folder import (
+    NO_CODE,
+    check_weight_files,
+    read_hugging_face,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -112,13 +117,22 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
             both = f"model.{name}={theirs.get(name)}, this run {value}"
             raise ConfigError(f"init_from='{source}' has {both}")
     if config.architecture != "olmo":
-        return dict(load_model(source, dtype="fp32").model.state_dict())
+        return _transformers_weights(find_folder(source))
     folder = find_folder(source)
     stored = StoredWeights(folder / WEIGHTS)
     if not (folder / "config.json").is_file():
         return stored
     model_type = read_json(folder / "config.json", dict, "restore it")["model_type"]
     return FromHuggingFace(stored, FAMILIES[model_type], config)
+
+
+def _transformers_weights(folder: Path) -> Mapping[str, Tensor]:
+    """Return the weights of a model of transformers, named as `build_model` names them."""
+    if not (folder / "config.json").is_file():
+        return StoredWeights(folder / WEIGHTS)
+    check_weight_files(folder)
+    model = read_hugging_face(folder, torch.float32, "cpu", None)
+    return dict(HuggingFaceLM(model, is_tried=False).state_dict())
 
 
 def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:

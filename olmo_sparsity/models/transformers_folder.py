@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from olmo_sparsity.base.errors import DataError, naming_extras, unreadable
 from olmo_sparsity.base.files import check_bounded, read_json, stays_inside
+from olmo_sparsity.base.folders import cache_folder
 from olmo_sparsity.base.runtime import multiplies, say
 
 if TYPE_CHECKING:
@@ -171,3 +173,26 @@ def _named_by_index(folder: Path, index: Path) -> list[Path]:
 
 def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+# --- folders that were converted ---
+
+
+ORIGIN = "gguf.json"
+"""File of a converted folder that names what it was converted from."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The GGUF file that a folder of the cache was converted from."""
+
+    sha256: str
+    quantization: str
+    """Type of most of the weights, as Q4_1."""
+
+
+def find_origin(folder: Path) -> Origin | None:
+    """Elsewhere than in the cache the weights may be others by now."""
+    if not folder.is_relative_to(cache_folder()) or not (folder / ORIGIN).is_file():
+        return None
+    return Origin(**read_json(folder / ORIGIN, dict, "delete the folder"))

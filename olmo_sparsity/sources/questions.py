@@ -24,7 +24,7 @@ from olmo_sparsity.base.files import read_json, sha256_of, write_atomically, wri
 from olmo_sparsity.base.folders import WorkFolder
 from olmo_sparsity.base.runtime import Progress, versions_of_numbers
 from olmo_sparsity.base.streams import VERSION as STREAMS
-from olmo_sparsity.models.load import identity_of, using
+from olmo_sparsity.models.loaded import identity_of, using
 from olmo_sparsity.sources.documents import Answer, Segment, read_turns
 from olmo_sparsity.sources.segments import AttributeRequest
 from olmo_sparsity.sources.statements import Attributing, Attribution, cost_of

@@ -24,13 +24,14 @@ from olmo_sparsity.analysis.explain.prompt import (
     split_template,
     through_template,
 )
-from olmo_sparsity.analysis.options import ModelOptions, Request, SourceSettings
+from olmo_sparsity.analysis.options import ModelOptions, Request
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, printable
 from olmo_sparsity.base.runtime import Progress, say
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.documents import Answer, Segment, Sources, Turn, read_turns
 from olmo_sparsity.sources.messages import Messages, read_messages
+from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.windows import Block, Spans, Units, Windows, span_width

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.plan import load
-from olmo_sparsity.analysis.options import SourceSettings
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
@@ -26,10 +25,11 @@ from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, ModelLogprob
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.base.runtime import Progress
-from olmo_sparsity.models.load import LoadedModel, using
+from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.sources.documents import Answer
+from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.page import AnswerPage
 from olmo_sparsity.sources.segments import (
     AnswerIds,

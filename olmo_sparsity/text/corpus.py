@@ -21,9 +21,9 @@ from pathlib import Path
 
 from olmo_sparsity.base.errors import DataError, naming_extras, one_line, printable
 from olmo_sparsity.config.schema import option
+from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text.records import (
     BadRecord,
-    CorpusConfig,
     LeftOut,
     Record,
     TextRecord,

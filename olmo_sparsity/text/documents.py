@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.options import Control
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.streams import stream
+from olmo_sparsity.config.text import Control
 from olmo_sparsity.text.sentences import sentence_starts
 from olmo_sparsity.text.windows import Block, Spans, Units, Windows, span_width
 

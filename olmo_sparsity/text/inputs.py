@@ -18,9 +18,9 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.options import SplitAt
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.runtime import Progress, read_launch, say
+from olmo_sparsity.config.text import CorpusConfig, SplitAt
 from olmo_sparsity.text import records
 from olmo_sparsity.text.corpus import (
     Tally,
@@ -30,7 +30,6 @@ from olmo_sparsity.text.corpus import (
     read_records,
 )
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.records import CorpusConfig
 from olmo_sparsity.text.runs import PreparedText, Reader, TrainingText, run_loaders
 from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.text.windows import Windows

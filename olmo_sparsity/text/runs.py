@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.text.records import CorpusConfig
+from olmo_sparsity.config.text import CorpusConfig
 
 
 class PreparedText(Protocol):

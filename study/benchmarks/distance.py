@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from olmo_sparsity.analysis.results.statistics import interval, resample_weights
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.models.load import find_folder
+from olmo_sparsity.models.find import find_folder
 from study.benchmarks.evidence import read_texts
 
 LENGTH, LOCAL, FIRST = 1024, 64, 16

@@ -23,12 +23,12 @@ import torch
 from olmo_sparsity import read_results
 from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.config.text import DataConfig
+from olmo_sparsity.config.text import CorpusConfig, DataConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.models.losses import token_losses
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.text.records import CorpusConfig, TextRecord, read_file
+from olmo_sparsity.text.records import TextRecord, read_file
 
 # --- texts ----------------------------------------------------------------------------------------
 

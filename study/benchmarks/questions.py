@@ -64,7 +64,8 @@ from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.files import write_atomically
-from olmo_sparsity.models.load import LoadedModel, find_folder
+from olmo_sparsity.models.find import find_folder
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.sources.documents import Answer
 from olmo_sparsity.sources.segments import AttributeRequest, Layout, SourcePrompt

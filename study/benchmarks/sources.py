@@ -26,7 +26,7 @@ import torch
 
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.options import MIN_GAP
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.statements import Attribution
 from study.benchmarks.laboratory import (
     NONE,

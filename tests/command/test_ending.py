@@ -41,7 +41,7 @@ WAITING = [
     "def expand(config, overrides):\n"
     "    print('up', file=sys.stderr, flush=True)\n"
     "    time.sleep(300)\n"
-    "from olmo_sparsity import sweep\n"
+    "from olmo_sparsity.training import sweep\n"
     "sweep.expand = expand\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['sweep', 'config'])",

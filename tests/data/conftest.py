@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.config.text import TokenizerConfig
-from olmo_sparsity.text.records import CorpusConfig
+from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
 
 WORDS = ["river", "the", "café", "日本語", "1984", "don't", "<|endoftext|>", "\n", "naïve", "🙂"]
 

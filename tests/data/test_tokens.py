@@ -17,14 +17,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.folders import LOCK, locked
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.config.text import TokenizerConfig
+from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
 from olmo_sparsity.data import tokenizer, tokens
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.text.corpus import is_heldout, read_records
-from olmo_sparsity.text.records import CorpusConfig, TextRecord
+from olmo_sparsity.text.records import TextRecord
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.folders import cache_folder
 from olmo_sparsity.models import gguf as module
 from olmo_sparsity.models import smollm2
-from olmo_sparsity.models.gguf import cache_folder
 from tests.support.gguf_files import round_weights, write_gguf
 from tests.support.models import SIZES, draw_tokens, tiny
 

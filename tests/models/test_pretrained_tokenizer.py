@@ -14,7 +14,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from olmo_sparsity import measure
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models.load import identity_of, load_model, wrap_model
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.models.loaded import identity_of
 from olmo_sparsity.models.pretrained_tokenizer import tokens_before
 from tests.support.models import llama
 

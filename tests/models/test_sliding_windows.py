@@ -13,9 +13,9 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
+from olmo_sparsity.base.folders import cache_folder
 from olmo_sparsity.models import huggingface
 from olmo_sparsity.models.attention import causal_bias
-from olmo_sparsity.models.gguf import cache_folder
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.text.windows import Block, Windows

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure
-from olmo_sparsity.analysis.options import SourceSettings
 from olmo_sparsity.analysis.scoring.logprobs import count_forwards
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.models.whole_prompts import WholePrompts
 from olmo_sparsity.sources import server as module
 from olmo_sparsity.sources.gate import check
+from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.questions import measure_questions
 from olmo_sparsity.sources.segments import AttributeRequest
 from tests.support.explanations import make_tokenizer

@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity import Answer, attribute
-from olmo_sparsity.analysis.options import ModelOptions, SourceSettings, build
+from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models.load import LoadedModel, wrap_model
+from olmo_sparsity.models.load import wrap_model
+from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.questions import (
     count_questions,
     measure_questions,

@@ -15,7 +15,7 @@ from olmo_sparsity.analysis.measurement.plan import MeasureRequest, Plan, plan
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Windows
 from tests.support.models import FIELDS

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text.corpus import is_heldout, read_documents, read_records
-from olmo_sparsity.text.records import CorpusConfig, LeftOut, TextRecord
+from olmo_sparsity.text.records import LeftOut, TextRecord
 from tests.support.corpora import c4_line
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text import corpus
 from olmo_sparsity.text.corpus import list_inputs, read_records
-from olmo_sparsity.text.records import CorpusConfig, TextRecord
+from olmo_sparsity.text.records import TextRecord
 
 
 def module(name: str, num_lines: int = 60, common: str = "") -> str:

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text import records
 from olmo_sparsity.text.corpus import read_documents, read_records
-from olmo_sparsity.text.records import CorpusConfig, TextRecord, parse_row
+from olmo_sparsity.text.records import TextRecord, parse_row
 from tests.support.corpora import TEXTS, c4_line, lines, packed
 
 GROUPS = ["Ada", "https://a.org/1?x", "https://a.org/2", None]

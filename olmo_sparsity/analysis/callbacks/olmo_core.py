@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from olmo_core.distributed.utils import get_full_tensor
+from olmo_core.distributed.utils import get_full_tensor  # type: ignore[attr-defined] # of 3.0
 from olmo_core.nn.hf import convert_state_to_hf, get_hf_config
 from olmo_core.train.callbacks import Callback
 from transformers import AutoModelForCausalLM

@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.runtime import Progress, say
-from olmo_sparsity.models.load import LoadedModel, using
+from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import Spans, Windows

@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_dro
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.base.runtime import format_duration, known_gpu, peak_memory_gib
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.models.load import using
+from olmo_sparsity.models.loaded import using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.windows import Block
 

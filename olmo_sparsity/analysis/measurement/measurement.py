@@ -39,7 +39,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import MANIFEST, verify_manifest
 from olmo_sparsity.base.folders import locked
 from olmo_sparsity.base.runtime import Launch, Progress, device_name, provenance, read_launch, say
-from olmo_sparsity.models.load import using
+from olmo_sparsity.models.loaded import using
 
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""

@@ -51,13 +51,8 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.extend import fingerprint_of_files
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.base.streams import VERSION
-from olmo_sparsity.models.load import (
-    LoadedModel,
-    identity_of,
-    load_model,
-    using,
-    wrap_model,
-)
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.models.use import refuse_changed, state_of
 from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import cut_to_targets, open_documents

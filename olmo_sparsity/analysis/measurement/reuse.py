@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.selectors.influence import Choice, find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.runtime import say
 from olmo_sparsity.base.streams import VERSION
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.windows import Units, Windows, span_width
 

@@ -16,7 +16,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import FarStates
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Node, Prompt, plan, scores_along
 from olmo_sparsity.models.use import in_use
 

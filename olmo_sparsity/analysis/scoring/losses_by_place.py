@@ -26,7 +26,8 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.folders import Pieces, WorkFolder
 from olmo_sparsity.base.runtime import Progress, say
-from olmo_sparsity.models.load import LoadedModel, load_model, using, wrap_model
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.losses import place_edges
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.text.documents import Documents

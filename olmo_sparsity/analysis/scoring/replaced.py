@@ -17,7 +17,7 @@ from olmo_sparsity.analysis.options import AskSettings, Settings
 from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.models.distant_states import FarStates
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.text.documents import Controls, Document
 from olmo_sparsity.text.windows import NOTHING, Block

@@ -38,7 +38,7 @@ from olmo_sparsity.analysis.options import MIN_GAP, Settings, parse_share
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models.load import LoadedModel
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.windows import Windows
 from tests.support.explanations import make_tokenizer

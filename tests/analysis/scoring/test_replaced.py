@@ -25,7 +25,8 @@ from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.selectors.influence import Question, halving
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.models.load import LoadedModel, wrap_model
+from olmo_sparsity.models.load import wrap_model
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.text.documents import Controls, Documents
 from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer

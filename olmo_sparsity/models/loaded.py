@@ -1,0 +1,239 @@
+"""A trained model that is ready to be used: its tokenizer, its limits, and what identifies it.
+
+Place in the flow: `load_model` or `wrap_model` (load.py) → `LoadedModel` → scorers and engines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics
+from olmo_sparsity.models.compatibility import SHORTER, PositionLimit, position_limit
+from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.pretrained_tokenizer import (
+    special_tokens,
+    spelled_in,
+    tokens_before,
+    without_control_tokens,
+    without_space_before,
+)
+from olmo_sparsity.models.prompts import Engine
+from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.use import in_use, state_of
+from olmo_sparsity.text.runs import TrainingText
+from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
+
+
+@dataclass(repr=False)
+class LoadedModel:
+    model: Any
+    """On its device, in its dtype. `using` puts it in evaluation mode."""
+
+    tokenizer: Tokenizer | None
+    name: str
+    num_parameters: int
+    limit: PositionLimit | None
+    """None if unknown."""
+
+    weights_sha256: str | None
+    """Fingerprint of the files, or the SHA-256 of a GGUF file; None for a model in memory."""
+
+    batch_noise: float = 0.0
+    """Nats by which a loss changes with the other rows of the batch, as measured."""
+
+    trained: dict[str, Any] = field(default_factory=dict)
+    """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
+
+    text: TrainingText | None = None
+    """The text of the run that the model comes from."""
+
+    find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
+
+    def __post_init__(self) -> None:
+        self._state = state_of(self.model)
+
+    def __repr__(self) -> str:
+        family = type(getattr(self.model, "model", self.model)).__name__
+        return f"{self.name}: {family}, {self.num_parameters:,} parameters on {self.device}"
+
+    @cached_property
+    def transformers_tokenizer(self) -> Any:
+        """The tokenizer as a transformers object, with its chat template; None if there is only
+        `tokenizer`. Read from the folder on first use."""
+        return self.find_transformers_tokenizer()
+
+    def prefix_ids(self, prefix: str, text: str) -> list[int]:
+        """Return the token IDs of the prefix of windows in this text: `auto` (what the tokenizer
+        puts before it; usually no token or one), `bos`, `none`, or any text."""
+        if prefix == "none" or (prefix == "auto" and self.tokenizer is None):
+            return []
+        if prefix == "auto":
+            theirs, head = self.transformers_tokenizer, text[:1000]
+            return tokens_before(self.tokenizer if theirs is None else theirs, head)
+        if prefix == "bos":
+            bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
+            if bos is None:
+                raise ConfigError(f"prefix=bos: '{self.name}' has no beginning-of-text token")
+            return [int(bos)]
+        if self.tokenizer is None:
+            raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
+        return self.encode([prefix])[0]
+
+    def encode(
+        self, texts: list[str], control_tokens: bool = True, follow: bool = False
+    ) -> list[list[int]]:
+        """Return the token IDs of each text, with nothing put before or after it. Without
+        `control_tokens`, text such as `<|im_end|>` is ordinary characters: what documents hold.
+        Texts that `follow` others get no space before them from the tokenizer, either."""
+        assert self.tokenizer is not None
+        tokenizer = self._tokenizer_after_text if follow else self.tokenizer
+        found = self._encode(tokenizer, texts)
+        if control_tokens:
+            return found
+        special = special_tokens(self.tokenizer)
+        held = [n for n, ids in enumerate(found) if spelled_in(texts[n], ids, special)]
+        if held:
+            tokenizer = without_control_tokens(tokenizer)
+            as_text = self._encode(tokenizer, [texts[n] for n in held])
+            for n, ids in zip(held, as_text, strict=True):
+                if names := spelled_in(texts[n], ids, special):
+                    remedy = "remove it, or pass control_tokens=True (--control-tokens)"
+                    raise DataError(f"the tokenizer cannot encode {names[0]} as text; {remedy}")
+                found[n] = ids
+        return found
+
+    @cached_property
+    def _tokenizer_after_text(self) -> Tokenizer:
+        assert self.tokenizer is not None
+        return without_space_before(self.tokenizer)
+
+    def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+        with naming_panics(f"'{self.name}'"):
+            encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+        found = [one.ids for one in encoded]
+        largest = max((max(ids, default=0) for ids in found), default=0)
+        if largest >= self.model.vocab_size:
+            token = f"token {largest} ('{tokenizer.decode([largest], False)}')"
+            raise DataError(
+                f"{self.name}: {token} is not in its {self.model.vocab_size} embeddings"
+            )
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what the model is now: the files' SHA-256 (see `checkpoint_files`), unless it
+        was changed since they were read."""
+        if self._state is None:
+            return self.weights_sha256 or ""
+        with using(self):
+            state = state_of(self.model)
+            assert state is not None
+            as_loaded = self.weights_sha256 is not None and state == self._state
+            return str(self.weights_sha256) if as_loaded else state.sha256
+
+    def without_weights(self) -> LoadedModel:
+        """Return what a file or another process keeps: name, tokenizer and limits."""
+        no: Any = {"model": None, "find_transformers_tokenizer": type(None)}
+        return replace(self, **no)
+
+    def notice_changes(self) -> None:
+        """Called with the model in use."""
+        if self._state is not None and state_of(self.model) is not self._state:
+            vars(self).update(_measured(self.model))
+
+    @property
+    def max_positions(self) -> int | None:
+        """One more than the largest supported position ID; None if unknown."""
+        return self.limit.num_positions if self.limit else None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the inputs."""
+        return self.model.device
+
+    @property
+    def engine(self) -> Engine | None:
+        """The model, if it scores whole prompts and has no states to read."""
+        return self.model if isinstance(self.model, Engine) else None
+
+    @property
+    def dtype(self) -> str:
+        if self.engine is not None:
+            return self.engine.dtype_name
+        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+
+    def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
+        """Reject more positions than the model supports, with the cause."""
+        if self.limit is not None:
+            self.limit.check(num_positions, self.name, remedy)
+
+
+def identity_of(model: LoadedModel) -> dict[str, str | None]:
+    """Return what determines a model's numbers and how text becomes its tokens: `model` (weights
+    and config), `config` (of a checkpoint of ours), `dtype`, `tokenizer`, `chat_template` (with
+    special tokens), each as a hash or name. Stored parts may be resumed only by a call of equal
+    identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
+    config: Any = getattr(model.model, "config", None)
+    theirs = model.transformers_tokenizer
+    template, special = (
+        getattr(theirs, name, None) for name in ("chat_template", "special_tokens_map")
+    )
+    return {
+        "model": model.fingerprint,
+        "config": _sha256(vars(config)) if is_dataclass(config) else None,
+        "dtype": model.dtype,
+        "tokenizer": None if model.tokenizer is None else tokenizer_fingerprint(model.tokenizer),
+        "chat_template": None if theirs is None else _sha256([template, special]),
+    }
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=repr, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def using(*models: LoadedModel | None) -> Iterator[None]:
+    """Inside, these models are used by this thread alone; see `in_use`."""
+    given = [model for model in models if model is not None]
+    with in_use(*(model.model for model in given)):
+        for model in given:
+            model.notice_changes()
+        yield
+
+
+def describe_model(model: Any, **others: Any) -> LoadedModel:
+    return LoadedModel(model=model, **_measured(model), **others)
+
+
+def _measured(model: Any) -> dict[str, Any]:
+    limit: PositionLimit | None
+    inner: Any = getattr(model, "model", None)
+    if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
+        limit, num_parameters = model.limit, inner.num_parameters()
+    elif isinstance(model, Engine):  # whole prompts of a model of transformers
+        limit, num_parameters = position_limit(inner.config), inner.num_parameters()
+    else:
+        limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
+        num_parameters = count_parameters(model)
+    noise = getattr(model, "batch_noise", 0.0)
+    return {"num_parameters": num_parameters, "limit": limit, "batch_noise": noise}
+
+
+def check_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
+    """Added tokens may lie beyond the embedding, as an image's of a model that reads text only."""
+    tokenizer = loaded.tokenizer
+    vocabulary = {} if tokenizer is None else tokenizer.get_vocab(with_added_tokens=False)
+    largest = max(vocabulary.values(), default=-1)  # some vocabularies have gaps
+    if largest >= loaded.model.vocab_size:
+        sizes = f"has IDs up to {largest}, the embedding {loaded.model.vocab_size} rows"
+        raise ConfigError(f"tokenizer {sizes}; pass that of '{loaded.name}'")
+    return loaded
