@@ -20,6 +20,7 @@ from olmo_sparsity.base.folders import cache_folder
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.transform import load_transform
 from olmo_sparsity.models.smollm2 import FILE
 from olmo_sparsity.training.loop import train
@@ -191,10 +192,29 @@ def test_python_of_a_page_runs(page: str, run: str, folder: Path) -> None:
     if page == "measure":
         assert set(names["results"].summary.selector) == {"add_one", "random", "nearest"}
         assert {"own", "foreign"} == set(names["tables"]["recovery"].control)
+        losses, ranked = names["results"].losses, names["ranked"]
+        of_first = losses[losses.document == ranked.index[0]]
+        gap = (of_first.loss_short - of_first.loss_long).mean()
+        assert ranked["mean"].iloc[0] == pytest.approx(gap) == ranked["mean"].max()
+        assert len(ranked) == losses.document.nunique() > 1
+        assert ranked.name.notna().all()
     elif page == "sources":
         assert set(names["e"].statements.kind) <= {"one", "either", "both", "none"}
     else:
         assert names["e"].checked.draws == 4
+
+
+def test_the_transform_of_the_page_changes_a_share_of_sequences(
+    folder: Path, tokenizer: Tokenizer
+) -> None:
+    options = {"share": 0.3}
+    data = DataConfig(transform="rules.py:reversed_share", transform_options=options)
+    transform = load_transform(data, tokenizer, 16)
+    assert transform is not None
+    tokens = np.arange(16)
+    changed = [transform(tokens, [1, 0, number]) for number in range(200)]
+    assert 30 < sum(of is not None for of in changed) < 90
+    assert all((of.tokens_L == tokens[::-1]).all() for of in changed if of is not None)
 
 
 @pytest.mark.parametrize(

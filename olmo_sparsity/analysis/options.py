@@ -234,7 +234,12 @@ class LossSettings:
     """The settings of `losses`."""
 
     length: int = option(1024, "tokens that are read of each document", metavar="N", least=16)
-    documents: int = option(64, "the first that have as many tokens", metavar="N", least=8)
+    documents: int = option(
+        64,
+        "documents of this length that are read, at most",
+        metavar="N",
+        least=8,
+    )
 
     def check(self) -> None:
         validate(self)

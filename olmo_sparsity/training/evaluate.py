@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from olmo_sparsity.config.sections import EvaluationConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches, heldout_sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.models.losses import place_edges, repetition_losses
+from olmo_sparsity.text.documents import spread_evenly
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engine import Engine
 
@@ -62,15 +63,18 @@ class Evaluation:
 
     @cached_property
     def documents(self) -> np.ndarray:
-        """tokens_DL: the first held-out documents that are long enough, each from its start."""
-        texts = (self.heldout.document(number) for number in range(len(self.heldout)))
-        long = (text for text in texts if len(text) >= self.document_length)
-        first = [text[: self.document_length] for text in islice(long, self.settings.documents)]
-        if len(first) < FEWEST_DOCUMENTS:
-            found = f"{len(first)} held-out documents have {self.document_length:,} tokens"
+        """tokens_DL: held-out documents that are long enough, each from its start, chosen as
+        `open_documents` does."""
+        length = self.document_length
+        every = range(len(self.heldout))
+        long = [number for number in every if len(self.heldout.document(number)) >= length]
+        if len(long) < FEWEST_DOCUMENTS:
+            found = f"{len(long)} held-out documents have {length:,} tokens"
             needed = f"evaluation.documents needs {FEWEST_DOCUMENTS}"
             raise DataError(f"{found}, {needed}; lower evaluation.document_length")
-        return np.stack(first).astype(np.int64)
+        chosen = spread_evenly(long, self.settings.documents)
+        texts = [self.heldout.document(number)[:length] for number in chosen]
+        return np.stack(texts).astype(np.int64)
 
     def losses(self, engine: Engine) -> list[dict]:
         """[{"from", "to", "loss", "bits_per_byte", "num_tokens", "num_documents"}, …], one row per

@@ -38,9 +38,6 @@ from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 FEWEST = 8
 """Documents; intervals over fewer mean nothing."""
 
-READ_DOCUMENTS = 4096
-"""The most documents that are read to find some that are long enough."""
-
 AT_ONCE = 8
 """Documents that are scored together."""
 
@@ -151,17 +148,18 @@ class _Reading:
         return wrap_model(checkpoint.model, self.request.tokenizer)
 
     def _open_documents(self) -> Documents:
-        """Return the first documents that are long enough, each cut to `length`."""
+        """Return documents that are long enough, each cut to `length`."""
         length, text = self.settings.length, self.request.text
         if not isinstance(text, Documents):
-            text = open_documents(text, self.first, READ_DOCUMENTS, field=self.request.field)
+            most, field = self.settings.documents, self.request.field
+            text = open_documents(text, self.first, most, field=field, min_tokens=length)
         enough = (document for document in text if len(document.tokens) >= length)
         items = [
             replace(document, tokens=document.tokens[:length], number=number)
             for number, document in enumerate(islice(enough, self.settings.documents))
         ]
         if len(items) < FEWEST:
-            found = f"{len(items)} of {len(text)} documents have {length=} tokens"
+            found = f"{len(items)} documents have {length=} tokens"
             raise DataError(f"{text.name}: {found}, and {FEWEST} are needed; lower length")
         return replace(text, items=items)
 

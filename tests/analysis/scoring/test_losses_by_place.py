@@ -18,9 +18,11 @@ from olmo_sparsity.analysis.scoring import losses_by_place as module
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import config_from_dict
+from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.start import build_evaluation
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 
 LENGTH = 40
@@ -106,8 +108,8 @@ def test_checkpoints_read_on_different_documents_are_not_put_into_one_table() ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"length": 500}, "0 of 12 documents have length=500"),
-        ({"text": make_texts(7)}, "7 of 7 documents"),
+        ({"length": 500}, "no documents of min_tokens=500"),
+        ({"text": make_texts(7)}, "7 documents have length=40"),
         ({"documents": 5}, "documents=5 must be at least 8"),
         ({"length": 8}, "length=8 must be at least 16"),
     ],
@@ -175,6 +177,20 @@ def test_our_trainer_logs_the_losses_that_the_command_reads(run_dict: dict) -> N
         assert [part["num_tokens"] for part in parts] == rows.tokens.tolist()
         errors = ((rows.high - rows.loss) / T_OF_FREEDOM[8]).tolist()
         assert [part["standard_error"] for part in parts] == pytest.approx(errors, abs=1e-4)
+
+
+def test_held_out_documents_are_the_same_for_the_trainer_and_the_command(
+    trained: Path, run_dict: dict
+) -> None:
+    """Both choose eight evenly over all that are long enough, not the first ones."""
+    request = module.LossesRequest.of(models=(str(trained),), length=16, documents=8)
+    read = [document.tokens.tolist() for document in module._Reading(request).documents]
+    run_dict["evaluation"] |= {"documents": 8, "document_length": 16}
+    config = config_from_dict(run_dict)
+    heldout = open_shards(config.data, "heldout")
+    assert build_evaluation(heldout, config).documents.tolist() == read
+    first = [heldout.document(number)[:16].tolist() for number in range(8)]
+    assert read != first
 
 
 def test_the_callback_of_transformers_logs_at_each_evaluation(tmp_path: Path) -> None:
