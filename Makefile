@@ -51,7 +51,7 @@ test-base: .venv-base/installed
 	folder=$$(mktemp -d) && \
 	$(BASE)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $$folder . && \
 	$(BASE)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $$folder/*.whl && \
-	cp tests/wheel/*.py docs/track.md $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
+	cp tests/wheel/*.py $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
 	$(CURDIR)/$(BASE)/python -P -m pytest -q -W error --timeout 600 test_base.py && rm -rf $$folder
 
 # llama.cpp in this process and behind a server of llama-cpp-python, with SmolLM2. pip compiles it once, without its
@@ -133,8 +133,8 @@ ABOUT ?= hub:allenai/c4:en:validation
 # Both readings of a model that is taught to copy: passages that repeat, then Wikipedia.
 positive-control: install
 	$(BIN)/olmo-sparsity prepare configs/quick.yaml
-	$(BIN)/olmo-sparsity train configs/repeated.yaml
-	$(BIN)/olmo-sparsity train configs/induction.yaml
+	$(BIN)/olmo-sparsity train study/configs/text/repeated.yaml
+	$(BIN)/olmo-sparsity train study/configs/text/induction.yaml
 	+$(side_by_side) $(call both,control)
 	$(BIN)/olmo-sparsity figure results/control_contextual results/control_isolated \
 		--labels "with their context,shown alone" --out results/positive_control.png

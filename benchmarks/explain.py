@@ -139,7 +139,8 @@ def repeated_questions(
             return found
     raise ConfigError(
         f"{len(found)} of {count} questions whose answer the model takes from its far context were "
-        "found; give a model that copies (configs/induction.yaml), more text, or fewer --questions"
+        "found; give a model that copies (study/configs/text/induction.yaml), more text, or "
+        "fewer --questions"
     )
 
 

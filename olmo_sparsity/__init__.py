@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import estimate_cost, explain, measure
+    from olmo_sparsity.analysis.callbacks.olmo_core import OLMoCoreLosses
+    from olmo_sparsity.analysis.callbacks.trainer import TrainerLosses
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.results.results import compare, read_results, transfer
     from olmo_sparsity.analysis.results.statistics import summarize
-    from olmo_sparsity.analysis.scoring.score import score
+    from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place
     from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
     from olmo_sparsity.analysis.selectors.influence import influence_map
-    from olmo_sparsity.analysis.tracking.track import track
     from olmo_sparsity.models.load import load_model
     from olmo_sparsity.sources.attribute import attribute
     from olmo_sparsity.sources.documents import Answer, Segment
@@ -30,6 +31,8 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "analysis.api": "estimate_cost explain measure",
+    "analysis.callbacks.olmo_core": "OLMoCoreLosses",
+    "analysis.callbacks.trainer": "TrainerLosses",
     "sources.attribute": "attribute",
     "sources.documents": "Answer Segment",
     "sources.suite": "check",
@@ -40,10 +43,9 @@ _MODULES = {
     "models.load": "load_model",
     "analysis.results.results": "compare read_results transfer",
     "analysis.results.statistics": "summarize",
-    "analysis.scoring.score": "score",
+    "analysis.scoring.losses_by_place": "losses_by_place",
     "analysis.scoring.scorer": "Scorer context_losses",
     "analysis.selectors.influence": "influence_map",
-    "analysis.tracking.track": "track",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -52,8 +54,10 @@ __all__ = [
     "Controls",
     "Document",
     "Documents",
+    "OLMoCoreLosses",
     "Scorer",
     "Segment",
+    "TrainerLosses",
     "Windows",
     "__version__",
     "attribute",
@@ -64,13 +68,12 @@ __all__ = [
     "explain",
     "influence_map",
     "load_model",
+    "losses_by_place",
     "measure",
     "open_documents",
     "read_results",
     "recover",
-    "score",
     "summarize",
-    "track",
     "transfer",
 ]
 

@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tokenizers import Tokenizer
 
 from olmo_sparsity import attribute, estimate_cost, load_model
 from olmo_sparsity.base.folders import cache_folder
 from olmo_sparsity.command.cli import main
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.text import DataConfig
+from olmo_sparsity.data.transform import load_transform
 from olmo_sparsity.models.smollm2 import FILE
 from olmo_sparsity.training.loop import train
 from study.benchmarks import engines
@@ -57,9 +61,24 @@ def test_commands_parse_and_name_files_that_exist(command: str) -> None:
     check_command(shlex.split(command)[1:])
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").iterdir()), ids=str)
-def test_the_grids_that_are_shipped(path: Path) -> None:
-    assert runs_of(f"configs/sweeps/{path.name}")
+GRIDS = [*(ROOT / "configs/sweeps").iterdir(), *(ROOT / "study/configs/text/sweeps").iterdir()]
+
+
+@pytest.mark.parametrize("path", sorted(GRIDS), ids=str)
+def test_the_grids_of_the_package_and_of_the_study(path: Path) -> None:
+    assert runs_of(str(path.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "study/configs/text").glob("*.yaml")), ids=str)
+def test_configs_of_the_study_name_a_transform_that_accepts_their_options(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config = load_config(path)
+    options = config.data.transform_options
+    if "planted" in options:  # the tokenizer of the tests has fewer tokens
+        options["planted"] |= {"num_tokens": 1, "num_values": 4}
+    assert load_transform(config.data, tokenizer, config.training.shortest) is not None
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "study/configs/tasks").glob("*.yaml")), ids=str)
@@ -71,7 +90,6 @@ def test_task_presets_are_whole(path: Path) -> None:
 
 SMALLER = {
     "measure": "--long all --short 8 --stride 16 --ks 1,2 --draws 1",
-    "score": "--contexts 32,64 --local 16",
 }
 
 
@@ -174,10 +192,29 @@ def test_python_of_a_page_runs(page: str, run: str, folder: Path) -> None:
     if page == "measure":
         assert set(names["results"].summary.selector) == {"add_one", "random", "nearest"}
         assert {"own", "foreign"} == set(names["tables"]["recovery"].control)
+        losses, ranked = names["results"].losses, names["ranked"]
+        of_first = losses[losses.document == ranked.index[0]]
+        gap = (of_first.loss_short - of_first.loss_long).mean()
+        assert ranked["mean"].iloc[0] == pytest.approx(gap) == ranked["mean"].max()
+        assert len(ranked) == losses.document.nunique() > 1
+        assert ranked.name.notna().all()
     elif page == "sources":
         assert set(names["e"].statements.kind) <= {"one", "either", "both", "none", "undecided"}
     else:
         assert names["e"].checked.draws == 4
+
+
+def test_the_transform_of_the_page_changes_a_share_of_sequences(
+    folder: Path, tokenizer: Tokenizer
+) -> None:
+    options = {"share": 0.3}
+    data = DataConfig(transform="rules.py:reversed_share", transform_options=options)
+    transform = load_transform(data, tokenizer, 16)
+    assert transform is not None
+    tokens = np.arange(16)
+    changed = [transform(tokens, [1, 0, number]) for number in range(200)]
+    assert 30 < sum(of is not None for of in changed) < 90
+    assert all((of.tokens_L == tokens[::-1]).all() for of in changed if of is not None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ is in the docstrings of api.py, or here. Imports nothing large, because `--help`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral
@@ -241,59 +240,20 @@ class Settings:
                 raise ConfigError(f"ks: {max(self.ks)} is more than the {of}")
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """`1k,4k` → (1024, 4096)."""
-    found = [re.fullmatch(r"(\d+)(k?)", part.strip().lower()) for part in text.split(",")]
-    if not all(found):
-        raise ConfigError(f"contexts={text} must be numbers of tokens, such as 1k,4k or 1000,4000")
-    return tuple(int(one[1]) * (1024 if one[2] else 1) for one in found if one)
-
-
 @dataclass(frozen=True, kw_only=True)
-class ScoreSettings:
-    """The settings of `score`."""
+class LossSettings:
+    """The settings of `losses`."""
 
-    contexts: tuple[int, ...] = option(
-        (1024, 4096),
-        "numbers of tokens before a scored token, 1k being 1024; of a document, those that it is "
-        "long enough for",
-        parse=parse_lengths,
-        metavar="N,N",
-        least=1,
-        some=True,
-        distinct=True,
+    length: int = option(1024, "tokens that are read of each document", metavar="N", least=16)
+    documents: int = option(
+        64,
+        "documents of this length that are read, at most",
+        metavar="N",
+        least=8,
     )
-    local: int = option(
-        512,
-        "tokens before a scored token that count as local, and tokens of a scored block",
-        least=1,
-    )
-    blocks: int = option(1, "scored blocks of a document, at random places", metavar="N", least=1)
-    seed: int = option(0, "of all random draws", least=0)
 
     def check(self) -> None:
         validate(self)
-        for context in self.contexts:
-            if context <= self.local:
-                raise ConfigError(f"contexts: {context} must be more than local={self.local}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackSettings:
-    """The settings of `track`."""
-
-    long: int = option(1024, "tokens of a document that are read", metavar="N", least=4)
-    local: int = option(
-        128, "the shortest context, which doubles up to `long`; so many last tokens are targets",
-        metavar="N", least=1,
-    )  # fmt: skip
-    documents: int = option(64, "the first that are long enough", metavar="N", least=1)
-    seed: int = option(0, "of all random draws", least=0)
-
-    def check(self) -> None:
-        validate(self)
-        if 3 * self.local > self.long:
-            raise ConfigError(f"local={self.local} must be at most a third of long={self.long}")
 
 
 QUICK: dict[str, Any] = {

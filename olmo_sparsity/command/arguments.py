@@ -16,7 +16,7 @@ from olmo_sparsity.analysis import options as settings
 from olmo_sparsity.analysis.options import ModelOptions
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.base.runtime import read_launch
-from olmo_sparsity.config.schema import add_options, arguments_of, spell
+from olmo_sparsity.config.schema import add_options, arguments_of, kinds_of, spell
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,9 +63,7 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
         _add_attribute(command("attribute", what))
     which = "which far tokens the losses on many documents depend on"
     _add_measure(command("measure", f"measure {which}"))
-    what = "by what distant text adds"
-    _add_score(command("score", f"score documents for long-context training {what}"))
-    _add_track(command("track", "track what checkpoints gain from long contexts, on a fixed text"))
+    _add_losses(command("losses", "print mean losses by place, of a run or of models on one text"))
     _add_results(command)
     return parser
 
@@ -101,9 +99,6 @@ def _add_training(command: Commands) -> None:
         help="submit unfinished runs as an array, with sbatch flags",
     )
     _add_gpus(sub)
-
-    sub = command("losses", "print a run's held-out loss by position, and its induction drop")
-    sub.add("run_folder", metavar="RUN_FOLDER")
 
     sub = command("export", "write a checkpoint as a folder that transformers loads by itself")
     sub.add("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
@@ -217,27 +212,22 @@ def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
         sub.add(f"--{name}", metavar=metavar, help=help[name].replace("%", "%%"))
 
 
-def _add_score(sub: Parser) -> None:
-    sub.add("model", metavar="MODEL", help=MODEL)
-    sub.add("--text", required=True, help="a file or glob of .parquet, .jsonl or plain text")
-    out = "a .parquet file: a row for each document; the same command resumes"
-    sub.add("--out", required=True, help=out)
-    sub.add("--field", default="text", help="the field that holds the text (%(default)s)")
-    add_options(sub, settings.ScoreSettings, ModelOptions)
-    _add_shard(sub)
-    sub.add("--dry-run", action="store_true", help="estimate the cost")
+def _add_losses(sub: Parser) -> None:
+    logged = "one run alone: what it logged, without reading a model"
+    several = "runs (all checkpoints), folders of transformers' Trainer, or models"
+    sub.add("models", metavar="RUN|MODEL", nargs="+", help=f"{logged}. Else {several}")
+    absent = argparse.SUPPRESS
+    sub.add("--text", default=absent, help="held-out text (default: the first run's own)")
+    sub.add("--field", default=absent, help="the field that holds the text (text)")
+    out = "folder of a page with curves and a table; the same command goes on"
+    sub.add("--out", default=absent, help=out)
+    add_options(sub, settings.LossSettings, ModelOptions)
 
 
-def _add_track(sub: Parser) -> None:
-    runs = "runs (all checkpoints), folders of transformers' Trainer, or single models"
-    sub.add("models", metavar="MODEL", nargs="+", help=f"{runs}; two are compared")
-    sub.add("--text", help="held-out text (default: the first run's own)")
-    sub.add("--text-field", default="text", help="the field that holds the text (%(default)s)")
-    sub.add("--out", required=True, help="folder of the results; the same command resumes")
-    sub.add("--budget", type=float, metavar="N", help="the most token-forwards of a checkpoint")
-    add_options(sub, settings.TrackSettings, ModelOptions)
-    _add_shard(sub)
-    sub.add("--dry-run", action="store_true", help="count the cost")
+def measured_losses() -> set[str]:
+    """Return the options that say how `losses` reads a model."""
+    schemas = (settings.LossSettings, ModelOptions)
+    return {"text", "field", "out"}.union(*map(kinds_of, schemas))
 
 
 def _add_results(command: Commands) -> None:

@@ -29,7 +29,7 @@ from olmo_sparsity.config.schema import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "track"), "goes on")
+AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "losses"), "goes on")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -186,9 +186,20 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def losses(options: argparse.Namespace) -> int:
-    from olmo_sparsity.training import run_folder
+    given = given_options(options, arguments.measured_losses())
+    if len(options.models) == 1 and not given:
+        from olmo_sparsity.training import run_folder
 
-    print(run_folder.loss_table(options.run_folder))
+        print(run_folder.loss_table(options.models[0]))
+        return 0
+    from olmo_sparsity.analysis.report.losses_page import write_losses
+    from olmo_sparsity.analysis.scoring.losses_by_place import LossesRequest, read_losses
+
+    found = read_losses(LossesRequest.of(models=tuple(options.models), **given))
+    print(found.describe())
+    if "out" in given:
+        write_losses(found, Path(options.out) / "losses.html")
+        print(f"{options.out}/losses.html")
     return 0
 
 
@@ -286,33 +297,6 @@ def measure(options: argparse.Namespace) -> int:
     if results is not None:
         print(describe(results))
         print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
-    return 0
-
-
-def score(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.scoring import score
-
-    given = given_options(options, score.ScoreRequest.names())
-    request = score.ScoreRequest.of(**given | {"shard": arguments.parse_shard(options.shard)})
-    if options.dry_run:
-        print(score.count_score(request))
-    elif score.score_files(request):
-        print(options.out)
-    return 0
-
-
-def track(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.report.track_page import write_tracked
-    from olmo_sparsity.analysis.tracking import track
-
-    given = given_options(options, track.TrackRequest.names())
-    given |= {"models": tuple(options.models), "shard": arguments.parse_shard(options.shard)}
-    request = track.TrackRequest.of(**given)
-    if options.dry_run:
-        print(track.count_track(request))
-    elif (tracked := track.track_checkpoints(request)) is not None:
-        print(write_tracked(tracked, Path(options.out)))
-        print(f"{options.out}/track.html")
     return 0
 
 

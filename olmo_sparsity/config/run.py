@@ -10,7 +10,6 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.folders import leaves
 from olmo_sparsity.config.schema import Rules, build, enforce, read_given, read_yaml, to_yaml, used
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
-from olmo_sparsity.config.text import RepeatedConfig
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
@@ -20,7 +19,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 
 REMOVED: dict[str, dict[str, Any]] = {
     "data": {"train_files": (None,), "heldout_files": (None,), "token_dtype": ("uint16",)},
-    "evaluation": {"sparsity_targets": range(10**6 + 1)},
+    "evaluation": {"sparsity_targets": range(10**6 + 1), "track": range(10**6 + 1)},
 }
 """Settings that earlier versions saved, with the values that have no effect on the weights."""
 
@@ -28,12 +27,25 @@ REMOVED: dict[str, dict[str, Any]] = {
 def load_saved_config(path: str | Path) -> RunConfig:
     """Read what `save_config` wrote. The folder may be anybody's, so the file is read by itself: no
     base, no references."""
-    given = read_yaml(Path(path))
+    given = _with_transform(read_yaml(Path(path)))
     for section, removed in REMOVED.items():
         if isinstance(values := given.get(section), dict):
             kept = {name: v for name, v in values.items() if v not in removed.get(name, ())}
             given = given | {section: kept}
     return config_from_dict(given, str(path))
+
+
+def _with_transform(given: dict[str, Any]) -> dict[str, Any]:
+    """Replace `data.planted` and `data.repeated`, which earlier versions saved. A run that was
+    trained on such text can be loaded; it does not go on, as no transform has this name."""
+    if not isinstance(data := given.get("data"), dict):
+        return given
+    sections = {name: data[name] for name in ("planted", "repeated") if name in data}
+    kept = {name: value for name, value in data.items() if name not in sections}
+    active = {name: of for name, of in sections.items() if isinstance(of, dict) and of.get("share")}
+    if active:
+        kept |= {"transform": "text of an earlier version", "transform_options": active}
+    return given | {"data": kept}
 
 
 def config_from_dict(given: dict, origin: str = "config") -> RunConfig:
@@ -76,8 +88,10 @@ def _schedule(config: RunConfig) -> Rules:
     optimizer, num_stable = config.optimizer, training.num_steps - config.optimizer.warmup_steps
     if config.init_from is not None and config.branch_from is not None:
         yield f"init_from and branch_from={config.branch_from} exclude each other"
-    if 0 < evaluation.track < 8:
-        yield f"{evaluation.track=} must be 0 or at least 8"
+    if 0 < evaluation.documents < 8:
+        yield f"{evaluation.documents=} must be 0 or at least 8"
+    if evaluation.document_length is not None and not evaluation.documents:
+        yield f"{evaluation.document_length=} is set, but evaluation.documents=0 reads none"
     beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
     if beyond:
         yield f"checkpoint.keep_steps={beyond} must lie between 1 and {training.num_steps=}"
@@ -112,22 +126,13 @@ def _scaling(config: RunConfig) -> Rules:
 
 
 def _data(config: RunConfig) -> Rules:
-    training, model, data = config.training, config.model, config.data
-    planted, repeated, shortest = data.planted, data.repeated, training.shortest
+    model, data = config.model, config.data
     if data.mask_documents and model.sliding_window is not None:
         yield f"{model.sliding_window=} cannot be combined with data.mask_documents=true"
     if data.mask_documents and model.query_scale_length is not None:
         yield f"{model.query_scale_length=} cannot be combined with data.mask_documents=true"
-    if planted.share and shortest < planted.num_tokens + 2:
-        yield f"{data.planted.num_tokens=} does not fit into training.length={shortest}"
-    if repeated.share <= 0 and repeated != RepeatedConfig():
-        yield "data.repeated is set, but data.repeated.share=0 repeats nothing; raise the share"
-    if repeated.min_length > repeated.max_length:
-        yield f"{data.repeated.min_length=} is above max_length={repeated.max_length}"
-    if repeated.share and 2 * repeated.max_length > shortest:
-        yield f"{data.repeated.max_length=} does not fit twice into training.length={shortest}"
-    if planted.share + repeated.share > 1:
-        yield f"{data.planted.share=} and {data.repeated.share=} add up to more than 1"
+    if data.transform is None and (data.transform_options or data.transform_sha256):
+        yield "data.transform_options are set, but data.transform is not; name the function"
     if (data.tokenizer.name is None) == (data.tokenizer.train_vocab is None):
         yield "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab"
 

@@ -379,7 +379,7 @@ def _parse_yaml(text: str, at_depth: int = 0) -> Any:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return shipped configs by name: figure2.yaml, sweeps/ladder.yaml."""
+    """Return shipped configs by name: figure2.yaml, sweeps/c4_ladder.yaml."""
     return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
 
 

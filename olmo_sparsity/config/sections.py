@@ -239,9 +239,12 @@ class EvaluationConfig:
     batch_size: int = option(32, least=1)
     """Sequences per forward on one process."""
 
-    track: int = option(0, least=0, most=10**6)
-    """Number of held-out documents on which each evaluation measures what long contexts give
-    (docs/track.md). 0: none, else at least 8."""
+    documents: int = option(0, least=0, most=10**6)
+    """Number of held-out documents on which each evaluation also measures the loss by place, with
+    the spread over documents (docs/losses.md). 0: none, else at least 8."""
+
+    document_length: int | None = option(None, least=16)
+    """Tokens of each of them; shorter documents are left out. None: the positions trained."""
 
     lm_eval: list[str] = field(default_factory=list)
     """Tasks that each evaluation measures with lm_eval: its names, or YAML files of tasks."""

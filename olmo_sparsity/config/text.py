@@ -70,40 +70,6 @@ class TokenizerConfig:
 
 
 @dataclass
-class PlantedConfig:
-    """Dependencies at known places (data/planting.py), to measure how well selectors find them."""
-
-    share: float = option(0.0, least=0, most=1)
-    """Share of the training sequences."""
-
-    num_tokens: int = option(2, least=1, most=16)
-    """Far tokens that together determine an answer."""
-
-    num_values: int = option(8, least=2, most=4096)
-    """Alternatives for each of them."""
-
-    together: bool = False
-    """The tokens are pieces of one word: all of them determine the answer, fewer say nothing.
-    Otherwise each of N determines an Nth."""
-
-
-@dataclass
-class RepeatedConfig:
-    """Repeated passages (data/repeated.py): induction training, for models too small to learn to
-    copy from text."""
-
-    share: float = option(0.0, least=0, most=1)
-    """Share of the training sequences; each is one passage, repeated."""
-
-    of: Literal["random", "text"] = "random"
-    """Passages of random tokens, or of text. A model that copies one may not copy the other."""
-
-    min_length: int = option(16, least=2)
-    max_length: int = 32
-    """Length of a passage, in tokens."""
-
-
-@dataclass
 class DataConfig:
     folder: str = "data/embedded"
     """Where `prepare` writes token shards and `train` reads them."""
@@ -118,8 +84,15 @@ class DataConfig:
     """Restrict attention to the own document of a sequence, in training and held-out evaluation.
     Position IDs count through the sequence, unless positions.per_document is set."""
 
-    planted: PlantedConfig = field(default_factory=PlantedConfig)
-    repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
+    transform: str | None = None
+    """A function of yours that changes training sequences: FILE.py:NAME, or an entry point
+    (docs/extend.md)."""
+
+    transform_options: dict[str, Any] = field(default_factory=dict)
+    """Its keywords."""
+
+    transform_sha256: str | None = None
+    """Of its file; set when a run starts, so that the run goes on with the same rule only."""
 
 
 _SPREAD = ("scheme", "pose", "randomized")

@@ -14,15 +14,11 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.config.text import PlantedConfig, PositionsConfig, RepeatedConfig
-from olmo_sparsity.data.planting import Planting
+from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.data.positions import draw_positions, restart
-from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.data.transform import Transform, apply
 from olmo_sparsity.text.vocabulary import IGNORED
-
-PLANTED, REPEATED = 1, 2
-"""Seeds that separate the draws of planted and repeated sequences from draws of positions."""
 
 
 @dataclass
@@ -105,8 +101,7 @@ class TrainingBatches:
         batch_size: int,
         seed: int,
         length_at: Callable[[int], int] | None = None,
-        planted: PlantedConfig | None = None,
-        repeated: RepeatedConfig | None = None,
+        transform: Transform | None = None,
         mask_documents: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -118,14 +113,9 @@ class TrainingBatches:
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.mask_documents, self.eos_id = mask_documents, shards.eos_id
-        self.planted_share = 0.0 if planted is None else planted.share
-        if planted is not None and planted.share > 0:
-            self.planting = Planting.of(planted, shards.tokenizer)
-        self.repeated_share = 0.0 if repeated is None else repeated.share
-        if repeated is not None and repeated.share > 0:
-            self.repeating = Repeating.of(repeated, shards.tokenizer)
         self.skipped: Sequence[int] = ()
         """Numbers of batches that are left out, from 0: later steps move up."""
+        self.transform, self.vocab_size = transform, shards.vocab_size
         self.sequences = Sequences(shards, length)
         if len(self.sequences) < batch_size:
             found = f"{len(self.sequences)} sequences of {length} tokens, below {batch_size=}"
@@ -166,9 +156,15 @@ class TrainingBatches:
         for row, (of, piece, index) in enumerate(cut):
             text = of.text[piece * length :][:length]
             seeds = [self.seed, of.epoch, index]
-            tokens_BL[row], labels, is_one_document_B[row] = self._text(text, seeds)
-            if labels is not None:
-                labels_of[row] = labels
+            tokens_BL[row] = text
+            changed = None
+            if self.transform is not None:
+                changed = apply(self.transform, text, seeds, self.vocab_size)
+            if changed is not None:
+                tokens_BL[row] = changed.tokens_L
+                is_one_document_B[row] = True
+                if changed.labels_L is not None:
+                    labels_of[row] = changed.labels_L
         labels_BL = np.full_like(tokens_BL, IGNORED)
         labels_BL[:, :-1] = tokens_BL[:, 1:]
         for row, labels in labels_of.items():
@@ -189,22 +185,6 @@ class TrainingBatches:
         if self.mask_documents:
             batch.documents_BL = torch.from_numpy(documents_BL)
         return batch
-
-    def _text(
-        self, text: np.ndarray, seeds: list[int]
-    ) -> tuple[np.ndarray, np.ndarray | None, bool]:
-        """Text, text with planted marks, or a repeated passage; its labels, unless they are the
-        next tokens; whether it counts as one document, so that marks and passages are visible
-        throughout."""
-        if self.repeated_share > 0:
-            generator = np.random.default_rng([*seeds, REPEATED])
-            if generator.random() < self.repeated_share:
-                return *self.repeating.draw(text, generator), True
-        if self.planted_share > 0:
-            generator = np.random.default_rng([*seeds, PLANTED])
-            if generator.random() < self.planted_share / (1 - self.repeated_share):
-                return self.planting.plant_anywhere(text, generator), None, True
-        return text, None, False
 
 
 def batch_of_step(step: int, skipped: Sequence[int]) -> int:

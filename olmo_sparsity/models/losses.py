@@ -134,6 +134,13 @@ def repetition_losses(
     return nll_BL.unflatten(1, (2, length)).sum(-1) / (length - 1)
 
 
+def place_edges(length: int) -> list[int]:
+    """Return the edges of four ranges of places, each of which ends where the next, twice as long,
+    begins: 0, 128, 256, 512, 1024 of 1,024. A model that uses its context loses least in the
+    last."""
+    return [0, *(length // 2**halvings for halvings in (3, 2, 1)), length]
+
+
 OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
 
 

@@ -89,6 +89,13 @@ class Document:
         return self._found[kind]
 
 
+def spread_evenly(numbers: Sequence[int], limit: int) -> list[int]:
+    """Choose no more than `limit` of the numbers, evenly over all: neighbours in a prepared folder
+    are often of one package or day."""
+    num = min(len(numbers), limit)
+    return [numbers[place * len(numbers) // num] for place in range(num)]
+
+
 @dataclass(frozen=True)
 class Documents(Sequence[Document]):
     name: str

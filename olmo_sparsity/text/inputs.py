@@ -29,7 +29,7 @@ from olmo_sparsity.text.corpus import (
     list_inputs,
     read_records,
 )
-from olmo_sparsity.text.documents import Document, Documents
+from olmo_sparsity.text.documents import Document, Documents, spread_evenly
 from olmo_sparsity.text.runs import PreparedText, Reader, TrainingText, run_loaders
 from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.text.windows import Windows
@@ -288,9 +288,7 @@ def _read_prepared(
         _check_size(prepared.num_tokens, name)
     every = range(len(prepared))
     long = [n for n in every if len(prepared.document(n)) >= least] if least else every
-    num = min(len(long), limit or len(long))
-    # Neighbours are often of one package or day: fewer documents are spread evenly over all.
-    chosen = [long[number * len(long) // num] for number in range(num)]
+    chosen = spread_evenly(long, limit or len(long))
     if least and read_launch().rank == 0:
         say(_describe_choice(name, limit, len(long), len(every), least))
     documents = [

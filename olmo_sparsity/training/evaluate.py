@@ -6,17 +6,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import EvaluationConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches, heldout_sequences
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.models.losses import repetition_losses
+from olmo_sparsity.models.losses import place_edges, repetition_losses
+from olmo_sparsity.text.documents import spread_evenly
+from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engine import Engine
 
 NUM_PASSAGES = 64
+
+FEWEST_DOCUMENTS = 8
+"""Of `evaluation.documents`; a standard error over fewer means little."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +51,42 @@ class Evaluation:
     def passage_length(self) -> int:
         return max(2, self.trained // 2)
 
+    @property
+    def document_length(self) -> int:
+        return self.settings.document_length or self.reached
+
     def check(self) -> None:
         """Before the first step, as the first evaluation may be the last."""
         heldout_sequences(self.heldout, max(self.length, self.passage_length))
+        if self.settings.documents:
+            self.documents  # noqa: B018 (raises where too few are long enough)
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """tokens_DL: held-out documents that are long enough, each from its start, chosen as
+        `open_documents` does."""
+        length = self.document_length
+        every = range(len(self.heldout))
+        long = [number for number in every if len(self.heldout.document(number)) >= length]
+        if len(long) < FEWEST_DOCUMENTS:
+            found = f"{len(long)} held-out documents have {length:,} tokens"
+            needed = f"evaluation.documents needs {FEWEST_DOCUMENTS}"
+            raise DataError(f"{found}, {needed}; lower evaluation.document_length")
+        chosen = spread_evenly(long, self.settings.documents)
+        texts = [self.heldout.document(number)[:length] for number in chosen]
+        return np.stack(texts).astype(np.int64)
 
     def losses(self, engine: Engine) -> list[dict]:
-        """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row per range of the
-        target's position (positions.per_document: in its document): within the training length, up
-        to the PoSE target, and beyond."""
+        """[{"from", "to", "loss", "bits_per_byte", "num_tokens", "num_documents"}, …], one row per
+        range of the target's position: within the training length, up to the PoSE target, and
+        beyond. `num_documents` counts the sequences with tokens in the range; with
+        positions.per_document, where positions are those in a document, the documents."""
         rows = []
         sum_L = torch.zeros(self.length, dtype=torch.float64)
         count_L = torch.zeros(self.length, dtype=torch.int64)
+        edges = sorted({0, self.trained, self.reached, self.length})
+        ranges = [*pairwise(edge for edge in edges if edge <= self.length)]
+        num_texts_R = torch.zeros(len(ranges), dtype=torch.int64)
         for batch in heldout_batches(
             self.heldout,
             length=self.length,
@@ -67,18 +101,51 @@ class Evaluation:
             after_BL = own.positions_BL[:num_own, :-1] + 1
             sum_L.index_add_(0, after_BL.flatten(), nll_BL.flatten())
             count_L.index_add_(0, after_BL.flatten(), torch.ones_like(after_BL.flatten()))
+            texts_BL = own.documents_BL if self.per_document else None
+            for column, (first, last) in enumerate(ranges):
+                num_texts_R[column] += _count_texts(after_BL, texts_BL, first, last)
         engine.processes.add_up(sum_L)
         engine.processes.add_up(count_L)
-        edges = sorted({0, self.trained, self.reached, self.length})
-        for first, last in pairwise(edge for edge in edges if edge <= self.length):
+        engine.processes.add_up(num_texts_R)
+        for column, (first, last) in enumerate(ranges):
             num_tokens = int(count_L[first:last].sum())
             if num_tokens == 0:  # no document is as long (positions.per_document)
                 continue
             loss = float(sum_L[first:last].sum() / num_tokens)
             bits = loss / math.log(2) / self.heldout.bytes_per_token
             row = {"from": first, "to": last, "loss": loss, "bits_per_byte": bits}
-            rows.append(row | {"num_tokens": num_tokens})
+            row |= {"num_tokens": num_tokens, "num_documents": int(num_texts_R[column])}
+            rows.append(row)
         return rows
+
+    def losses_by_place(self, engine: Engine) -> list[dict]:
+        """Return rows of "from", "to", "loss", "standard_error", "num_tokens" and "num_documents",
+        the farthest places first. Every range has tokens of the same documents, whose spread gives
+        the standard error; `olmo-sparsity losses` reads the same numbers from checkpoints."""
+        tokens_DL = torch.from_numpy(self.documents)
+        num_documents, length = tokens_DL.shape
+        edges = place_edges(length)
+        # The first token has no loss; `nll[:, i]` is the loss of the token at place i + 1.
+        ranges = [(max(first, 1), end) for first, end in pairwise(edges)]
+        sums_DR = torch.zeros(num_documents, len(ranges), dtype=torch.float64)
+        at_once = self.settings.batch_size * engine.processes.world_size
+        for start in range(0, num_documents, at_once):
+            batch = _contiguous(tokens_DL[start : start + at_once])
+            own, num_own = own_rows(batch, engine)
+            nll_BL = engine.token_losses(own)[:num_own, :-1].double().cpu()
+            rows = range(start, min(start + at_once, num_documents))
+            own_numbers = list(rows)[engine.processes.rank :: engine.processes.world_size]
+            for column, (first, end) in enumerate(ranges):
+                sums_DR[own_numbers, column] = nll_BL[:, first - 1 : end - 1].sum(1)
+        engine.processes.add_up(sums_DR)
+        found = []
+        for column, (first, end) in enumerate(ranges):
+            means_D = sums_DR[:, column] / (end - first)
+            row = {"from": edges[column], "to": end, "loss": float(means_D.mean())}
+            row["standard_error"] = float(means_D.std()) / math.sqrt(num_documents)
+            row |= {"num_tokens": num_documents * (end - first), "num_documents": num_documents}
+            found.append(row)
+        return found[::-1]
 
     def induction_drop(self, engine: Engine) -> float:
         """Nats by which the mean loss on held-out passages, half the training length long, falls on
@@ -98,6 +165,23 @@ class Evaluation:
             sums[2] += num_own
         first, second, count = engine.processes.add_up(sums).tolist()
         return (first - second) / count
+
+
+def _count_texts(after_BL: Tensor, texts_BL: Tensor | None, first: int, last: int) -> int:
+    """Count the rows, or documents in them, that have a target in a range of positions."""
+    is_inside_BL = (after_BL >= first) & (after_BL < last)
+    if texts_BL is None:
+        return int(is_inside_BL.any(1).sum())
+    texts_BL = texts_BL[: len(after_BL), :-1]
+    return sum(
+        len(texts[inside].unique()) for texts, inside in zip(texts_BL, is_inside_BL, strict=True)
+    )
+
+
+def _contiguous(tokens_BL: Tensor) -> Batch:
+    labels_BL = torch.full_like(tokens_BL, IGNORED)
+    labels_BL[:, :-1] = tokens_BL[:, 1:]
+    return Batch(tokens_BL, torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL), labels_BL)
 
 
 def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:

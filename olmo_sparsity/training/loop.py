@@ -169,14 +169,16 @@ def log_step(
 def evaluate_step(
     start: Start, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
 ) -> None:
-    config, engine = start.config, start.engine
+    config, engine, evaluation = start.config, start.engine, start.evaluation
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
-    losses, drop = start.evaluation.losses(engine), start.evaluation.induction_drop(engine)
-    measured = {}
+    losses, drop = evaluation.losses(engine), evaluation.induction_drop(engine)
+    measured: dict[str, list | dict] = {}
+    if evaluation.settings.documents:
+        measured["by_place"] = evaluation.losses_by_place(engine)
     if start.measures:
         writer.wait()  # so that there is one copy of the weights at a time
         weights = engine.copy_weights(whole=True)
-        measured = {name: measure(weights) for name, measure in start.measures.items()}
+        measured |= {name: measure(weights) for name, measure in start.measures.items()}
     with engine.processes.agree():
         metrics.write_heldout(step, losses, drop, measured)
     if step < config.training.num_steps:

@@ -59,8 +59,9 @@ FREE_KEYS = (
     "training.max_skips",
 )
 
-# What the tokenizer sets when a run starts.
+# What the tokenizer and the transform's file set when a run starts.
 RESOLVED_KEYS: tuple[str, ...] = (
+    "data.transform_sha256",
     "model.vocab_size",
     "model.embedding_size",
     "model.eos_token_id",
@@ -300,29 +301,60 @@ def _read_own_lines(path: Path) -> list[tuple[bytes, dict]]:
 
 
 def loss_table(run_folder: str | Path) -> str:
-    """The held-out losses of a run as text: the last in detail, then all of them."""
+    """Return the logged held-out losses of a run as text: the last evaluation in detail, then all
+    of them. Each row says how many documents and tokens it is over, and unlike samples are marked:
+    a range that other documents reach, and a step that was evaluated on other text."""
     import pandas as pd
 
     rows = _evaluations(run_folder)
-    last = pd.DataFrame(
-        {
-            "positions": _name(part),
-            "tokens": f"{part['num_tokens']:,}",
+    last = rows[-1]
+    in_detail = pd.DataFrame(
+        _sample(part)
+        | {
             "loss (nats)": part["loss"],
             "perplexity": math.exp(min(part["loss"], 700)),
             "bits/byte": part.get("bits_per_byte", math.nan),
         }
-        for part in rows[-1]["heldout"]
+        for part in last["heldout"]
     )
-    tables = [
-        table.to_string(index=False, float_format="{:.4f}".format, na_rep="nan")
-        for table in (last, _curves(rows))
-    ]
-    return (
-        f"{run_folder}, step {rows[-1]['step']}: held-out loss by position\n{tables[0]}\n"
-        "loss by step, and how far it falls when a passage is read twice (induction)\n"
-        f"{tables[1]}"
-    )
+    lines = [f"{run_folder}, step {last['step']}: held-out loss by position", _text(in_detail)]
+    if len({part.get("num_documents") for part in last["heldout"]}) > 1:
+        lines.append("rows are of different documents: compare runs within a row, not two rows")
+    if "by_place" in last:
+        by_place = pd.DataFrame(
+            _sample(part) | {"loss (nats)": part["loss"], "standard error": part["standard_error"]}
+            for part in last["by_place"]
+        )
+        lines += ["loss by place in the same documents, the farthest first", _text(by_place)]
+    curves = _curves(rows)
+    is_other = [_samples(row) != _samples(last) for row in rows]
+    if any(is_other):
+        curves["sample"] = ["other" if other else "" for other in is_other]
+    lines.append("loss by step, and how far it falls when a passage is read twice (induction)")
+    lines.append(_text(curves))
+    if any(is_other):
+        lines.append("steps marked `other` were evaluated on other text than the last one")
+    return "\n".join(lines)
+
+
+def _sample(part: dict) -> dict[str, str]:
+    """The places of a row, and what its loss is over. Earlier versions counted tokens alone."""
+    documents = part.get("num_documents")
+    return {
+        "positions": _name(part),
+        "documents": "–" if documents is None else f"{documents:,}",
+        "tokens": f"{part['num_tokens']:,}",
+    }
+
+
+def _samples(row: dict) -> list[tuple]:
+    names = ("from", "to", "num_tokens", "num_documents")
+    parts = [*row["heldout"], *row.get("by_place", ())]
+    return [tuple(part.get(name) for name in names) for part in parts]
+
+
+def _text(table: pd.DataFrame) -> str:
+    return table.to_string(index=False, float_format="{:.4f}".format, na_rep="nan")
 
 
 def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = None) -> None:
@@ -361,12 +393,14 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
 
 
 def _curves(rows: list[dict]) -> pd.DataFrame:
-    """A row for each evaluation: losses by position, induction drops."""
+    """A row for each evaluation: losses by position, that of the farthest places of
+    `evaluation.documents`, induction drops."""
     import pandas as pd
 
     return pd.DataFrame(
         {"step": row["step"]}
         | {_name(part): part["loss"] for part in row["heldout"]}
+        | {f"documents {_name(part)}": part["loss"] for part in row.get("by_place", ())[:1]}
         | {"induction": row.get("induction_drop", math.nan)}
         for row in rows
     )
@@ -379,7 +413,8 @@ def _name(part: dict) -> str:
 def _evaluations(run_folder: str | Path) -> list[dict]:
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
-        raise DataError(f"{path} does not exist; is '{run_folder}' of a trained run?")
+        remedy = "pass a trained run, or --text to read a model's losses on it"
+        raise DataError(f"{path} does not exist; {remedy}")
     rows = [row for _, row in _read_own_lines(path) if "heldout" in row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")

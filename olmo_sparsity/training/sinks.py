@@ -74,10 +74,13 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
                 places = f"{part['from']}-{part['to']}"
                 yield f"heldout/{places}", part["loss"]
                 yield f"heldout_bits_per_byte/{places}", part["bits_per_byte"]
+        elif name == "by_place":
+            for part in value:
+                yield f"by_place/{part['from']}-{part['to']}", part["loss"]
         elif name == "induction_drop":
             yield f"heldout/{name}", value
-        elif isinstance(value, dict):  # with the ends of an interval, or without
+        elif isinstance(value, dict):
             for number, found in value.items():
-                yield f"{name}/{number}", found[0] if isinstance(found, list) else found
+                yield f"{name}/{number}", found
         elif name != "step":
             yield f"train/{name}", value

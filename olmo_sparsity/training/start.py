@@ -24,6 +24,7 @@ from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
+from olmo_sparsity.data.transform import load_transform, with_fingerprint
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
@@ -115,13 +116,10 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         share = processes.rank, processes.world_size
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
         config = resolve(config, shards, device, Hardware.here(device, processes.world_size))
-        if config.evaluation.track or config.evaluation.lm_eval:  # imports the tool
-            from olmo_sparsity.training.tracking import Tasks, Tracking
+        if config.evaluation.lm_eval:
+            from olmo_sparsity.training.lm_eval_tasks import Tasks
 
-            if config.evaluation.track:
-                measures["track"] = Tracking(config, heldout, device, processes)
-            if config.evaluation.lm_eval:
-                measures["lm_eval"] = Tasks(config, heldout.tokenizer, device, processes)
+            measures["lm_eval"] = Tasks(config, heldout.tokenizer, device, processes)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()
         settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
@@ -198,8 +196,7 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         batch_size=config.training.batch_size,
         seed=config.seed,
         length_at=config.training.length_at,
-        planted=config.data.planted,
-        repeated=config.data.repeated,
+        transform=load_transform(config.data, shards.tokenizer, config.training.shortest),
         mask_documents=config.data.mask_documents,
         rank=processes.rank,
         world_size=processes.world_size,
@@ -318,10 +315,9 @@ def count_steps_per_epoch(config: RunConfig) -> int | None:
 
 
 def count_epochs(config: RunConfig, steps_per_epoch: int) -> float:
-    """Return how often a run reads its text. Repeated passages of random tokens are none of it."""
-    repeated = config.data.repeated
-    share = 1 - repeated.share if repeated.of == "random" else 1.0
-    return config.training.num_steps * share / steps_per_epoch
+    """Return how often a run reads its text. Sequences that `data.transform` replaces count, too:
+    what it leaves of the text is not known here."""
+    return config.training.num_steps / steps_per_epoch
 
 
 def describe_epochs(num_tokens: int, epochs: float) -> str:
@@ -350,7 +346,8 @@ def resolve(
         raise ConfigError(f"{model.vocab_size=} must be 0 or at least {shards.vocab_size}")
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
-    return for_hardware(replace(config, model=model), device, hardware)
+    data = with_fingerprint(config.data)
+    return for_hardware(replace(config, model=model, data=data), device, hardware)
 
 
 def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:
@@ -391,7 +388,7 @@ def cost_of(
     device = own_device(config.training.device, Processes())
     check_sinks(config.logging)
     if config.evaluation.lm_eval:
-        from olmo_sparsity.training.tracking import load_tasks
+        from olmo_sparsity.training.lm_eval_tasks import load_tasks
 
         load_tasks(config.evaluation.lm_eval)
     named, missing = hardware is not None, dict[str, str]()

@@ -1,4 +1,4 @@
-"""Draw the picture of study/longer.md from the stored results: python -m study.pages.draw_longer."""
+"""Draw the picture of study/longer.md from stored results: python -m study.pages.draw_longer."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from olmo_sparsity.analysis.measurement import measurement
 from olmo_sparsity.analysis.measurement.plan import MeasureRequest
 from olmo_sparsity.analysis.options import (
     AskSettings,
+    LossSettings,
     ModelOptions,
-    ScoreSettings,
     Settings,
     TextOptions,
     build,
@@ -39,7 +39,7 @@ class Everything(dict):
 
 def parsed(*words: str) -> dict[str, Any]:
     options = build_parser(Everything()).parse_args(words)
-    schemas = {"explain": (AskSettings, ModelOptions), "score": (ScoreSettings,)}
+    schemas = {"explain": (AskSettings, ModelOptions), "losses": (LossSettings,)}
     found = schemas.get(words[0], (Settings, TextOptions, ModelOptions))
     return given_options(options, {item.name for schema in found for item in fields(schema)})
 
@@ -84,8 +84,8 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
     assert build(AskSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")) == (
         AskSettings(long=30, k=2)
     )
-    scored = parsed("score", "M", "--text=t", "--out=o", "--contexts=1k,4000", "--local=64")
-    assert build(ScoreSettings, scored) == ScoreSettings(contexts=(1024, 4000), local=64)
+    read = parsed("losses", "M", "N", "--text=t", "--length=64", "--documents=9")
+    assert build(LossSettings, read) == LossSettings(length=64, documents=9)
     assert parsed("measure", "M", "--out=o") == {}  # so that defaults stand in one place
 
 
@@ -99,8 +99,8 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
             "long must be a whole number or all, not 'some'",
         ),
         (
-            ["score", "M", "--text=README.md", "--out=o.jsonl", "--contexts=1m"],
-            "contexts=1m must be numbers of tokens, such as 1k,4k",
+            ["losses", "M", "--text=README.md", "--documents=5"],
+            "documents=5 must be at least 8",
         ),
         *(
             (

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.run import config_from_dict, load_saved_config, save_config
+from olmo_sparsity.config.run import config_from_dict, flatten, load_saved_config, save_config
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
@@ -58,16 +58,7 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
             "query_scale_length=16.0 cannot",
         ),
         ({"checkpoint": {"keep_steps": [0, 3, 7]}, "training": {"num_steps": 6}}, "keep_steps=[0"),
-        ({"data": {"repeated": {"share": 0.5, "min_length": 20, "max_length": 10}}}, "above max_"),
-        (
-            {
-                "data": {"repeated": {"share": 0.5, "min_length": 4, "max_length": 12}},
-                "training": {"length": [{"tokens": 16, "until": 9}, {"tokens": 32}]},
-            },
-            "does not fit twice into training.length=16",
-        ),
-        ({"data": {"repeated": {"of": "text"}}}, "repeats nothing"),
-        ({"data": {"repeated": {"share": 0.6}, "planted": {"share": 0.6}}}, "more than 1"),
+        ({"data": {"transform_options": {"share": 0.5}}}, "data.transform is not"),
         ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),
         ({"optimizer": {"schedule": "constant", "final_lr_share": 0.1}}, "optimizer.schedule"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
@@ -109,3 +100,20 @@ def test_a_saved_config_may_hold_removed_settings_that_meant_nothing(tmp_path: P
     path.write_text(yaml.safe_dump(saved))
     with pytest.raises(ConfigError, match=r"data\.train_files"):
         load_saved_config(path)
+
+
+def test_a_run_on_planted_text_of_an_earlier_version_loads_and_differs_from_any_other(
+    tmp_path: Path,
+) -> None:
+    config, path = config_from_dict(MINIMAL), tmp_path / "config.yaml"
+    save_config(config, path)
+    saved = yaml.safe_load(path.read_text())
+    saved["data"] |= {"planted": {"share": 0.0}, "repeated": {"share": 0.0, "of": "random"}}
+    saved["evaluation"]["track"] = 64
+    path.write_text(yaml.safe_dump(saved))
+    assert load_saved_config(path) == config
+    saved["data"]["planted"]["share"] = 0.5
+    path.write_text(yaml.safe_dump(saved))
+    loaded = load_saved_config(path)
+    assert loaded.model == config.model
+    assert flatten(loaded)["data.transform_options.planted.share"] == 0.5

@@ -101,8 +101,8 @@ def test_shipped_configs_are_found_by_name_from_any_folder(elsewhere: Path) -> N
     assert load_config("mine.yaml") == replace(shipped, seed=7)
     (elsewhere / "figure2.yaml").write_text((CONFIGS / "quick.yaml").read_text())
     assert load_config("figure2.yaml") == load_config("quick.yaml")  # a file that exists wins
-    for name in ("sweeps/laddr.yaml", "configs/sweeps/laddr.yaml"):
-        with pytest.raises(ConfigError, match=r"did you mean 'sweeps/ladder\.yaml'"):
+    for name in ("sweeps/c4_laddr.yaml", "configs/sweeps/c4_laddr.yaml"):
+        with pytest.raises(ConfigError, match=r"did you mean 'sweeps/c4_ladder\.yaml'"):
             expand(name, [])
 
 
@@ -112,7 +112,7 @@ def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(read_config(name))
         assert {**read_given(copy), "configs": 0} == {**read_given(path), "configs": 0}  # paths
-    runs, copied = (expand(name, []) for name in ("sweeps/stages.yaml", "a/sweeps/stages.yaml"))
+    runs, copied = (expand(name, []) for name in ("sweeps/quick.yaml", "a/sweeps/quick.yaml"))
     assert [run.name for run in runs] == [run.name for run in copied]
     own = elsewhere / "python.yaml"  # the name of its base, too
     own.write_text(read_config("figure2_code.yaml"))

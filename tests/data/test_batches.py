@@ -15,7 +15,7 @@ import torch
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import PositionsConfig, StageConfig, TrainingConfig
-from olmo_sparsity.config.text import PlantedConfig, RepeatedConfig
+from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import (
     Batch,
@@ -25,10 +25,20 @@ from olmo_sparsity.data.batches import (
     heldout_batches,
 )
 from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.data.transform import Transform, load_transform
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.loop import draw
 
 POSE = PositionsConfig(scheme="pose", target_length=256)
+ROOT = Path(__file__).parents[2]
+
+
+def study_transform(shards: TokenShards, **shares: float) -> Transform | None:
+    """The study's, found in its file, as a run finds it."""
+    options = {name: {"share": share} for name, share in shares.items()}
+    name = f"{ROOT}/study/transforms.py:plant_or_repeat"
+    data = DataConfig(transform=name, transform_options=options)
+    return load_transform(data, shards.tokenizer, 256)
 
 
 def batches(
@@ -134,8 +144,7 @@ def test_rows_of_several_kinds_do_not_change_each_other(shards: TokenShards) -> 
         "positions": PositionsConfig(scheme="pose", target_length=512, per_document=True),
         "length": 300,
         "mask_documents": True,
-        "planted": PlantedConfig(share=0.3),
-        "repeated": RepeatedConfig(share=0.3),
+        "transform": study_transform(shards, planted=0.3, repeated=0.3),
     }
     whole = next(batches(shards, **mixed).from_step(3))
     assert whole.documents_BL is not None
@@ -154,7 +163,7 @@ def test_rows_of_several_kinds_do_not_change_each_other(shards: TokenShards) -> 
 
 def test_a_step_is_what_it_was_for_runs_that_go_on(shards: TokenShards) -> None:
     """Positions, planted marks and repeated passages, of two lengths."""
-    source = staged(shards, planted=PlantedConfig(share=0.4), repeated=RepeatedConfig(share=0.3))
+    source = staged(shards, transform=study_transform(shards, planted=0.4, repeated=0.3))
     digest = hashlib.sha256()
     for step in (0, 3, 6, 400):
         batch = source[step]

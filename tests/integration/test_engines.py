@@ -164,18 +164,18 @@ def interrupt(settings: dict, num_steps: int, name: str, world_size: int = 2, ra
     return step_of(list_checkpoints(settings["run_folder"])[0])
 
 
-def test_tracking_is_shared_by_all_processes(settings: dict) -> None:
+def test_all_processes_share_the_documents_of_losses_by_place(settings: dict) -> None:
     found = []
     for engine, world_size in (("single", 1), ("ddp", 2), ("zero3", 2)):
-        given = on(settings, f"tracked-{engine}", engine)
+        given = on(settings, f"by-place-{engine}", engine)
         given["training"]["num_steps"] = 2
-        given["evaluation"] |= {"track": 9, "length": 64}
+        given["evaluation"] |= {"documents": 9, "document_length": 64}
         finish(given, world_size)
-        found += curve(given["run_folder"], "track")
+        found += curve(given["run_folder"], "by_place")
     assert len(found) == 3
-    for row in found[1:]:
-        for number, ends in found[0].items():
-            assert row[number] == pytest.approx(ends, abs=1e-3), number
+    for parts in found[1:]:
+        for part, expected in zip(parts, found[0], strict=True):
+            assert part == pytest.approx(expected, abs=1e-3)
 
 
 def test_zero_3_begins_from_a_folder_of_transformers(settings: dict, one_process: Path) -> None:

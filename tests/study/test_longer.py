@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from study import longer
-from study.benchmarks import checkpoint_metrics
 from study.longer import (
     CHOOSERS,
     LEAST_GAP,
@@ -78,39 +77,6 @@ def test_slope_is_the_one_of_least_squares_and_permuted_k_has_none() -> None:
     found = slope_of(targets, TRAINED["pose"][0], controls=("log_count",))
     assert found["slope"] == pytest.approx(line[0], abs=1e-2)
     assert abs(permuted_slope(targets, TRAINED["pose"][0])) < 0.02
-
-
-def metric(
-    rng: np.random.Generator, by_step: float, by_scheme: float, noise: float
-) -> pd.DataFrame:
-    rows = [
-        (treatment, seed, 2000 * step, draw, by_step * step + by_scheme * (treatment == "pose"))
-        for treatment in ("reference", "rope", "pose")
-        for seed in range(3)
-        for step in range(1, 7)
-        for draw in range(3)
-    ]
-    table = pd.DataFrame(rows, columns=["treatment", "seed", "step", "draw", "value"])
-    return table.assign(value=table.value + noise * rng.normal(size=len(table)))
-
-
-def test_signal_over_noise_is_that_of_planted_numbers() -> None:
-    rng = np.random.default_rng(0)
-    planted = {"track net_gain": (3, 6, 1), "long_loss": (1, 2, 1), "needle": (0.1, 0.1, 1)}
-    planted |= {"recall": (0.0, 0.0, 1e-3), "gzip": (0.0, 0.0, 0.0)}
-    rows = pd.concat(metric(rng, *of).assign(number=name) for name, of in planted.items())
-    found = checkpoint_metrics.ratios(rows).set_index("number")
-    spread = np.std(np.arange(1, 7), ddof=1)
-    np.testing.assert_allclose(found.checkpoints["track net_gain"], 3 * spread, rtol=0.2)
-    np.testing.assert_allclose(found.treatments["track net_gain"], 6, rtol=0.2)
-    assert found.right_order["track net_gain"] > 0.95 > 0.7 > found.right_order["needle"]
-    assert found.loc["gzip", ["checkpoints", "treatments"]].isna().all()
-    verdicts = checkpoint_metrics.verdicts(found.reset_index())
-    assert verdicts == {"W1": "yes", "W2": "void", "W3": "yes", "W4": "yes"}
-    rows.loc[rows.number == "long_loss", "value"] *= -1  # only the sizes count
-    assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["W3"] == "yes"
-    rows.loc[rows.number == "track net_gain", "value"] += rng.normal(scale=5, size=len(rows) // 5)
-    assert checkpoint_metrics.verdicts(checkpoint_metrics.ratios(rows))["W1"] == "no"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])

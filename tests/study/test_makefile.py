@@ -20,11 +20,14 @@ from tests.support.commands import check_command
 
 OF_HISTORY = (
     *("calibration_", "planted_"),  # by `measure --planted`, which is gone
-    *("beyond_contextual", "ladder_contextual"),  # collected from configs/sweeps/ladder.yaml
+    *(
+        "beyond_contextual",
+        "ladder_contextual",
+    ),  # collected from study/configs/text/sweeps/ladder.yaml
     *("mixed_", "prose_mixed_", "reviews_mixed_", "sources_earlier"),  # with settings that are gone
     *("prose_27m_", "gpu_check_h200", "scaling", "theory_bridge"),  # on other machines, or by hand
     *("prose_names_", "prose_wikipedia_names_"),  # a set of targets that is gone
-    "choose_text_",  # by a program that is gone
+    *("choose_text_", "checkpoint_metrics"),  # by programs that are gone
     *("thirds", "code_first", "code_wikipedia"),  # of mixtures of corpora, which are gone
 )
 """Results that were made by commands of the history."""

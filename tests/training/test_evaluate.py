@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.build import build_model
@@ -66,3 +67,40 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
         )
         build_evaluation(heldout, config).induction_drop(engine)
     assert sum(shares).tolist() == [3 * 64, 0, 64]
+
+
+def test_a_range_of_positions_counts_the_documents_that_reach_it(make_config: MakeConfig) -> None:
+    """With position IDs of each document's own, few documents are as long as the last range."""
+    config = make_config(
+        evaluation__length=400,
+        evaluation__num_sequences=20,
+        data__mask_documents=True,
+        positions__per_document=True,
+    )
+    heldout = open_shards(config.data, "heldout")
+    config = resolve(config, heldout, CPU, Hardware.here(CPU))
+    engine = Engine(build_model(config.model), config.training, config.optimizer)
+    found = build_evaluation(heldout, config).losses(engine)
+    (batch,) = heldout_batches(
+        heldout, length=400, num_sequences=20, batch_size=20,
+        mask_documents=True, per_document=True,
+    )  # fmt: skip
+    assert batch.documents_BL is not None
+    for row in found:
+        documents = {
+            (number, int(batch.documents_BL[number, place]))
+            for number in range(len(batch.tokens_BL))
+            for place in range(399)
+            if row["from"] <= int(batch.positions_BL[number, place]) + 1 < row["to"]
+        }
+        assert row["num_documents"] == len(documents)
+    assert found[0]["num_documents"] > found[-1]["num_documents"]
+
+
+def test_too_few_documents_of_the_length_are_rejected_before_training(
+    make_config: MakeConfig,
+) -> None:
+    config = make_config(evaluation__documents=8, evaluation__document_length=5000)
+    heldout = open_shards(config.data, "heldout")
+    with pytest.raises(DataError, match="0 held-out documents have 5,000 tokens"):
+        build_evaluation(heldout, config).check()

@@ -55,3 +55,41 @@ def test_metrics_of_another_run_are_refused(
     train(make_config(run_folder=str(trained)))
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 6]
     loss_table(trained)
+
+
+def part(first: int, to: int, tokens: int, documents: int | None, loss: float = 2.0) -> dict:
+    found = {"from": first, "to": to, "loss": loss, "bits_per_byte": 1.0, "num_tokens": tokens}
+    return found if documents is None else found | {"num_documents": documents}
+
+
+def table_of(folder: Path, *evaluations: list[dict], **others: list[dict]) -> str:
+    metrics = Metrics(folder, 0, [])
+    for step, parts in enumerate(evaluations, start=1):
+        metrics.write_heldout(step, parts, 0.5, others)
+    return loss_table(folder)
+
+
+def test_each_logged_loss_says_how_many_documents_and_tokens_it_is_over(tmp_path: Path) -> None:
+    lines = table_of(tmp_path, [part(0, 16, 640, 40), part(16, 32, 640, 40)]).splitlines()
+    assert lines[3].split()[:5] == ["16", "…", "31", "40", "640"]
+    assert not any("different documents" in line or "other" in line for line in lines)
+
+
+def test_ranges_of_different_documents_are_marked(tmp_path: Path) -> None:
+    found = table_of(tmp_path, [part(0, 16, 640, 40), part(16, 32, 90, 6)])
+    assert "rows are of different documents" in found
+
+
+def test_steps_that_were_evaluated_on_other_text_are_marked(tmp_path: Path) -> None:
+    found = table_of(tmp_path, [part(0, 16, 320, None)], [part(0, 16, 640, 40)])
+    first, second = found.splitlines()[-3:-1]
+    assert first.endswith("other")
+    assert not second.endswith("other")
+
+
+def test_losses_of_the_same_documents_are_shown_with_the_farthest_first(tmp_path: Path) -> None:
+    by_place = [part(8, 16, 72, 9, 1.5) | {"standard_error": 0.25}]
+    found = table_of(tmp_path, [part(0, 16, 640, 40)], by_place=by_place)
+    (row,) = (line.split() for line in found.splitlines() if line.split()[:3] == ["8", "…", "15"])
+    assert row[3:] == ["9", "72", "1.5000", "0.2500"]
+    assert "documents 8 … 15" in found

@@ -39,8 +39,12 @@ def test_sinks_are_asked_for_and_receive_every_row(
 
 
 def test_what_is_measured_is_received_without_its_interval() -> None:
-    row = {"step": 1, "track": {"net_gain": [1.0, 0.5, 2.0]}, "lm_eval": {"words/acc": 0.5}}
-    assert dict(_scalars(row)) == {"track/net_gain": 1.0, "lm_eval/words/acc": 0.5}
+    row = {
+        "step": 1,
+        "by_place": [{"from": 8, "to": 16, "loss": 1.0}],
+        "lm_eval": {"words/acc": 0.5},
+    }
+    assert dict(_scalars(row)) == {"by_place/8-16": 1.0, "lm_eval/words/acc": 0.5}
 
 
 @pytest.mark.parametrize("module", ["wandb", "lm_eval"])

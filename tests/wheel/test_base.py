@@ -9,11 +9,9 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -173,18 +171,15 @@ def test_what_needs_an_extra_names_it(folder: Path, words: tuple[str, ...], extr
 
 
 @pytest.mark.filterwarnings("ignore")  # those of OLMo-core
-def test_the_callback_of_the_page_logs_numbers_of_olmo_core(tmp_path: Path) -> None:
+def test_the_callback_of_olmo_core_records_the_loss_of_its_own_forward_pass(tmp_path: Path) -> None:
     train = pytest.importorskip("olmo_core.train")
     from olmo_core.config import DType
     from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, TokenizerConfig
     from olmo_core.nn.transformer import TransformerBlockType, TransformerConfig
     from olmo_core.optim import AdamWConfig
+    from olmo_core.train.callbacks import Callback
     from olmo_core.train.train_module import TransformerTrainModuleConfig
 
-    page = Path("track.md").read_text()
-    (block,) = (x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "olmo_core" in x)
-    names: dict[str, Any] = {"track": olmo_sparsity.track}
-    exec(block, names)
     words = [f"w{number}" for number in range(60)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -194,7 +189,7 @@ def test_the_callback_of_the_page_logs_numbers_of_olmo_core(tmp_path: Path) -> N
     tokens.astype(np.uint16).tofile(tmp_path / "tokens.npy")
     logged = dict[int, dict[str, float]]()
 
-    class Keep(names["Callback"]):  # type: ignore[misc]
+    class Keep(Callback):
         def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
             logged[step] = metrics
 
@@ -212,17 +207,16 @@ def test_the_callback_of_the_page_logs_numbers_of_olmo_core(tmp_path: Path) -> N
         loader = NumpyDataLoaderConfig(512, 0, str(tmp_path / "w")).build(
             data, dp_process_group=module.dp_process_group
         )
-        tracks = names["Track"](2, tokenizer, texts, long=96, local=32, documents=8)
+        losses = olmo_sparsity.OLMoCoreLosses(2, tokenizer, texts, length=96, documents=8)
         train.TrainerConfig(
             save_folder=str(tmp_path / "s"), max_duration=train.Duration.steps(4),
-            no_checkpoints=True, no_evals=True, callbacks={"track": tracks, "keep": Keep()},
+            no_checkpoints=True, no_evals=True, callbacks={"losses": losses, "keep": Keep()},
         ).build(module, loader).fit()  # fmt: skip
-        assert [step for step, row in logged.items() if "track/net_gain" in row] == [2, 4]
-        # … and they are those of the model: its loss in OLMo-core's own forward pass.
+        assert [step for step, row in logged.items() if "loss_by_place/48-96" in row] == [2, 4]
         ids = torch.tensor([tokenizer.encode(text).ids[:96] for text in texts])
         with torch.no_grad():
             log_p = module.model(ids)[:, :-1].float().log_softmax(-1)
-        expected = -log_p.gather(2, ids[:, 1:, None])[:, 31:].mean()
-        assert logged[4]["track/loss_32_96"] == pytest.approx(expected.item(), abs=1e-4)
+        expected = -log_p.gather(2, ids[:, 1:, None])[:, 47:].mean()
+        assert logged[4]["loss_by_place/48-96"] == pytest.approx(expected.item(), abs=1e-4)
     finally:
         train.teardown_training_environment()

@@ -298,6 +298,18 @@ def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float
     return float(value), float(low), float(high)
 
 
+def t_interval(values_D: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean of one value a document, and the ends of its 95% interval by Student's t; NaN
+    for the ends of fewer than two."""
+    num_documents = len(values_D)
+    mean = float(values_D.mean())
+    if num_documents < 2:
+        return mean, float("nan"), float("nan")
+    standard_error = float(values_D.std(ddof=1)) / sqrt(num_documents)
+    reach = quantile(0.025, num_documents - 1) * standard_error
+    return mean, mean - reach, mean + reach
+
+
 def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     """Stretch the intervals of net excess, where few documents carry targets, from a normal
     distribution to Student's t."""

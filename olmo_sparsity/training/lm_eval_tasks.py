@@ -1,63 +1,22 @@
-"""Measure a copy of a model in training: what it gains from long contexts, and tasks of lm_eval.
+"""Evaluate a copy of a model in training on tasks of lm_eval (`evaluation.lm_eval`).
 
-Place in the flow: weights → numbers of the metrics. Called by the training loop
-(`evaluation.track`, `evaluation.lm_eval`)."""
+Place in the flow: weights → numbers of the metrics. Called by the training loop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
-import pandas as pd
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from olmo_sparsity.analysis.options import TrackSettings
-from olmo_sparsity.analysis.results.tracked import Tracked
-from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.tracking.fixed_text import FixedText
 from olmo_sparsity.base.errors import ConfigError, naming_extras, one_line
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.checkpoint_files import fill
 from olmo_sparsity.models.exchange import hugging_face_model, hugging_face_tokenizer
-from olmo_sparsity.models.use import in_use
-from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.training.distributed import Processes
-
-
-class Tracking:
-    """Processes share the documents, each with a copy of the model."""
-
-    def __init__(
-        self, config: RunConfig, heldout: TokenShards, device: torch.device, processes: Processes
-    ) -> None:
-        self.config, self.device, self.processes = config.model, device, processes
-        long = config.evaluation.length or config.largest_length
-        local = max(1, min(128, long // 8))
-        settings = TrackSettings(long=long, local=local, documents=config.evaluation.track)
-        texts = (heldout.document(n) for n in range(len(heldout)))
-        enough = islice((text for text in texts if len(text) >= long), settings.documents)
-        items = [Document(t, n, tokenizer=heldout.tokenizer) for n, t in enumerate(enough)]
-        self.text = FixedText.of(Documents("held-out documents", items), settings)
-
-    def __call__(self, weights: Mapping[str, Tensor]) -> dict[str, list[float]]:
-        """Number → its value, and the ends of its 95% interval."""
-        own, count = self.processes.rank, self.processes.world_size
-        with self.processes.agree():
-            model = build_model(self.config)
-            fill(model, weights, "the weights of the engine")
-            model = model.to(self.device).eval()
-            with in_use(model):
-                rows = self.text.measure(Scorer(model), self.text.numbers[own::count])
-        every = pd.concat(self.processes.gather(rows), ignore_index=True)
-        numbers = Tracked(every.assign(run="", step=0)).numbers.dropna(subset=["value"])
-        ends = numbers[["value", "low", "high"]].to_numpy().tolist()
-        return dict(zip(numbers.number, ends, strict=True))
 
 
 class Tasks:

@@ -7,15 +7,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.text import PlantedConfig, PositionsConfig
+from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.data.batches import TrainingBatches
-from olmo_sparsity.data.planting import Planting
 from olmo_sparsity.data.shards import TokenShards
+from study.transforms import PlantedSettings, Planting, plant_or_repeat
 
 
 @pytest.fixture(scope="module")
 def planting(tokenizer: Tokenizer) -> Planting:
-    return Planting.of(PlantedConfig(num_tokens=2, num_values=4), tokenizer)
+    return Planting.of(PlantedSettings(num_tokens=2, num_values=4), tokenizer)
 
 
 def test_the_marks_and_they_alone_determine_the_answer(planting: Planting) -> None:
@@ -39,7 +39,7 @@ def test_the_marks_and_they_alone_determine_the_answer(planting: Planting) -> No
 def test_pieces_of_a_word_tell_only_together(tokenizer: Tokenizer, num_tokens: int) -> None:
     """Among all training sequences in which any m − 1 pieces of one word stand and the last does
     not, every answer is as frequent as every other: they give nothing. All m give the answer."""
-    config = PlantedConfig(num_tokens=num_tokens, num_values=4, together=True)
+    config = PlantedSettings(num_tokens=num_tokens, num_values=4, together=True)
     planting, generator = Planting.of(config, tokenizer), np.random.default_rng(0)
     text = np.arange(64) % 200
     whole, counts = 0, np.zeros((num_tokens + 1, 4, 4))  # pieces that stand, word, answer
@@ -85,18 +85,25 @@ def test_nothing_planted_stands_in_the_text_by_itself(
 
 def test_alphabets_larger_than_half_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="num_tokens=3"):
-        Planting.of(PlantedConfig(num_tokens=3, num_values=20), tokenizer)
+        Planting.of(PlantedSettings(num_tokens=3, num_values=20), tokenizer)
 
 
-@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.5, 0.3, 0.7), (1.0, 1, 1)])
+@pytest.mark.parametrize(("share", "low", "high"), [(0.5, 0.3, 0.7), (1.0, 1, 1)])
 def test_a_share_of_the_training_sequences_is_planted(
     shards: TokenShards, planting: Planting, share: float, low: float, high: float
 ) -> None:
-    config = PlantedConfig(share=share, num_tokens=2, num_values=4)
+    options = {"share": share, "num_tokens": 2, "num_values": 4}
+    transform = plant_or_repeat(shards.tokenizer, 32, planted=options)
 
     def rows(**process: int) -> np.ndarray:
         batches = TrainingBatches(
-            shards, PositionsConfig(), length=32, batch_size=64, seed=0, planted=config, **process
+            shards,
+            PositionsConfig(),
+            length=32,
+            batch_size=64,
+            seed=0,
+            transform=transform,
+            **process,
         )
         batch = next(batches.from_step(0))
         assert (batch.labels_BL[:, :-1] == batch.tokens_BL[:, 1:]).all()

@@ -1,0 +1,79 @@
+"""Write losses by place as one page: curves by step, the table, and paired differences.
+
+Place in the flow: last, after `LossesByPlace`. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from olmo_sparsity.analysis.report.page import write_html
+from olmo_sparsity.analysis.results.losses_by_place import (
+    Checkpoint,
+    LossesByPlace,
+    spell,
+    spell_places,
+)
+from olmo_sparsity.analysis.results.view import escape, html_table
+from olmo_sparsity.base import drawing
+
+COLORS = drawing.PALETTE[1:]
+
+
+def write_losses(losses: LossesByPlace, path: Path) -> None:
+    rows = losses.table
+    tables = [_differences(losses, first, second) for first, second in losses.pairs()]
+    columns = {
+        "checkpoint": [spell((row.model, row.step)) for row in rows.itertuples()],
+        "places": [spell_places(row.first, row.end) for row in rows.itertuples()],
+        "documents": rows.documents.tolist(),
+        "tokens": rows.tokens.tolist(),
+        "mean loss [95%]": zip(rows.loss, rows.low, rows.high, strict=True),
+    }
+    tables.append(html_table("Mean loss of every checkpoint", columns, is_open=len(rows) < 50))
+    svg = drawing.render(lambda: draw(losses), "svg", {})
+    slots = {
+        "title": escape(f"{', '.join(losses.models)}: loss by place"),
+        "text": escape(losses.name),
+        "documents": f"{losses.num_documents:,}",
+        "length": f"{losses.length:,}",
+        "figure": f"data:image/svg+xml;base64,{b64encode(svg).decode()}",
+        "tables": "".join(tables),
+    }
+    write_html(path, "losses_page.html", slots)
+
+
+def _differences(losses: LossesByPlace, first: Checkpoint, second: Checkpoint) -> str:
+    rows = losses.compare(first, second)
+    columns = {
+        "places": [spell_places(row.first, row.end) for row in rows.itertuples()],
+        "documents": rows.documents.tolist(),
+        "difference [95%]": zip(rows.difference, rows.low, rows.high, strict=True),
+    }
+    title = f"{spell(first)} less {spell(second)}, in pairs"
+    return html_table(title, columns, is_open=True)
+
+
+def draw(losses: LossesByPlace) -> Figure:
+    """A panel for each range of places, the farthest first, by step; a colour for each model."""
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True).flat
+    for axes, (first, end) in zip(panels, losses.places, strict=True):
+        axes.set_title(f"places {spell_places(first, end)}", loc="left")
+        axes.set_xlabel("step")
+        axes.set_ylabel("mean loss (nats)")
+        is_here = (losses.table["first"] == first) & (losses.table.end == end)
+        for number, (model, rows) in enumerate(losses.table[is_here].groupby("model", sort=False)):
+            color = COLORS[number % len(COLORS)]
+            marker = "os^Dv"[number % 5]
+            axes.plot(rows.step, rows.loss, label=model, color=color, marker=marker, markersize=3)
+            drawing.band(axes, rows.step, rows.low, rows.high, color)
+            if len(rows) == 1:  # a band of one point is not visible
+                axes.errorbar(
+                    rows.step, rows.loss, [rows.loss - rows.low, rows.high - rows.loss], color=color
+                )
+    figure.axes[0].legend(frameon=False).set_in_layout(False)  # as names may be long
+    return figure

@@ -1,0 +1,240 @@
+"""Compute the mean loss by place of checkpoints on one fixed text.
+
+Place in the flow: `LossesRequest` → one plain forward pass a document and checkpoint →
+`LossesByPlace`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
+from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
+from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
+from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.files import writing
+from olmo_sparsity.base.folders import Pieces, WorkFolder
+from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.models.loaded import LoadedModel, using
+from olmo_sparsity.models.losses import place_edges
+from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.text.documents import Documents
+from olmo_sparsity.text.inputs import open_documents
+from olmo_sparsity.text.runs import run_loaders
+from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
+
+FEWEST = 8
+"""Documents; intervals over fewer mean nothing."""
+
+AT_ONCE = 8
+"""Documents that are scored together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossesRequest(Request):
+    """A call of `losses_by_place`, checked."""
+
+    models: tuple[Any, ...]
+    """Runs, of which all checkpoints are read, checkpoints, other models, or models in memory."""
+
+    tokenizer: Any = None
+    text: Any = None
+    field: str = "text"
+    out: str | Path | None = None
+    settings: LossSettings = dataclasses.field(default_factory=LossSettings)
+    loading: ModelOptions = dataclasses.field(default_factory=ModelOptions)
+
+    def checked(self) -> Self:
+        self.settings.check()
+        in_memory = [model for model in self.models if not isinstance(model, str | Path)]
+        if in_memory and (self.out is not None or len(self.models) > 1):
+            raise ConfigError("a model in memory is read alone, without out; save it to compare it")
+        names = [str(model) for model in self.models]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"Duplicate model: {twice[0]}; pass each once")
+        return self
+
+
+def losses_by_place(
+    model: Any, tokenizer: Any = None, *, text: Any = None, **settings: Any
+) -> LossesByPlace:
+    """Return the mean loss by place of one or several models on the same documents.
+
+    `model`: a model in memory (with its tokenizer); or a run (all its checkpoints), a checkpoint or
+    another name that `load_model` takes; or a list of those. `text`: held-out text in any form that
+    `open_documents` reads; by default the first run's own. `settings`: `length` and `documents` of
+    `LossSettings`, and options of `load_model`. `.table` has the losses, `.compare` differences.
+    """
+    models = tuple(model) if isinstance(model, list | tuple) else (model,)
+    request = LossesRequest.of(models=models, tokenizer=tokenizer, text=text, **settings)
+    return read_losses(request)
+
+
+def read_losses(request: LossesRequest) -> LossesByPlace:
+    """Read all checkpoints of a request. With `out`, finished ones are kept in that folder, and the
+    same call goes on."""
+    return _Reading(request).run()
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    name: str
+    step: int
+    model: Any
+
+    @staticmethod
+    def all_of(model: Any) -> list[_Checkpoint]:
+        """The checkpoints of a run of ours or of transformers' `Trainer`; else the model itself."""
+        if not isinstance(model, str | Path):
+            return [_Checkpoint("model", 0, model)]
+        path, name = Path(model), str(model)
+        folders = [folder for loader in run_loaders() for folder in loader.checkpoints(path)]
+        folders = folders or [*path.glob("checkpoint-*")]
+        steps = sorted((_step_of(folder), folder) for folder in folders)
+        found = [_Checkpoint(name, step, folder) for step, folder in steps]
+        return found or [_Checkpoint(name, _step_of(path), model)]
+
+    @property
+    def files(self) -> str:
+        """Changes with the files of the checkpoint."""
+        return repr([(p.name, p.stat().st_mtime_ns) for p in sorted(Path(self.model).glob("*"))])
+
+
+def _step_of(folder: Path) -> int:
+    number = re.search(r"(?:step|checkpoint-)(\d+)$", folder.name)
+    return int(number[1]) if number else 0
+
+
+class _Reading:
+    """The documents, read with the first checkpoint's tokenizer, and the folder of finished
+    checkpoints."""
+
+    def __init__(self, request: LossesRequest) -> None:
+        self.request, self.settings = request, request.settings
+        self.checkpoints = [c for model in request.models for c in _Checkpoint.all_of(model)]
+        self.first = self._load(self.checkpoints[0])
+        self.documents = self._open_documents()
+        self.prefix = self.first.prefix_ids(request.loading.prefix, self.documents[0].texts[0])
+        self.pieces: Pieces | None = None
+        identity = {
+            "text": self.documents.fingerprint,
+            "tokenizer": _tokenizer_of(self.first),
+            "prefix": list(self.prefix),
+            "settings": asdict(self.settings),
+        }
+        self.identity = json.dumps(identity)
+        if request.out is not None:
+            work = WorkFolder(Path(request.out), "out", "identity.json")
+            work.create("checkpoints")
+            work.identify(identity)
+            self.pieces = Pieces(work.path / "checkpoints")
+
+    def _load(self, checkpoint: _Checkpoint) -> LoadedModel:
+        if isinstance(checkpoint.model, str | Path):
+            options = self.request.loading.loading
+            return load_model(checkpoint.model, whole_prompts=True, **options)
+        return wrap_model(checkpoint.model, self.request.tokenizer)
+
+    def _open_documents(self) -> Documents:
+        """Return documents that are long enough, each cut to `length`."""
+        length, text = self.settings.length, self.request.text
+        if not isinstance(text, Documents):
+            most, field = self.settings.documents, self.request.field
+            text = open_documents(text, self.first, most, field=field, min_tokens=length)
+        enough = (document for document in text if len(document.tokens) >= length)
+        items = [
+            replace(document, tokens=document.tokens[:length], number=number)
+            for number, document in enumerate(islice(enough, self.settings.documents))
+        ]
+        if len(items) < FEWEST:
+            found = f"{len(items)} documents have {length=} tokens"
+            raise DataError(f"{text.name}: {found}, and {FEWEST} are needed; lower length")
+        return replace(text, items=items)
+
+    def run(self) -> LossesByPlace:
+        num_checkpoints = len(self.checkpoints)
+        tokens = num_checkpoints * len(self.documents) * self.settings.length
+        if num_checkpoints > 1:
+            say(f"{num_checkpoints} checkpoints, {tokens:,} token-forwards in all")
+        tables = []
+        with Progress("reading losses", num_checkpoints, "checkpoints") as progress:
+            for number, checkpoint in enumerate(self.checkpoints, start=1):
+                rows = self._known(checkpoint)
+                if rows is None:
+                    rows = self._measure(checkpoint)
+                tables.append(rows)
+                progress.update(number)
+        found = LossesByPlace(pd.concat(tables, ignore_index=True), self.documents.name)
+        if self.request.out is not None:
+            with writing(Path(self.request.out) / "losses.parquet") as partial:
+                found.rows.to_parquet(partial)
+        return found
+
+    def _known(self, checkpoint: _Checkpoint) -> pd.DataFrame | None:
+        if self.pieces is None:
+            return None
+        kept = self.pieces.read(_piece(checkpoint), self.identity + checkpoint.files)
+        return pd.DataFrame(kept["rows"]) if kept else None
+
+    def _measure(self, checkpoint: _Checkpoint) -> pd.DataFrame:
+        is_first = checkpoint is self.checkpoints[0]
+        model = self.first if is_first else self._load(checkpoint)
+        if _tokenizer_of(model) != _tokenizer_of(self.first):
+            which = f"{model.name} has another tokenizer than {self.first.name}"
+            raise DataError(f"{which}, so that losses are of other tokens; compare bits a byte")
+        model.check_positions(len(self.prefix) + self.settings.length, "lower length")
+        with using(model):
+            nll_DT = self._losses(model)
+        edges, skipped = place_edges(self.settings.length), self.settings.length - nll_DT.shape[1]
+        rows = []
+        for number, nll_T in enumerate(nll_DT):
+            for first, end in pairwise(edges):
+                part = nll_T[max(first - skipped, 0) : end - skipped]
+                rows.append((number, first, end, float(part.sum()), len(part)))
+        names = ("document", *COLUMNS[3:])
+        table = pd.DataFrame(rows, columns=names)
+        table = table.assign(model=checkpoint.name, step=checkpoint.step)[COLUMNS]
+        if self.pieces is not None:
+            content = {"rows": table.to_dict("records")}
+            self.pieces.write(_piece(checkpoint), self.identity + checkpoint.files, content)
+        return table
+
+    def _losses(self, model: LoadedModel) -> np.ndarray:
+        """nll_DT of the tokens of each document; without the first one, which nothing predicts,
+        unless a prefix precedes it."""
+        scorer = logprobs_of(model, self.request.loading.batch_tokens)
+        prompts = [self._prompt(document.tokens) for document in self.documents]
+        found: list[np.ndarray] = []
+        for start in range(0, len(prompts), AT_ONCE):
+            found += scorer.score(prompts[start : start + AT_ONCE])
+        nll_DT = -np.stack(found)
+        refuse_no_numbers(nll_DT.ravel(), "tokens")
+        return nll_DT
+
+    def _prompt(self, tokens: Sequence[int] | np.ndarray) -> Prompt:
+        ids = np.asarray(tokens, np.int64)
+        if self.prefix:
+            return Prompt(np.array(self.prefix, np.int64), ids)
+        return Prompt(ids[:1], ids[1:])
+
+
+def _piece(checkpoint: _Checkpoint) -> str:
+    return sha256(f"{checkpoint.name} {checkpoint.step}".encode()).hexdigest()[:16]
+
+
+def _tokenizer_of(model: LoadedModel) -> str:
+    if model.tokenizer is None:
+        raise DataError(f"'{model.name}' has no tokenizer")
+    return tokenizer_fingerprint(model.tokenizer)

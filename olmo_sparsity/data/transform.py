@@ -1,0 +1,90 @@
+"""Change training sequences with a function of the user's own (`data.transform`).
+
+Place in the flow: text of a shard → **transform** → positions and labels of a batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.extend import find_added, fingerprint_of_files, is_in_file
+from olmo_sparsity.config.text import DataConfig
+
+ENTRY_POINTS = "olmo_sparsity.transforms"
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A changed sequence. It counts as one document, so that attention reaches all of it."""
+
+    tokens_L: np.ndarray
+
+    labels_L: np.ndarray | None = None
+    """Token IDs to predict after each token, or IGNORED. None: the next token of the sequence."""
+
+
+Transform = Callable[[np.ndarray, list[int]], Changed | None]
+"""Takes the tokens of a sequence and numbers that identify it (run seed, epoch, index of the
+sequence). Returns None to leave the sequence as it is. It must depend on its arguments alone: draw
+from `numpy.random.default_rng([*seeds, a number of your own])`."""
+
+
+def load_transform(data: DataConfig, tokenizer: Tokenizer, shortest: int) -> Transform | None:
+    """Return what `data.transform` names, called with the tokenizer, the tokens of the shortest
+    training sequence, and `data.transform_options` as keywords."""
+    if data.transform is None:
+        return None
+    make = _find(data.transform)
+    try:
+        inspect.signature(make).bind(tokenizer, shortest, **data.transform_options)
+    except TypeError as error:
+        raise ConfigError(
+            f"data.transform_options does not fit {data.transform}: {error}"
+        ) from None
+    transform: Transform = make(tokenizer, shortest, **data.transform_options)
+    return transform
+
+
+def apply(
+    transform: Transform, tokens_L: np.ndarray, seeds: list[int], vocab_size: int
+) -> Changed | None:
+    """Call a transform, and raise DataError if it returns a sequence that cannot be trained on."""
+    changed = transform(tokens_L, seeds)
+    if changed is None:
+        return None
+    labels_L = changed.tokens_L if changed.labels_L is None else changed.labels_L
+    if not changed.tokens_L.shape == labels_L.shape == tokens_L.shape:
+        shapes = f"{changed.tokens_L.shape} tokens and {labels_L.shape} labels"
+        raise DataError(f"data.transform returned {shapes}; return {tokens_L.shape} of each")
+    least, most = int(changed.tokens_L.min()), int(changed.tokens_L.max())
+    if least < 0 or most >= vocab_size:
+        wrong = least if least < 0 else most
+        raise DataError(f"data.transform returned token {wrong}; IDs are 0 to {vocab_size - 1}")
+    return changed
+
+
+def with_fingerprint(data: DataConfig) -> DataConfig:
+    """Return a copy that has the SHA-256 of the transform's file: another rule is another run."""
+    if data.transform is None or not is_in_file(data.transform):
+        return data
+    _find(data.transform)
+    (sha256,) = fingerprint_of_files([data.transform]).values()
+    if data.transform_sha256 not in (None, sha256):
+        remedy = "restore it, or take a new run_folder and leave data.transform_sha256 out"
+        raise ConfigError(f"{data.transform} is not the file the config was saved with; {remedy}")
+    return replace(data, transform_sha256=sha256)
+
+
+def _find(name: str) -> Callable[..., Transform]:
+    make = find_added(name, ENTRY_POINTS, "data.transform")
+    if make is None:
+        kinds = f"FILE.py:NAME, or an entry point of {ENTRY_POINTS}"
+        raise ConfigError(f"data.transform={name} does not exist; give {kinds}")
+    found: Callable[..., Transform] = make
+    return found
