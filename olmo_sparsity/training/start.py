@@ -118,7 +118,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         batches = build_batches(shards, config, processes)
         torch.manual_seed(config.seed)
         source = None
-        if config.engine.name == "zero3" and config.model.architecture == "olmo":
+        if config.engine.name.startswith("zero") and config.model.architecture == "olmo":
             source = Deferred(partial(build_model, config.model))
         model = build_model(config.model) if source is None else source.model
         length = config.training.length
