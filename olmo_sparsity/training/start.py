@@ -316,6 +316,7 @@ def cost_of(
 
         load_tasks(config.evaluation.lm_eval)
     named, missing = hardware is not None, dict[str, str]()
+    micro_batch_size = config.training.micro_batch_size
     hardware = hardware or Hardware.here(device)
     if named and config.engine.name == "auto":
         engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
@@ -328,4 +329,4 @@ def cost_of(
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         config = replace(config, model=with_vocabulary(config.model, size or 0))
         config = for_hardware(config, device, hardware)
-    return config, hardware, missing | estimate(config, hardware)
+    return config, hardware, missing | estimate(config, hardware, micro_batch_size)
