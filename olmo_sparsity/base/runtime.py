@@ -281,8 +281,8 @@ def versions_of_numbers() -> dict[str, str | None]:
 
 def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
     """The commit of the running code, marked -dirty if it has uncommitted changes outside docs/,
-    which results are written to; None if the folder is not a clone: a repository around it is
-    another."""
+    which results are written to. If the folder is not a clone (a repository around it is another),
+    the commit that a container was built from, or None."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -292,12 +292,18 @@ def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
 
     try:
         if not folder.samefile(git("rev-parse", "--show-toplevel")):
-            return None
+            return _image_commit()
         commit = git("describe", "--always", "--abbrev=40")
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return _image_commit()
     return f"{commit}-dirty" if changed else commit
+
+
+def _image_commit() -> str | None:
+    """Set by containers/."""
+    commit = os.environ.get("OLMO_SPARSITY_COMMIT", "unknown")
+    return None if commit == "unknown" else commit
 
 
 def _version(name: str) -> str | None:

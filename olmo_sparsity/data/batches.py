@@ -36,6 +36,9 @@ class Batch:
     """The number of each token's document, to which attention is restricted. None: it is not. Stays
     on the host, which must know the documents' lengths."""
 
+    num_labels: int | None = None
+    """Labels of the whole step, on all processes, where they are known without asking these."""
+
     def to(self, device: torch.device) -> Batch:
         moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
         moved.documents_BL = self.documents_BL
@@ -52,6 +55,7 @@ class Batch:
         changed = Batch(*map(change, (self.tokens_BL, self.positions_BL, self.labels_BL)))
         if self.documents_BL is not None:
             changed.documents_BL = change(self.documents_BL)
+        changed.num_labels = self.num_labels
         return changed
 
     def split(self, size: int) -> Iterator[Batch]:
@@ -185,6 +189,8 @@ class TrainingBatches:
         batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
         if self.mask_documents:
             batch.documents_BL = torch.from_numpy(documents_BL)
+        if self.planted_share == 0 and self.repeated_share == 0:  # every row has as many labels
+            batch.num_labels = self.batch_size * pieces * (length - 1)
         return batch
 
     def _text(

@@ -107,7 +107,9 @@ class Engine:
     ) -> tuple[Tensor, Tensor]:
         """One optimizer step on this process's share of a batch. Returns (mean loss, gradient norm)
         of the whole batch, still on the device. `jumps` skips updates, for which the host waits."""
-        num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
+        num_labels = batch.num_labels
+        if num_labels is None:  # the host waits for all processes
+            num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
             self.model.train()  # visits all modules
         size = self.training.micro_batch_size or len(batch.tokens_BL)

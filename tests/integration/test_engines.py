@@ -360,6 +360,31 @@ def test_the_processes_of_torchrun_meet(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_accelerate_starts_the_processes_of_a_run(
+    settings: dict, one_process: Path, tmp_path: Path
+) -> None:
+    changed = on(settings, "accelerate", "ddp")
+    changed["training"]["device"] = "cpu"
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(changed))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    command += ["--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
+    command += ["--dynamo_backend=no", f"--main_process_port={children.free_port()}"]
+    script = Path(__file__).parents[2] / "scripts/train.py"
+    done = subprocess.run(
+        [*command, str(script), str(config)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = Path(changed["run_folder"])
+    started = json.loads((folder / "environment.json").read_text())[-1]["engine"]
+    assert started["world_size"] == 2
+    assert curve(folder) == pytest.approx(curve(one_process), rel=1e-4)
+
+
 # --- one message ----------------------------------------------------------------------------------
 
 
