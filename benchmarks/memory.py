@@ -7,8 +7,8 @@ One step of a model of width 768 on the CPU, in bf16, in processes that meet ove
 the peak of resident memory of the largest process in each phase, less that of a process that has
 imported everything and met the others; next to each of them, in MiB, what the estimate says of the
 start, of a step, and of saving: what is held between steps, and the copy of the process's part. The
-last column is the largest peak as a share of the largest estimate. Files that are being read count in
-`resume`, which has no estimate.
+last column is the largest peak as a share of the largest estimate. Files that are being read count
+in `resume`, which has no estimate.
 """
 
 from __future__ import annotations

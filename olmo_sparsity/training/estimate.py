@@ -121,11 +121,14 @@ def start_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
     """The peak on the device of a process while its engine is built, before the first step."""
     size = 2 if precision == "bf16" else 4
     part = parameters / count
+    # DeepSpeed makes Adam's moments in the first step.
+    if engine == "zero1" and precision == "bf16":  # by another optimizer, with all gradients
+        return int((size + 4) * parameters + 4 * part)
     if engine in ("zero1", "zero2"):
-        # DeepSpeed copies all weights into one flat tensor. The optimizer's state comes afterwards.
-        return int(max(2 * size * parameters, size * parameters + 16 * part))
+        # All weights are copied into one flat tensor; their fp32 part, and one of zeros, follow.
+        return int(max(2 * size * parameters, size * parameters + 8 * part))
     if engine == "zero3":
-        return int((size + 16) * part)
+        return int((size + 8) * part)
     if engine == "fsdp":
         return int(4 * part)
     # DDP makes its buckets, which become the gradients, when it is built.

@@ -333,6 +333,16 @@ def test_a_full_disk_stops_all_and_is_said_once(settings: dict, engine: str) -> 
     assert not any((Path(given["run_folder"]) / "checkpoints").iterdir())
 
 
+@pytest.mark.parametrize("engine", ["ddp", "zero2"])
+def test_the_metrics_name_the_slowest_process(
+    whole: Callable[[str], Path], one_process: Path, engine: str
+) -> None:
+    rows = [row for row in read_metrics(whole(engine) / "metrics.jsonl") if "loss" in row]
+    assert {row["slowest_process"] for row in rows} <= {0.0, 1.0}
+    assert all(row["slowest_to_median"] >= 1 for row in rows)
+    assert "slowest_process" not in read_metrics(one_process / "metrics.jsonl")[0]
+
+
 # --- launchers ------------------------------------------------------------------------------------
 
 MEET = """
