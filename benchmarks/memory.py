@@ -1,13 +1,14 @@
-"""Claim: what a process holds in training is what `train --dry-run` says, and with fsdp
-and ZeRO-3 no process ever holds a whole model.
+"""Claim: what a process holds in training, from its start, is within 15% of what `train --dry-run`
+says, and with fsdp and ZeRO-3 no process ever holds a whole model.
 
-    python benchmarks/memory.py [--layers 12] [--processes 1,2,4] [--engines ddp,fsdp,zero3]
+    python -m benchmarks.memory [--layers 12] [--processes 1,2,4] [--engines ddp,fsdp,zero1,zero3]
 
 One step of a model of width 768 on the CPU, in bf16, in processes that meet over gloo. Printed is
 the peak of resident memory of the largest process in each phase, less that of a process that has
-imported everything and met the others; beside it, in MiB, the formulas of a step, and of saving:
-what is held between steps, and the copy of the process's part. Files that are being read count in
-`resume`.
+imported everything and met the others; next to each of them, in MiB, what the estimate says of the
+start, of a step, and of saving: what is held between steps, and the copy of the process's part. The
+last column is the largest peak as a share of the largest estimate. Files that are being read count
+in `resume`, which has no estimate.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ SHARED = {"ddp": 0, "fsdp": 12, "zero1": 12, "zero2": 12, "zero3": 18}
 
 def model_of(layers: int) -> ModelConfig:
     return ModelConfig(n_layers=layers, vocab_size=16384, weight_tying=True)
+
+
+def gathered_numbers(layers: int) -> int:
+    from olmo_sparsity.training.estimate import gathered_at_once, without_memory
+
+    return gathered_at_once(without_memory(model_of(layers)), model_of(layers))
 
 
 def resident_mib(name: str) -> float:
@@ -85,7 +92,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
 
         Path("/proc/self/clear_refs").write_text("5")
         torch.manual_seed(0)
-        source = Deferred(partial(build_model, sizes)) if engine_name in ("fsdp", "zero3") else None
+        source = None if engine_name == "ddp" else Deferred(partial(build_model, sizes))
         model = source.model if source else build_model(sizes)
         stored = StoredWeights(checkpoint / "model.safetensors") if resumes else None
         if stored is not None and source is None:
@@ -140,7 +147,7 @@ def launch(engine: str, layers: int, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    from olmo_sparsity.training.estimate import activation_bytes, state_bytes
+    from olmo_sparsity.training.estimate import activation_bytes, start_bytes, state_bytes
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
@@ -151,17 +158,27 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return measure(options.engines, options.layers, options.child, options.resumes)
-    print(f"| engine | processes | {' | '.join(PHASES)} | step, save: formula |", flush=True)
+    columns = "| engine | processes | build | estimate | step | estimate | save | estimate "
+    print(columns + "| resume | peak / estimate |", flush=True)
     for engine in options.engines.split(","):
         for count in map(int, options.processes.split(",")):
-            found = launch(engine, options.layers, count)
-            size = int(found["parameters"])
-            step = state_bytes("bf16", size, engine, count)
-            step += int(activation_bytes(model_of(options.layers), TRAINING, 1))
-            save = size * (HELD[engine] + (SHARED[engine] + 12) / count)
-            stated = f"{step / 2**20:,.0f}, {save / 2**20:,.0f}"
-            cells = " | ".join(f"{found[phase]:,.0f}" for phase in PHASES)
-            print(f"| {engine} | {count} | {cells} | {stated} |", flush=True)
+            peaks = launch(engine, options.layers, count)
+            size = int(peaks["parameters"])
+            gathered = gathered_numbers(options.layers) if engine == "fsdp" else 0
+            several_micro_batches = TRAINING.batch_size // count > 1
+            step = state_bytes("bf16", size, engine, count, gathered, several_micro_batches)
+            estimates = {
+                "build": start_bytes("bf16", size, engine, count),
+                "step": step + activation_bytes(model_of(options.layers), TRAINING, 1),
+                "save": size * (HELD[engine] + (SHARED[engine] + 12) / count),
+            }
+            cells = [engine, str(count)]
+            for phase, estimate in estimates.items():
+                cells += [f"{peaks[phase]:,.0f}", f"{estimate / 2**20:,.0f}"]
+            peak = max(peaks[phase] for phase in estimates)
+            ratio = peak / (max(estimates.values()) / 2**20)
+            cells += [f"{peaks['resume']:,.0f}", f"{ratio:.2f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
     return None
 
 

@@ -134,6 +134,10 @@ def choose_device(
     return device
 
 
+PCIE_GIGABYTES_PER_S = 20.0
+"""What a GPU without NVLink sends to another one of its machine."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     name: str
@@ -141,22 +145,44 @@ class Gpu:
     """Dense bf16, from the data sheet."""
 
     gigabytes: float
+    gigabytes_per_s: float = PCIE_GIGABYTES_PER_S
+    """What one of several GPUs of a machine sends to the next in a ring, about two thirds of
+    NVLink's data sheet: assumed."""
+
+    has_own_nic: bool = False
+    """Whether machines usually have a network card for each of these GPUs: assumed."""
 
 
 # Of names with a common beginning the longer one comes first.
 GPUS = [
-    *(Gpu("GB200", 2500, 186), Gpu("B200", 2250, 180), Gpu("GH200", 989, 96)),
-    *(Gpu("H200 NVL", 835, 141), Gpu("H200", 989, 141), Gpu("H100 PCIe", 756, 80)),
-    *(Gpu("H100 NVL", 835, 94), Gpu("H100", 989, 80), Gpu("H800 PCIe", 756, 80)),
-    *(Gpu("H800", 989, 80), Gpu("A100 40GB", 312, 40), Gpu("A100", 312, 80)),
-    *(Gpu("A800", 312, 80), Gpu("A30", 165, 24), Gpu("A40", 150, 48), Gpu("A10", 125, 24)),
-    *(Gpu("L40S", 362, 48), Gpu("L40", 181, 48), Gpu("L4", 121, 24)),
+    Gpu("GB200", 2500, 186, 600, has_own_nic=True),
+    Gpu("B200", 2250, 180, 600, has_own_nic=True),
+    Gpu("GH200", 989, 96, 300, has_own_nic=True),
+    Gpu("H200 NVL", 835, 141),
+    Gpu("H200", 989, 141, 300, has_own_nic=True),
+    Gpu("H100 PCIe", 756, 80),
+    Gpu("H100 NVL", 835, 94),
+    Gpu("H100", 989, 80, 300, has_own_nic=True),
+    Gpu("H800 PCIe", 756, 80),
+    Gpu("H800", 989, 80, 130, has_own_nic=True),
+    Gpu("A100 40GB PCIe", 312, 40),
+    Gpu("A100 40GB", 312, 40, 200, has_own_nic=True),
+    Gpu("A100 PCIe", 312, 80),
+    Gpu("A100", 312, 80, 200, has_own_nic=True),
+    Gpu("A800", 312, 80, 130, has_own_nic=True),
+    Gpu("A30", 165, 24),
+    Gpu("A40", 150, 48),
+    Gpu("A10", 125, 24),
+    Gpu("L40S", 362, 48),
+    Gpu("L40", 181, 48),
+    Gpu("L4", 121, 24),
 ]
 
 
 def find_gpu(device_name: str) -> Gpu | None:
-    """None if unknown, or for a slice of a GPU (MIG)."""
+    """None if unknown, or for a slice of a GPU (MIG). The memory of an A100 may be 40 or 40GB."""
     words = set(re.split(r"\W+", device_name.upper()))
+    words |= {f"{word}GB" for word in words if word.isdigit()}
     known = (gpu for gpu in GPUS if words >= set(gpu.name.upper().split()))
     return None if "MIG" in words else next(known, None)
 
@@ -164,6 +190,9 @@ def find_gpu(device_name: str) -> Gpu | None:
 def known_gpu(name: str, option: str) -> Gpu:
     if (gpu := find_gpu(name)) is None:
         raise ConfigError(f"{option}={name} must be one of {', '.join(one.name for one in GPUS)}")
+    sizes = re.findall(r"\b(\d+)(?:GB)?\b", name.upper())
+    if sizes and int(sizes[0]) != gpu.gigabytes:
+        raise ConfigError(f"{option}={name}: {gpu.name} has {gpu.gigabytes:.0f} GB")
     return gpu
 
 
@@ -252,8 +281,8 @@ def versions_of_numbers() -> dict[str, str | None]:
 
 def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
     """The commit of the running code, marked -dirty if it has uncommitted changes outside docs/,
-    which results are written to; None if the folder is not a clone: a repository around it is
-    another."""
+    which results are written to. If the folder is not a clone (a repository around it is another),
+    the commit that a container was built from, or None."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -263,12 +292,18 @@ def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
 
     try:
         if not folder.samefile(git("rev-parse", "--show-toplevel")):
-            return None
+            return _image_commit()
         commit = git("describe", "--always", "--abbrev=40")
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return _image_commit()
     return f"{commit}-dirty" if changed else commit
+
+
+def _image_commit() -> str | None:
+    """Set by containers/."""
+    commit = os.environ.get("OLMO_SPARSITY_COMMIT", "unknown")
+    return None if commit == "unknown" else commit
 
 
 def _version(name: str) -> str | None:

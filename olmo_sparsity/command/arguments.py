@@ -108,8 +108,13 @@ def _add_training(command: Commands) -> None:
 
 def _add_gpus(sub: Parser) -> None:
     sub.add("--gpus", type=int, metavar="N", help="of --dry-run: on so many GPUs (default: here)")
-    sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100 or h200 (h100)")
+    sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100-40 or h200 (h100)")
     sub.add("--nodes", type=int, metavar="N", help="of --dry-run (default: 8 GPUs a node)")
+    cards = "of --dry-run: network cards of a node (default: one a GPU with NVLink, else one)"
+    sub.add("--nics-per-node", type=int, metavar="N", help=cards)
+    sub.add(
+        "--gpu-hour", type=float, metavar="PRICE", help="of --dry-run: print what the run costs"
+    )
 
 
 def _add_explain(sub: Parser) -> None:

@@ -132,16 +132,25 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _refuse_gpus(options: argparse.Namespace) -> None:
-    for name in ("gpus", "gpu", "nodes"):
-        if getattr(options, name, None) is not None and not (options.dry_run and options.gpus):
-            raise ConfigError(f"--{name} describes the GPUs of a dry run: use --dry-run --gpus N")
+    for name in ("gpus", "gpu", "nodes", "nics_per_node", "gpu_hour"):
+        is_given = getattr(options, name, None) is not None
+        if is_given and not (options.dry_run and options.gpus is not None):
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} describes the GPUs of a dry run: use --dry-run --gpus N")
 
 
 def _hardware(options: argparse.Namespace) -> Any:
     from olmo_sparsity.training.estimate import Hardware
 
-    gpus, gpu = options.gpus, options.gpu or "h100"
-    return None if gpus is None else Hardware.of(gpu, gpus, options.nodes)
+    if options.gpus is None:
+        return None
+    return Hardware.of(
+        options.gpu or "h100",
+        options.gpus,
+        options.nodes,
+        nics_per_node=options.nics_per_node,
+        price=options.gpu_hour,
+    )
 
 
 def keep_freed_memory() -> None:

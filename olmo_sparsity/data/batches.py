@@ -32,6 +32,9 @@ class Batch:
     """The number of each token's document, to which attention is restricted. None: it is not. Stays
     on the host, which must know the documents' lengths."""
 
+    num_labels: int | None = None
+    """Labels of the whole step, on all processes, where they are known without asking these."""
+
     def to(self, device: torch.device) -> Batch:
         moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
         moved.documents_BL = self.documents_BL
@@ -45,9 +48,10 @@ class Batch:
         return self._each(lambda tensor: tensor[rows])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        changed = Batch(*map(change, (self.tokens_BL, self.positions_BL, self.labels_BL)))
+        changed = Batch(change(self.tokens_BL), change(self.positions_BL), change(self.labels_BL))
         if self.documents_BL is not None:
             changed.documents_BL = change(self.documents_BL)
+        changed.num_labels = self.num_labels
         return changed
 
     def split(self, size: int) -> Iterator[Batch]:
@@ -181,9 +185,15 @@ class TrainingBatches:
                 index=index,
                 documents_L=documents_BL[row] if self.positions.per_document else None,
             )
-        batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
+        batch = Batch(
+            torch.from_numpy(tokens_BL),
+            torch.from_numpy(positions_BL),
+            torch.from_numpy(labels_BL),
+        )
         if self.mask_documents:
             batch.documents_BL = torch.from_numpy(documents_BL)
+        if self.transform is None:  # every row has as many labels
+            batch.num_labels = self.batch_size * pieces * (length - 1)
         return batch
 
 

@@ -218,8 +218,9 @@ class _ChunkedLoss(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         loss = torch.zeros((), device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD)
-        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        # In fp32, also of bf16 weights: each of many chunks would be rounded as the sum is.
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         chunk = rows_per_chunk(len(weight_VD), hidden_ND.device, compiled is not None)
         with torch.autocast(device, enabled=False):
             hidden_ND, cast_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
@@ -255,6 +256,9 @@ class _ChunkedLoss(torch.autograd.Function):
                     grad_weight_VD.add_(cast_CV.T @ h_CD, alpha=scale)
                 if grad_bias_V is not None:
                     grad_bias_V.add_(grad_CV.sum(0, dtype=torch.float32), alpha=scale)
+        grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
+        if bias_V is not None and grad_bias_V is not None:
+            grad_bias_V = grad_bias_V.to(bias_V.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
         return loss
 

@@ -40,7 +40,8 @@ class ZeroEngine(Engine):
         source: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`settings`: of `deepspeed_settings`. `source`: the weights of a model without memory, of
-        which each process makes one at a time and keeps its shard (ZeRO-3)."""
+        which each process makes one at a time and keeps it in the engine's precision, or its shard
+        alone (ZeRO-3)."""
         self.settings, self.source = settings, source
         self.stage = settings["zero_optimization"]["stage"]
         super().__init__(model, training, optimizer, processes)
@@ -52,16 +53,23 @@ class ZeroEngine(Engine):
         start_alone()
         self.module = import_deepspeed(self.device)
         if self.source is None:
-            return super().place(model)
-        sharded: dict[int, nn.Parameter] = {}
+            # A model of main memory stays there as the source: on the device, its weights are
+            # never in fp32 as a whole.
+            self.source = {name: weight.detach() for name, weight in model.named_parameters()}
+        placed: dict[int, nn.Parameter] = {}
         for name, weight in model.named_parameters():
-            sharded[id(weight)] = parameter = nn.Parameter(self.source[name].to(self.dtype))
-            one = nn.ParameterList([parameter])
-            self.module.zero.Init(one, config_dict_or_path=self.settings, dtype=self.dtype)
+            parameter = nn.Parameter(self.source[name].to(self.device, self.dtype))
+            if self.stage == 3:  # keeps this process's shard
+                self.module.zero.Init(
+                    nn.ParameterList([parameter]),
+                    config_dict_or_path=self.settings,
+                    dtype=self.dtype,
+                )
+            placed[id(weight)] = parameter
         for module in model.modules():
             for name, weight in module._parameters.items():
-                module._parameters[name] = None if weight is None else sharded[id(weight)]
-        return model
+                module._parameters[name] = None if weight is None else placed[id(weight)]
+        return model if self.stage == 3 else model.to(self.device)  # its buffers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,10 +77,6 @@ class ZeroEngine(Engine):
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
         bf16 = self.training.precision == "bf16"
-        # DeepSpeed makes its fp32 copy from weights that it has rounded already.
-        source: Mapping[str, Tensor] = self.source or {
-            name: p.detach().clone() for name, p in self.model.named_parameters() if bf16
-        }
         self.deepspeed, self.zero, *_ = self.module.initialize(
             model=self.losses,
             # DeepSpeed accepts no subclass.
@@ -83,11 +87,12 @@ class ZeroEngine(Engine):
         with self.processes.agree():
             self._refuse_another_engine(self.module)
         self.optimizer = self.zero.optimizer  # ours, with flat shards as parameters
-        if bf16:
+        if bf16:  # DeepSpeed has made its fp32 copy from the rounded weights
             from deepspeed.utils import safe_set_full_fp32_param
 
+            assert self.source is not None
             for name, parameter in self.model.named_parameters():
-                safe_set_full_fp32_param(parameter, source[name].to(self.device))
+                safe_set_full_fp32_param(parameter, self.source[name].to(self.device))
         for state in self.optimizer.state.values():
             state["step"].zero_()  # BF16_Optimizer has made one, with gradients of 0
         self.source = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,6 +42,39 @@ COMPILED_BY_BLOCK = 16
 place of seconds; and DDP and ZeRO would send no gradients before the last are computed."""
 
 
+class ForwardClock:
+    """Adds up the time of a process's forward passes, in which it waits for no other one (with
+    `zero3` and `fsdp` it waits for their weights). On a GPU, time of the GPU."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextlib.contextmanager
+    def running(self, device: torch.device) -> Iterator[None]:
+        if device.type != "cuda":
+            began = time.perf_counter()
+            yield
+            self.seconds += time.perf_counter() - began
+            return
+        began_event = torch.cuda.Event(enable_timing=True)
+        ended_event = torch.cuda.Event(enable_timing=True)
+        began_event.record()
+        yield
+        ended_event.record()
+        self.pending.append((began_event, ended_event))
+
+    def take(self) -> float:
+        """Return the seconds since the last call. The host waits for the GPU."""
+        for began, ended in self.pending:
+            ended.synchronize()
+            self.seconds += began.elapsed_time(ended) / 1000
+        seconds = self.seconds
+        self.pending = []
+        self.seconds = 0.0
+        return seconds
+
+
 class Losses(nn.Module):
     """The model as a module with a forward that returns losses, because DDP and DeepSpeed hook the
     forward pass, and our loss uses the unembedding outside of the model's own."""
@@ -49,6 +83,7 @@ class Losses(nn.Module):
         super().__init__()
         self.model = model
         self.compiled = compile_losses() if compiled else None
+        self.clock = ForwardClock()
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """nll_BL; or for training its sum divided by `num_labels` of the whole step."""
@@ -58,7 +93,8 @@ class Losses(nn.Module):
             documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
         if num_labels is None:
             return token_losses(*inputs, documents)
-        return mean_loss(*inputs, num_labels, documents, self.compiled)
+        with self.clock.running(batch.tokens_BL.device):
+            return mean_loss(*inputs, num_labels, documents, self.compiled)
 
 
 class Engine:
@@ -110,7 +146,9 @@ class Engine:
     ) -> tuple[Tensor, Tensor]:
         """One optimizer step on this process's share of a batch. Returns (mean loss, gradient norm)
         of the whole batch, still on the device. `jumps` skips updates, for which the host waits."""
-        num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
+        num_labels = batch.num_labels
+        if num_labels is None:  # the host waits for all processes
+            num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
             self.model.train()  # visits all modules
         size = self.training.micro_batch_size or len(batch.tokens_BL)

@@ -1,23 +1,32 @@
-"""Estimate the parameters, FLOPs and memory of a run, and look up the peak FLOP/s of a GPU.
+"""Estimate the parameters, FLOPs, memory, hours and price of a run; look up a GPU's peak FLOP/s.
 
 Place in the flow: `train --dry-run`, and the throughput in the log."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
-from typing import cast
+from functools import cache
+from typing import cast, get_args, get_type_hints
 
 import torch
 from torch import nn
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.runtime import Gpu, device_name, find_gpu, known_gpu
-from olmo_sparsity.config.sections import ModelConfig, Precision, RunConfig, TrainingConfig
+from olmo_sparsity.config.sections import (
+    EngineConfig,
+    ModelConfig,
+    Precision,
+    RunConfig,
+    TrainingConfig,
+)
 from olmo_sparsity.models.build import build_model, build_theirs
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.training.activations import Fields, kept_bytes
 
 
 def flops_per_token(
@@ -51,21 +60,31 @@ USABLE = 0.85
 def activation_bytes(
     sizes: ModelConfig, training: TrainingConfig, micro_batch_size: int, device: str = "cpu"
 ) -> float:
-    """At the peak of a step, as measured (study/tables/scaling.md): what is kept for the
-    backward pass, and what the loss needs for the largest chunk of logits."""
+    """At the peak of a step: what is kept for the backward pass, and what the loss needs for the
+    largest chunk of logits."""
     rows = micro_batch_size * training.length
     size = 2 if training.precision == "bf16" else 4
-    layers, of_width = sizes.n_layers, rows * sizes.d_model * size
+    of_width = rows * sizes.d_model * size
     vocab_size = sizes.embedding_size or sizes.vocab_size
     chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device), training.compile))
     loss = chunk * vocab_size * (2 * size if training.compile else 4 * 4)
-    # With an MLP ratio of 4. The residual stream is in fp32.
-    kept: float = 29 if training.precision == "bf16" else 27
-    if training.activation_checkpointing:  # a layer's input, in fp32, and one layer at a time
-        recomputed = -(-layers // training.checkpoint_every)
-        kept = 4 / size * recomputed + kept * (layers - recomputed) + 10
-        return kept * of_width + max(loss, 40 * of_width)
-    return (kept * layers + 10) * of_width + loss
+    # Before the first layer and after the last one: embedding, last norm, and their gradients.
+    ends = 10 * of_width
+    of_layer = rows * kept_bytes(sizes, training.precision, training.compile)
+    recomputed = num_recomputed(sizes, training)
+    kept = of_layer * (sizes.n_layers - recomputed) + ends
+    if recomputed == 0:
+        return kept + loss
+    inputs = recomputed * rows * sizes.d_model * 4  # the residual stream is in fp32
+    # A layer that is computed again also holds its gradients.
+    return kept + inputs + max(loss, 1.4 * of_layer)
+
+
+def num_recomputed(sizes: ModelConfig, training: TrainingConfig) -> int:
+    """Return the number of layers whose forward pass is computed twice."""
+    if not training.activation_checkpointing:
+        return 0
+    return -(-sizes.n_layers // training.checkpoint_every)
 
 
 def state_bytes(
@@ -73,18 +92,21 @@ def state_bytes(
     parameters: int,
     engine: str = "ddp",
     count: int = 1,
-    whole_gradients: bool = False,
+    gathered: int = 0,
+    sums_whole_gradients: bool = False,
 ) -> int:
     """Weights, gradients and optimizer of a process, one of `count`; docs/train.md has a table.
-    `whole_gradients`: with fsdp, those of micro-batches are added up before they are shared out."""
+
+    `gathered`: with `fsdp`, the largest number of weights that are whole at a time.
+    `sums_whole_gradients`: with `fsdp`, over several micro-batches."""
+    size = 2 if precision == "bf16" else 4
+    part = parameters / count
     if engine == "fsdp":
-        # Gathered weights, their gradients and what is sent of them, of some layers at a time.
-        in_use = min(4 * parameters, 2**27)
-        return int(16 * parameters / count + (4 * parameters if whole_gradients else 0) + in_use)
+        whole_gradients = 4 * parameters if sums_whole_gradients else 4 * gathered
+        return int(16 * part + size * gathered + whole_gradients)
     stage = int(engine[-1]) if engine.startswith("zero") else 0
     if stage == 0:  # bf16 adds a cast copy of the weights
         return parameters * (16 + (2 if precision == "bf16" else 0))
-    size, part = 2 if precision == "bf16" else 4, parameters / count
     weights = size * (part if stage == 3 else parameters)
     gradients = 4 * (part if stage >= 2 else parameters)  # added up in fp32
     # Numbers that collectives hold, by configs/deepspeed/*.json. ZeRO-1 casts all gradients at
@@ -93,6 +115,28 @@ def state_bytes(
     buckets = {2: 10**8 + min(parameters, 5 * 10**7), 3: min(4 * parameters, 2**26)}
     in_use = size * buckets.get(stage, parameters)
     return int(weights + gradients + 12 * part + in_use)
+
+
+def start_bytes(precision: Precision, parameters: int, engine: str = "ddp", count: int = 1) -> int:
+    """The peak on the device of a process while its engine is built, before the first step."""
+    size = 2 if precision == "bf16" else 4
+    part = parameters / count
+    # DeepSpeed makes Adam's moments in the first step.
+    if engine == "zero1" and precision == "bf16":  # by another optimizer, with all gradients
+        return int((size + 4) * parameters + 4 * part)
+    if engine in ("zero1", "zero2"):
+        # All weights are copied into one flat tensor; their fp32 part, and one of zeros, follow.
+        return int(max(2 * size * parameters, size * parameters + 8 * part))
+    if engine == "zero3":
+        return int((size + 8) * part)
+    if engine == "fsdp":
+        return int(4 * part)
+    # DDP makes its buckets, which become the gradients, when it is built.
+    return 8 * parameters if engine == "ddp" else 4 * parameters
+
+
+ENGINES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
+"""Of several processes."""
 
 
 MOST_TOKENS = 65_536
@@ -109,6 +153,11 @@ class Hardware:
     """Bytes that a process can use."""
 
     gpu: Gpu | None
+    nics_per_node: int | None = None
+    """Network cards of a node. None: as is usual for the GPU."""
+
+    price: float | None = None
+    """Of a GPU-hour, in any currency."""
 
     @property
     def kind(self) -> str:
@@ -125,12 +174,40 @@ class Hardware:
         return Hardware(count, 1, USABLE * total - CUDA_CONTEXT_BYTES, gpu)
 
     @staticmethod
-    def of(name: str, count: int, nodes: int | None) -> Hardware:
+    def of(
+        name: str,
+        count: int,
+        nodes: int | None,
+        nics_per_node: int | None = None,
+        price: float | None = None,
+    ) -> Hardware:
+        """GPUs by their name; by default eight on a node."""
         gpu = known_gpu(name, "--gpu")
-        if count < 1 or (nodes or 1) < 1 or count % (nodes or 1):
-            raise ConfigError(f"--gpus={count} must be a multiple of --nodes={nodes or 1}")
+        least = {"--gpus": count, "--nodes": nodes, "--nics-per-node": nics_per_node}
+        for option, number in least.items():
+            if number is not None and number < 1:
+                raise ConfigError(f"{option}={number} must be at least 1")
+        if price is not None and not 0 <= price < math.inf:
+            raise ConfigError(f"--gpu-hour={price} must be a price of 0 or more")
+        num_nodes = nodes or -(-count // 8)
+        if count % num_nodes:
+            raise ConfigError(f"--gpus={count} must be a multiple of --nodes={num_nodes}")
         memory = USABLE * gpu.gigabytes * 1e9 - CUDA_CONTEXT_BYTES
-        return Hardware(count, nodes or -(-count // 8), memory, gpu)
+        return Hardware(count, num_nodes, memory, gpu, nics_per_node, price)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What each process sends in a ring of all. NCCL makes a ring for each network card
+        (github.com/NVIDIA/nccl/issues/495): all cards of a node together carry what leaves it, and
+        each ring is as fast as its slowest part."""
+        assert self.gpu is not None
+        within_node = 1e9 * self.gpu.gigabytes_per_s
+        if self.nodes == 1:
+            return within_node
+        per_node = self.count // self.nodes
+        nics = self.nics_per_node or (per_node if self.gpu.has_own_nic else 1)
+        between_nodes = NIC_BYTES_PER_S * nics
+        return between_nodes if per_node == 1 else min(within_node, between_nodes)
 
 
 def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
@@ -141,31 +218,72 @@ def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
         return share
     sizes = [size for size in range(1, share + 1) if share % size == 0]
     if training.micro_batch_size:
-        return max(size for size in sizes if size <= training.micro_batch_size)
-    room = hardware.memory - state_of(config, hardware)
+        return max((size for size in sizes if size <= training.micro_batch_size), default=1)
     fitting = [
         size
         for size in sizes
         if size * training.length <= MOST_TOKENS
-        and activation_bytes(config.model, training, size, hardware.kind) <= room
+        and needed_bytes(config, hardware, size) <= hardware.memory
     ]
     return max(fitting, default=1)
 
 
-def state_of(config: RunConfig, hardware: Hardware) -> int:
-    parameters = count_parameters(without_memory(config.model))
-    training, engine, share = config.training, config.engine, hardware.count
-    if engine.name == "fsdp" and engine.shard_over == "node":
-        share = hardware.count // hardware.nodes
-    micro = training.micro_batch_size or training.batch_size // hardware.count
-    accumulates = training.micro_batch_size is not None and (
-        training.micro_batch_size == 0 or micro < training.batch_size // hardware.count
+def state_of(config: RunConfig, hardware: Hardware, micro_batch_size: int = 1) -> int:
+    """Return the bytes of weights, gradients and optimizer on each device."""
+    model = without_memory(config.model)
+    num_sequences = config.training.batch_size // hardware.count
+    is_added_up = micro_batch_size < num_sequences
+    sums_whole_gradients = is_added_up and not config.engine.reduce_every_micro_batch
+    num_shards = hardware.count
+    if config.engine.name == "fsdp" and config.engine.shard_over == "node":
+        num_shards = hardware.count // hardware.nodes
+    return state_bytes(
+        config.training.precision,
+        count_parameters(model),
+        config.engine.name,
+        num_shards,
+        gathered_at_once(model, config.model),
+        sums_whole_gradients,
     )
-    whole_gradients = accumulates and not engine.reduce_every_micro_batch
-    return state_bytes(training.precision, parameters, engine.name, share, whole_gradients)
+
+
+def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:
+    """Return how many weights `fsdp` holds whole: those outside of layers, and two layers."""
+    tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    unembedding, _ = cast(LanguageModel, model).unembedding
+    tables[id(unembedding)] = unembedding
+    outside = sum(weight.numel() for weight in tables.values())
+    layer = (count_parameters(model) - outside) // sizes.n_layers
+    return outside + min(2, sizes.n_layers) * layer
+
+
+def needed_bytes(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> float:
+    """Return the peak on a device, of the start and of the steps."""
+    step = state_of(config, hardware, micro_batch_size)
+    activations = activation_bytes(config.model, config.training, micro_batch_size, hardware.kind)
+    return max(step + activations, start_of(config, hardware))
+
+
+def start_of(config: RunConfig, hardware: Hardware) -> int:
+    parameters = count_parameters(without_memory(config.model))
+    return start_bytes(config.training.precision, parameters, config.engine.name, hardware.count)
+
+
+def with_engine(config: RunConfig, engine: str) -> RunConfig:
+    return replace(config, engine=replace(config.engine, name=engine))  # type: ignore[arg-type]
+
+
+def with_micro_batches(config: RunConfig, micro_batch_size: int | None) -> RunConfig:
+    return replace(config, training=replace(config.training, micro_batch_size=micro_batch_size))
 
 
 def without_memory(sizes: ModelConfig) -> nn.Module:
+    return _built(Fields(sizes))
+
+
+@cache
+def _built(fields: Fields) -> nn.Module:
+    sizes = fields.sizes
     with torch.device("meta"):
         if sizes.architecture != "olmo":
             return HuggingFaceLM(build_theirs(sizes), is_tried=False)
@@ -174,12 +292,15 @@ def without_memory(sizes: ModelConfig) -> nn.Module:
 
 # --- what a run costs -----------------------------------------------------------------------------
 
-MEASURED = [(100_000_000, 0.306, "60M"), (10**15, 0.345, "150M")]
-"""Models up to so many parameters: the share of the stated peak that one H200 reached with a model
-of that size (docs/train.md). No larger one, and no several GPUs, were measured."""
+MEASURED = [(85_065_728, 0.306, "60M"), (190_513_152, 0.345, "150M")]
+"""Parameters of a model, and the share of the stated peak that one H200 reached with it
+(docs/train.md). No larger one, and no several GPUs, were measured."""
 
-BETWEEN_GPUS, BETWEEN_NODES = 300e9, 25e9
-"""Bytes a second that a GPU sends: assumed."""
+NIC_BYTES_PER_S = 25e9
+"""What a network card sends, of 200 Gbit/s: assumed."""
+
+RECOMPUTED = 1 / 3
+"""What a layer's second forward pass adds to its forward and backward pass."""
 
 COPIED, WRITTEN = 1.4e9, 0.39e9
 """Bytes a second of a checkpoint that a process copies to main memory, and writes and hashes, as
@@ -188,9 +309,71 @@ measured on one H200; a disk may be slower for many processes."""
 GRACE_S = 30
 """What clusters give a preempted job."""
 
+LIBRARIES_BYTES = 4 * 2**30
+"""About what a process on a GPU holds in main memory: Python, PyTorch, CUDA, batches."""
 
-def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
-    """Return lines for `--dry-run`."""
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs with one engine, on known GPUs."""
+
+    engine: str
+    micro_batch_size: int
+    state: float
+    """Bytes of weights, gradients and optimizer on each device."""
+
+    activations: float
+    start: float
+    """Bytes on each device at the peak of the start, before the first step."""
+
+    context: float
+    """Bytes on each device that CUDA holds for itself."""
+
+    fits: bool
+    computing_s: float
+    """Seconds of a step in which the GPUs compute; 0 if the GPU is not known."""
+
+    sending_s: float
+    """Seconds of a step in which they send, if they do not compute meanwhile."""
+
+    hours: float
+    gpu_hours: float
+
+    @property
+    def peak(self) -> float:
+        return max(self.state + self.activations, self.start) + self.context
+
+
+def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
+    """Return the cost of a run with its engine. `training.micro_batch_size` may still be auto."""
+    micro_batch_size = fitting_micro_batch_size(config, hardware)
+    config = with_micro_batches(config, micro_batch_size)
+    computing_s = sending_s = 0.0
+    if hardware.gpu and hardware.gpu.tflops:
+        computing_s, sending_s = _seconds(config, hardware)
+    hours = config.training.num_steps * (computing_s + sending_s) / 3600
+    return Cost(
+        engine=config.engine.name,
+        micro_batch_size=micro_batch_size,
+        state=state_of(config, hardware, micro_batch_size),
+        activations=activation_bytes(
+            config.model, config.training, micro_batch_size, hardware.kind
+        ),
+        start=start_of(config, hardware),
+        context=CUDA_CONTEXT_BYTES if hardware.gpu else 0,
+        fits=needed_bytes(config, hardware, micro_batch_size) <= hardware.memory,
+        computing_s=computing_s,
+        sending_s=sending_s,
+        hours=hours,
+        gpu_hours=hours * hardware.count,
+    )
+
+
+def estimate(
+    config: RunConfig, hardware: Hardware, micro_batch_size: int | None = None
+) -> dict[str, str]:
+    """Return lines for `--dry-run`. `micro_batch_size`: as configured, where `config` has that of
+    its own engine; each engine is then estimated with what fits it."""
     training, model, count = config.training, without_memory(config.model), hardware.count
     parameters, tokens = count_parameters(model), training.batch_size * training.length
     flops = flops_per_token(model, config.model, training.length) * tokens
@@ -204,12 +387,22 @@ def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     lines["batch"] = f"{count} processes do not divide it; {below} and {below + count} do"
     if below == training.batch_size:
         lines["batch"] = f"{below} = {count} processes × {below // count}"
-    if hardware.gpu and hardware.gpu.tflops:
-        lines |= _time(config, hardware, parameters, flops)
-    engines = ("ddp", "fsdp", "zero1", "zero2", "zero3") if count > 1 else (config.engine.name,)
+    if micro_batch_size is not None:
+        config = with_micro_batches(config, micro_batch_size)
+    cost = cost_with(config, hardware)
+    if cost.hours:
+        lines |= _time(config, hardware, cost)
+    engines = ENGINES if count > 1 else (config.engine.name,)
     for engine in engines:
-        lines[f"memory of a process, {engine}"] = _memory(config, hardware, engine)
+        lines[f"memory of a process, {engine}"] = _memory(with_engine(config, engine), hardware)
     saved, kept = 12 * parameters, config.checkpoint
+    built = main_memory_at_start(config)
+    in_main_memory = max(built, saved / count) + (LIBRARIES_BYTES if hardware.gpu else 0)
+    lines["main memory"] = (
+        f"{in_main_memory / 2**30:.1f} GiB a process (the start takes {built / 2**30:.1f}, "
+        f"a copy for a save {saved / count / 2**30:.1f}); "
+        f"{in_main_memory * count / hardware.nodes / 2**30:.0f} GiB a node"
+    )
     num_kept = kept.keep + 1 + kept.num_staying(0, training.num_steps)
     text = tokens * training.num_steps * (2 if config.model.vocab_size <= 2**16 else 4)
     lines["disk"] = (
@@ -227,48 +420,86 @@ def estimate(config: RunConfig, hardware: Hardware) -> dict[str, str]:
 
 def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
     """Return the GPU-hours of a run on a known GPU."""
+    return cost_with(config, hardware).gpu_hours
+
+
+def main_memory_at_start(config: RunConfig) -> float:
+    """Return the bytes of main memory that a process needs to make its weights."""
     model = without_memory(config.model)
-    flops = flops_per_token(model, config.model, config.training.length)
-    flops *= config.training.batch_size * config.training.length
-    seconds = sum(_seconds(config, hardware, count_parameters(model), flops)[:2])
-    return config.training.num_steps * seconds * hardware.count / 3600
+    is_made_weight_by_weight = config.model.architecture == "olmo" and (
+        config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+    )
+    if is_made_weight_by_weight:
+        return 4 * max(weight.numel() for weight in model.parameters())
+    return 4 * count_parameters(model)
 
 
-def _seconds(
-    config: RunConfig, hardware: Hardware, parameters: int, flops: float
-) -> tuple[float, float, str]:
-    """Seconds of a step that the GPUs compute and send, and where this is from."""
+def share_of_peak(parameters: int) -> tuple[float, str]:
+    """Return the share of the stated FLOP/s that one GPU is taken to reach, and where it is from.
+    Below the smallest measured model it falls with the root of the parameters, as the width does:
+    narrower products fill less of a GPU. This is assumed."""
+    smallest, share, name = MEASURED[0]
+    if parameters < smallest:
+        lowered = share * (parameters / smallest) ** 0.5
+        return lowered, f"assumed: lower than the {share:.0%} measured on one H200 ({name})"
+    _, share, name = max(row for row in MEASURED if row[0] <= parameters)
+    return share, f"measured on one H200 ({name})"
+
+
+def _seconds(config: RunConfig, hardware: Hardware) -> tuple[float, float]:
+    """Seconds of a step that the GPUs compute, and that they send."""
     training, count, gpu = config.training, hardware.count, hardware.gpu
     assert gpu is not None
-    share, of_size = next((s, name) for most, s, name in MEASURED if parameters <= most)
+    model = without_memory(config.model)
+    parameters = count_parameters(model)
+    flops = flops_per_token(model, config.model, training.length)
+    unembedding, _ = cast(LanguageModel, model).unembedding
+    of_layers = flops - 6.0 * unembedding.numel()
+    recomputed = num_recomputed(config.model, training) / config.model.n_layers
+    flops += RECOMPUTED * recomputed * of_layers
+    flops *= training.batch_size * training.length
+    share, _ = share_of_peak(parameters)
     computing_s = flops / (count * share * gpu.tflops * 1e12)
-    micros = training.batch_size // count // (training.micro_batch_size or 1)
-    sent = sent_bytes(config.engine.name, parameters, training.precision, micros)
-    sending_s = sent * (count - 1) / count / (BETWEEN_NODES if hardware.nodes > 1 else BETWEEN_GPUS)
-    source = f"predicted: {share:.0%} of {gpu.tflops:.0f} TFLOP/s, measured on one H200 ({of_size})"
-    if count > 1:
-        waits = sending_s / (computing_s + sending_s)
-        source += f"; {waits:.0%} of the time for collectives, if none overlaps"
-    return computing_s, sending_s, source
+    micros = max(1, training.batch_size // count // (training.micro_batch_size or 1))
+    sums_whole_gradients = not getattr(config.engine, "reduce_every_micro_batch", False)
+    num_reductions = 1 if sums_whole_gradients else micros
+    sent = sent_bytes(config.engine.name, parameters, training.precision, micros, num_reductions)
+    return computing_s, sent * (count - 1) / count / hardware.bytes_per_s
 
 
-def _time(config: RunConfig, hardware: Hardware, parameters: int, flops: float) -> dict[str, str]:
-    training, count = config.training, hardware.count
-    computing_s, sending_s, source = _seconds(config, hardware, parameters, flops)
-    hours = training.num_steps * (computing_s + sending_s) / 3600
-    tokens_per_s = training.batch_size * training.length / (computing_s + sending_s)
-    return {
-        "time": f"{hours:,.1f} hours, {hours * count:,.0f} GPU-hours",
+def _time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[str, str]:
+    training, gpu = config.training, hardware.gpu
+    assert gpu is not None
+    share, origin = share_of_peak(count_parameters(without_memory(config.model)))
+    source = f"predicted: {share:.0%} of {gpu.tflops:.0f} TFLOP/s, {origin}"
+    step_s = cost.computing_s + cost.sending_s
+    if hardware.count > 1:
+        waits = f"{cost.sending_s / step_s:.0%} of the time for collectives"
+        source += f"; {waits} at {hardware.bytes_per_s / 1e9:.0f} GB/s, if none overlaps"
+    tokens_per_s = training.batch_size * training.length / step_s
+    lines = {
+        "time": f"{cost.hours:,.1f} hours, {cost.gpu_hours:,.0f} GPU-hours",
         "tokens per second": f"{tokens_per_s:,.0f} ({source})",
     }
+    if hardware.price is not None:
+        price = cost.gpu_hours * hardware.price
+        lines["price"] = f"{price:,.2f}, at {hardware.price:g} a GPU-hour"
+    return lines
 
 
-def sent_bytes(engine: str, parameters: int, precision: Precision, num_micro_batches: int) -> float:
-    """Of a process in a step, (N − 1)/N of which a ring sends; an all-reduce counts twice."""
-    size = parameters * (2 if precision == "bf16" and engine.startswith("zero") else 4)
-    if engine == "fsdp":  # gathers weights twice a micro-batch, and reduces in fp32 once a step
-        gathered = parameters * (2 if precision == "bf16" else 4)
-        return 2 * gathered * num_micro_batches + 4 * parameters
+def sent_bytes(
+    engine: str,
+    parameters: int,
+    precision: Precision,
+    num_micro_batches: int,
+    num_reductions: int = 1,
+) -> float:
+    """Of a process in a step, (N − 1)/N of which a ring sends; an all-reduce counts twice.
+    `num_reductions`: with `fsdp`, how often gradients are added up over processes."""
+    is_sharded = engine == "fsdp" or engine.startswith("zero")
+    size = parameters * (2 if precision == "bf16" and is_sharded else 4)
+    if engine == "fsdp":  # weights forward and backward; gradients in fp32
+        return 2 * size * num_micro_batches + 4 * parameters * num_reductions
     if engine == "zero1":
         return 3 * size
     if engine == "zero2":
@@ -276,25 +507,60 @@ def sent_bytes(engine: str, parameters: int, precision: Precision, num_micro_bat
     return 3 * size * num_micro_batches if engine == "zero3" else 2 * size
 
 
-def _memory(config: RunConfig, hardware: Hardware, engine: str) -> str:
-    on = replace(config, engine=replace(config.engine, name=engine))  # type: ignore[arg-type]
-    micro = fitting_micro_batch_size(on, hardware)
-    state = state_of(on, hardware)
-    activations = activation_bytes(config.model, config.training, micro, hardware.kind)
-    context = CUDA_CONTEXT_BYTES if hardware.gpu else 0
-    fits = "fits" if state + activations <= hardware.memory else "DOES NOT FIT"
-    return (
-        f"{(state + activations + context) / 2**30:.1f} GiB ({fits}; state {state / 2**30:.1f}, "
-        f"activations {activations / 2**30:.1f}), micro-batches of {micro}"
+def _memory(config: RunConfig, hardware: Hardware) -> str:
+    cost = cost_with(config, hardware)
+    parts = (
+        f"state {cost.state / 2**30:.1f}, activations {cost.activations / 2**30:.1f}, "
+        f"start {cost.start / 2**30:.1f}"
     )
+    fits = "fits" if cost.fits else "DOES NOT FIT"
+    line = f"{cost.peak / 2**30:.1f} GiB ({fits}; {parts}), micro-batches of "
+    line += str(cost.micro_batch_size)
+    return f"{line}, {cost.hours:,.1f} hours" if cost.hours else line
 
 
 def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
     """Reject a run that does not fit with a single sequence at a time."""
-    of_one = config.model, config.training, 1, hardware.kind
-    needed = state_of(config, hardware) + activation_bytes(*of_one)
-    if needed > hardware.memory:
-        sizes = f"{needed / 2**30:.1f} GiB a device, of {hardware.memory / 2**30:.1f}"
-        raise ConfigError(
-            f"engine.name={config.engine.name} needs {sizes}; take more GPUs, or fsdp"
-        )
+    needed = needed_bytes(config, hardware, 1)
+    if needed <= hardware.memory:
+        return
+    sizes = f"{needed / 2**30:.1f} GiB a device, of {hardware.memory / 2**30:.1f}"
+    raise ConfigError(
+        f"engine.name={config.engine.name} needs {sizes}; {_remedy(config, hardware)}"
+    )
+
+
+MOST_GPUS = 4096
+
+
+def _remedy(config: RunConfig, hardware: Hardware) -> str:
+    """Name the engines that fit, or else how many GPUs do."""
+    fitting = _fitting_engines(config, hardware)
+    if fitting:
+        return f"use {' or '.join(fitting)}"
+    count = hardware.count
+    while count <= MOST_GPUS and count <= config.training.batch_size:
+        count *= 2
+        fitting = _fitting_engines(config, replace(hardware, count=count))
+        if fitting:
+            return f"no engine fits {hardware.count} of these; use {fitting[-1]} on {count}"
+    remedy = "shorten training.length"
+    if not config.training.activation_checkpointing:
+        remedy = "pass --training.activation_checkpointing=true"
+    return f"no engine fits, on any number of these; {remedy}"
+
+
+def _fitting_engines(config: RunConfig, hardware: Hardware) -> list[str]:
+    known = get_args(get_type_hints(EngineConfig)["name"])
+    fitting = []
+    for engine in ENGINES if hardware.count > 1 else ():
+        if engine not in known:
+            continue
+        words = f"--engine.name={engine}"
+        changed = with_engine(config, engine)
+        if engine == "zero3" and config.training.compile:  # rejected together
+            words += " --training.compile=false"
+            changed = replace(changed, training=replace(config.training, compile=False))
+        if needed_bytes(changed, hardware, 1) <= hardware.memory:
+            fitting.append(words)
+    return fitting

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import re
 import signal
+import statistics
 import time
 from collections.abc import Generator, Iterator
 from enum import IntEnum
@@ -32,6 +33,7 @@ from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write
 from olmo_sparsity.models.exchange import export
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
@@ -156,6 +158,7 @@ def log_step(
     if start.stated_flops:
         speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
         speed["mfu_whole_attention"] = steps_per_s * start.whole_flops_per_step / start.stated_flops
+    speed |= slowest_process(start.engine)
     with start.engine.processes.agree():
         shown = metrics.flush(**speed)
     progress.update(
@@ -164,6 +167,17 @@ def log_step(
         lr=f"{rate:.2e}",
         tokens_per_s=f"{steps_per_s * start.tokens_per_step:,.0f}",
     )
+
+
+def slowest_process(engine: Engine) -> dict[str, float]:
+    """Name the process whose forward passes took longest since the last call, and how many times as
+    long as those of the median process: a slow GPU or node delays all others."""
+    if engine.processes.world_size == 1:
+        return {}
+    seconds = engine.processes.gather(engine.losses.clock.take())
+    slowest = max(seconds)
+    ratio = slowest / max(statistics.median_low(seconds), 1e-9)
+    return {"slowest_process": float(seconds.index(slowest)), "slowest_to_median": ratio}
 
 
 def evaluate_step(

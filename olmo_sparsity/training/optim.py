@@ -63,8 +63,8 @@ def build_optimizer(
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     """Rate of optimizer step `step` (1 is the first) of `num_steps`.
 
-    OLMo: the decay lasts `num_steps` from the end of the warm-up, so it never reaches its final
-    rate; here: it ends at the last step, as in transformers' linear scheduler."""
+    The decay ends at the last step, as in OLMo and in transformers' linear scheduler. OLMo warms up
+    from a tenth of the peak; here the warm-up starts from 0."""
     peak, last = config.learning_rate, config.learning_rate * config.final_lr_share
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps

@@ -131,7 +131,8 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
             held.enter_context(open_run_folder(run_folder, settings, text))
         torch.manual_seed(config.seed)
         source = None
-        if config.engine.name in ("fsdp", "zero3") and config.model.architecture == "olmo":
+        is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+        if is_sharded and config.model.architecture == "olmo":
             source = Deferred(partial(build_model, config.model))
         model = build_model(config.model) if source is None else source.model
         length = config.training.length
@@ -392,6 +393,7 @@ def cost_of(
 
         load_tasks(config.evaluation.lm_eval)
     named, missing = hardware is not None, dict[str, str]()
+    micro_batch_size = config.training.micro_batch_size
     hardware = hardware or Hardware.here(device)
     if named and config.engine.name == "auto":
         engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
@@ -404,7 +406,7 @@ def cost_of(
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         config = replace(config, model=with_vocabulary(config.model, size or 0))
         config = for_hardware(config, device, hardware)
-    lines = missing | estimate(config, hardware)
+    lines = missing | estimate(config, hardware, micro_batch_size)
     if steps_per_epoch := count_steps_per_epoch(config):
         num_tokens = open_shards(config.data, "train", None).num_tokens
         lines["text"] = describe_epochs(num_tokens, count_epochs(config, steps_per_epoch))

@@ -176,6 +176,8 @@ def format_costs(runs: Sequence[Run], hardware: Hardware | None) -> str:
         lines.append(f"{run.name}: {size}; {price}; {folder}")
         hours += gpu_hours(config, on) if "time" in cost else 0.0
     price = f"{hours:,.3g} GPU-hours (predicted)" if hours else "pass --gpus N --gpu NAME for hours"
+    if hardware is not None and hardware.price is not None:
+        price += f", {hours * hardware.price:,.2f} at {hardware.price:g} a GPU-hour"
     return "\n".join([*lines, f"{len(todo)} of {len(runs)} runs to train: {price}"])
 
 

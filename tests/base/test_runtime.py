@@ -71,3 +71,12 @@ def test_the_commit_says_whether_the_code_has_changed_since(tmp_path: Path) -> N
     assert code_version(tmp_path / "docs") is None, "the repository is another's"
     (tmp_path / "code.py").write_text("two")
     assert code_version(tmp_path) == f"{commit}-dirty"
+
+
+def test_code_of_a_container_is_that_of_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLMO_SPARSITY_COMMIT", "a" * 40)
+    assert code_version(tmp_path) == "a" * 40
+    monkeypatch.setenv("OLMO_SPARSITY_COMMIT", "unknown")
+    assert code_version(tmp_path) is None

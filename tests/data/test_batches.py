@@ -237,3 +237,10 @@ def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
     assert len(ahead) == len(plain) == len(threads) == 4
     assert all(map(same, ahead, plain))
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_each_process_knows_the_labels_of_the_whole_step(shards: TokenShards, step: int) -> None:
+    parts = [staged(shards, rank=rank, world_size=2)[step] for rank in range(2)]
+    counted = sum(int((part.labels_BL != IGNORED).sum()) for part in parts)
+    assert [part.num_labels for part in parts] == [counted, counted]

@@ -379,6 +379,17 @@ def test_a_full_disk_stops_all_and_is_said_once(settings: dict, engine: str) -> 
     assert not any((Path(given["run_folder"]) / "checkpoints").iterdir())
 
 
+@pytest.mark.parametrize("engine", ["ddp", "zero2"])
+def test_the_metrics_name_the_slowest_process(
+    whole: Callable[[str], Path], one_process: Path, engine: str
+) -> None:
+    rows = [row for row in read_metrics(whole(engine) / "metrics.jsonl") if "loss" in row]
+    assert {row["slowest_process"] for row in rows} <= {0.0, 1.0}
+    assert all(row["slowest_to_median"] >= 1 for row in rows)
+    alone = read_metrics(one_process / "metrics.jsonl")
+    assert all("slowest_process" not in row for row in alone)
+
+
 # --- launchers ------------------------------------------------------------------------------------
 
 MEET = """
@@ -404,6 +415,31 @@ def test_the_processes_of_torchrun_meet(tmp_path: Path) -> None:
         timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_accelerate_starts_the_processes_of_a_run(
+    settings: dict, one_process: Path, tmp_path: Path
+) -> None:
+    changed = on(settings, "accelerate", "ddp")
+    changed["training"]["device"] = "cpu"
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(changed))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    command += ["--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
+    command += ["--dynamo_backend=no", f"--main_process_port={children.free_port()}"]
+    script = Path(__file__).parents[2] / "scripts/train.py"
+    done = subprocess.run(
+        [*command, str(script), str(config)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = Path(changed["run_folder"])
+    started = json.loads((folder / "environment.json").read_text())[-1]["engine"]
+    assert started["world_size"] == 2
+    assert curve(folder) == pytest.approx(curve(one_process), rel=1e-4)
 
 
 # --- one message ----------------------------------------------------------------------------------

@@ -101,3 +101,28 @@ def test_token_losses_equal_cross_entropy(changes: dict[str, Any]) -> None:
     torch.testing.assert_close(nll_BL, expected.detach(), atol=1e-6, rtol=1e-5)
     assert not nll_BL[labels_BL == IGNORED].any()
     assert nll_BL.dtype == torch.float32
+
+
+def test_many_chunks_are_as_exact_as_one_with_weights_in_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gradient of the unembedding, of 100 chunks, against that of fp32 weights."""
+    torch.manual_seed(0)
+    hidden_ND = torch.randn(400, 32).bfloat16()
+    weight_VD = (0.1 * torch.randn(64, 32)).bfloat16()
+    labels_N = torch.randint(0, 64, (400,))
+
+    def gradient(dtype: torch.dtype, chunk: int) -> Tensor:
+        monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: chunk)
+        weight = weight_VD.clone().to(dtype).requires_grad_()
+        inputs = hidden_ND.to(dtype), weight, None, labels_N, 1 / 400, 1.0, None
+        losses._ChunkedLoss.apply(*inputs).backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype == dtype
+        return weight.grad.float()
+
+    exact = gradient(torch.float32, 400)
+    one, many = (
+        float((gradient(torch.bfloat16, chunk) - exact).norm() / exact.norm()) for chunk in (400, 4)
+    )
+    assert many < 1.3 * one

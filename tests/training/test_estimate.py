@@ -9,19 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.base.runtime import find_gpu
+from olmo_sparsity.base.runtime import find_gpu, known_gpu
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.schema import CONFIGS
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.estimate import (
     Hardware,
     activation_bytes,
+    cost_with,
     count_parameters,
     estimate,
     flops_per_token,
+    gpu_hours,
+    needed_bytes,
     refuse_too_large,
+    share_of_peak,
+    start_bytes,
     state_bytes,
     state_of,
 )
@@ -132,12 +138,102 @@ def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixtu
     assert "24 processes do not divide it; 504 and 528 do" in capsys.readouterr().out
     seven = ["--model.d_model=4096", "--model.n_heads=32", "--model.n_layers=32"]
     assert main([*words, *seven, "--gpus=8", "--engine.name=ddp"]) == 2
-    assert "engine.name=ddp needs 155.0" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "engine.name=ddp needs 154.0" in refusal
+    assert "--engine.name=zero2 or --engine.name=zero3 --training.compile=false" in refusal
     zero3 = ["--engine.name=zero3", "--training.compile=false"]
     assert main([*words, *seven, *zero3, "--gpus=64"]) == 0
     assert "batch: 512 = 64 processes × 8" in capsys.readouterr().out
-    for wrong in (["--gpu=h101"], ["--nodes=3"]):
-        assert main([*words, "--gpus=8", *wrong]) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("--gpus=0", "--gpus=0 must be at least 1"),
+        ("--gpus=-1", "--gpus=-1 must be at least 1"),
+        ("--nodes=0", "--nodes=0 must be at least 1"),
+        ("--nodes=3", "--gpus=8 must be a multiple of --nodes=3"),
+        ("--nics-per-node=0", "--nics-per-node=0"),
+        ("--gpu-hour=-1", "--gpu-hour=-1"),
+        ("--gpu=h101", "--gpu=h101"),
+        ("--gpu=a100-20", "--gpu=a100-20"),
+    ],
+)
+def test_hardware_that_cannot_be_is_refused_by_its_option(
+    wrong: str, named: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["train", "configs/c4_60m_pose.yaml", "--dry-run", "--gpus=8", wrong]) == 2
+    assert named in capsys.readouterr().err
+
+
+def c4(size: str, *words: str) -> RunConfig:
+    config = load_config(f"c4_{size}_pose.yaml", ["--training.precision=bf16", *words])
+    config.model.vocab_size = 50280
+    config.model.embedding_size = 50304
+    return config
+
+
+def test_zero_1_and_2_need_room_for_two_copies_of_the_weights_at_the_start() -> None:
+    thirteen = 13_700_000_000
+    assert start_bytes("bf16", thirteen, "zero2", 64) == 4 * thirteen
+    assert start_bytes("bf16", thirteen, "zero3", 64) < 0.4 * thirteen
+    config = c4("1b", "--engine.name=zero2", "--training.activation_checkpointing=true")
+    config.model.n_layers = 200  # 13.5B
+    hardware = Hardware.of("h100", 64, None)
+    cost = cost_with(config, hardware)
+    assert cost.start > cost.state + cost.activations
+    assert cost.peak == cost.start + cost.context
+    assert not replace(hardware, memory=cost.start - 1).memory >= needed_bytes(config, hardware, 1)
+
+
+def test_recomputed_layers_cost_a_third_more() -> None:
+    hardware = Hardware.of("h100", 8, None)
+    seconds = [
+        cost_with(c4("1b", f"--training.activation_checkpointing={recomputes}"), hardware)
+        for recomputes in ("false", "true")
+    ]
+    assert 1.25 < seconds[1].computing_s / seconds[0].computing_s < 4 / 3
+
+
+def test_each_engine_is_estimated_with_the_micro_batches_that_fit_it() -> None:
+    _, _, lines = cost_of(c4("1b"), Hardware.of("h100", 16, None))
+    assert "micro-batches of 16" in lines["memory of a process, ddp"]
+    assert "micro-batches of 32" in lines["memory of a process, zero2"]
+
+
+def test_network_cards_of_a_node_carry_its_gradients_together() -> None:
+    config = c4("1b", "--engine.name=ddp")
+    hours = [cost_with(config, Hardware.of("h100", 16, 2, nics)).hours for nics in (None, 8, 1)]
+    assert hours[0] == hours[1] == pytest.approx(4.1, abs=0.05)
+    assert hours[2] == pytest.approx(5.8, abs=0.05)
+
+
+def test_gpus_without_nvlink_send_at_the_speed_of_pcie() -> None:
+    config = c4("150m", "--engine.name=ddp")
+    cost = cost_with(config, Hardware.of("l40s", 4, 1))
+    sent = 4 * 190_513_152 * 2 * 3 / 4
+    assert cost.sending_s == pytest.approx(sent / 20e9)
+
+
+def test_a_small_model_is_expected_to_fill_less_of_a_gpu() -> None:
+    shares = [share_of_peak(size)[0] for size in (10**6, 34 * 10**6, 86 * 10**6, 10**9)]
+    assert shares == sorted(shares)
+    assert shares[1] < 0.2
+    assert shares[2:] == [0.306, 0.345]
+
+
+def test_a_price_is_that_of_the_gpu_hours(capsys: pytest.CaptureFixture) -> None:
+    words = ["train", "configs/c4_1b_pose.yaml", "--dry-run", "--gpus=16", "--gpu-hour=2.5"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    hours = gpu_hours(c4("1b", "--engine.name=ddp"), Hardware.of("h100", 16, None))
+    assert f"# price: {2.5 * hours:,.2f}, at 2.5 a GPU-hour" in printed
+
+
+def test_a_gpu_of_two_sizes_is_the_one_that_is_named() -> None:
+    sizes = {"a100-40": 40, "a100-80": 80, "a100": 80, "NVIDIA A100-SXM4-40GB": 40}
+    for name, gigabytes in sizes.items():
+        assert known_gpu(name, "--gpu").gigabytes == gigabytes, name
 
 
 def test_stated_peaks_go_by_the_device_name() -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.models.exchange import config_of
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training.checkpoint import TrainerState
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training.engine import Engine, ForwardClock
+from olmo_sparsity.training.loop import Outcome, slowest_process, train
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.run_folder import loss_table, read_metrics
 from olmo_sparsity.training.start import dry_run
@@ -358,3 +359,10 @@ def test_weights_that_are_no_numbers_are_not_saved(
     monkeypatch.setattr(Engine, "step", spoil)
     with pytest.raises(UserError, match=r"step 1: sum of the weights nan"):
         train(make_config(checkpoint__interval_steps=1))
+
+
+def test_the_process_with_the_longest_forward_passes_is_the_slowest() -> None:
+    gathered = [0.2, 0.2, 0.9, 0.3]
+    processes = SimpleNamespace(world_size=4, gather=lambda seconds: gathered)
+    engine: Any = SimpleNamespace(processes=processes, losses=SimpleNamespace(clock=ForwardClock()))
+    assert slowest_process(engine) == {"slowest_process": 2.0, "slowest_to_median": 4.5}

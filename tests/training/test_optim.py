@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -104,3 +104,16 @@ def test_a_jump_is_beyond_the_deviations_of_the_last_steps() -> None:
         assert jumps.found(3.0, math.inf), "which later steps are not compared with"
         assert jumps.found(math.nan, 1.0)
     assert 0 < sum(found) < 50
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_decay_is_olmos(schedule: Literal["linear", "cosine"]) -> None:
+    from olmo.optim import CosWithWarmup, LinearWithWarmup
+
+    config = OptimizerConfig(schedule=schedule, final_lr_share=0.1, warmup_steps=300)
+    kind = LinearWithWarmup if schedule == "linear" else CosWithWarmup
+    common = {"grad_clip_warmup_steps": None, "grad_clip_warmup_factor": None, "warmup_min_lr": 0.0}
+    olmo = kind(warmup_steps=300, alpha_f=0.1, **common)
+    for step in range(1, 20_001):
+        expected = olmo.get_lr(config.learning_rate, step, 20_000)
+        assert learning_rate(config, step, 20_000) == pytest.approx(expected, rel=1e-12)
