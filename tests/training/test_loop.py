@@ -311,8 +311,6 @@ def test_a_text_that_is_read_more_than_four_times_is_refused_unless_it_is_allowe
     dry_run(make_config(training__max_epochs=5))
     assert "tokens, read 4 times" in capsys.readouterr().out
     dry_run(make_config(training__num_steps=4 * epoch, training__max_epochs=4))
-    random = {"share": 1.0, "min_length": 2, "max_length": 4}
-    dry_run(make_config(training__num_steps=99 * epoch, data__repeated=random))
 
 
 def build_steps_per_epoch(config: RunConfig) -> int:
