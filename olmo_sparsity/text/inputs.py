@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.runtime import Progress, read_launch, say
+from olmo_sparsity.base.launch import read_launch
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.config.text import CorpusConfig, SplitAt
 from olmo_sparsity.text import records
 from olmo_sparsity.text.corpus import (

@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from torch import nn
 
+from olmo_sparsity.base.devices import Gpu, device_name, find_gpu, known_gpu
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.runtime import Gpu, device_name, find_gpu, known_gpu
 from olmo_sparsity.config.sections import ModelConfig, Precision, RunConfig, TrainingConfig
 from olmo_sparsity.models.build import build_model, build_theirs
 from olmo_sparsity.models.huggingface import HuggingFaceLM

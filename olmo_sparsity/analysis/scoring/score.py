@@ -35,7 +35,7 @@ from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, bigrams,
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import refuse_suffix, writing
 from olmo_sparsity.base.folders import Pieces, WorkFolder, locked
-from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.streams import VERSION, stream
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.models.loaded import LoadedModel, identity_of
