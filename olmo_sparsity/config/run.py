@@ -80,7 +80,7 @@ def _lengths(config: RunConfig) -> Rules:
             f"below {training.num_steps=}"
         )
     for stage in training.lengths:
-        # A step of each stage has as many tokens: shorter sequences, and more of them.
+        # Shorter sequences are the longest ones cut: each step has as many tokens.
         if training.length % stage.tokens:
             yield (
                 f"training.length: {stage.tokens} tokens do not divide the longest sequences, of "
