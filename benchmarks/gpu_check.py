@@ -595,7 +595,7 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
     import torch
 
-    from olmo_sparsity.base.runtime import peak_memory_gib
+    from olmo_sparsity.base.devices import peak_memory_gib
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.models.build import build_model
@@ -669,7 +669,7 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
 
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.scoring.scorer import Scorer
-    from olmo_sparsity.base.runtime import choose_device, peak_memory_gib
+    from olmo_sparsity.base.devices import choose_device, peak_memory_gib
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.text.documents import Document

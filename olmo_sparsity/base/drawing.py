@@ -19,9 +19,14 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.files import writing
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.
-BLACK, GREY = "#000000", "#888888"
-BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
-PINK, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
+BLACK = "#000000"
+GREY = "#888888"  # not theirs, and not in PALETTE: for what a figure is compared with
+BLUE = "#0072B2"
+RED = "#D55E00"
+GREEN = "#009E73"
+PINK = "#CC79A7"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
 PALETTE = (BLACK, BLUE, RED, GREEN, PINK, ORANGE, SKY)
 
 SUFFIXES = (".png", ".pdf", ".svg")
@@ -51,10 +56,11 @@ PRINT: dict[str, Any] = {
 
 
 def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
-    """`out` ends in .png, .pdf or .svg; `settings` are matplotlib's, over `PRINT`."""
+    """Write a figure. `out` ends in .png, .pdf or .svg; `settings` are matplotlib's, and replace
+    those in `PRINT`."""
     out = Path(out)
     if out.suffix not in SUFFIXES:
-        raise ConfigError(f"--out {out}: a figure ends in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"--out {out}: the name of a figure must end in {', '.join(SUFFIXES)}")
     picture = render(draw, out.suffix[1:], settings)
     out.parent.mkdir(parents=True, exist_ok=True)
     with writing(out) as partial:
@@ -62,11 +68,13 @@ def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
 
 
 def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) -> bytes:
+    """Return a figure as bytes, equal for equal numbers. `suffix` is png, pdf or svg."""
     stream = io.BytesIO()
     # A date would make equal results unequal files.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
     # matplotlib types its settings as one literal of all their names.
     rc: Any = PRINT | settings
+    # Names of tokens may have letters that no font has; a box is drawn in their place.
     with matplotlib.rc_context(rc), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         draw().savefig(stream, format=suffix, metadata=metadata)
@@ -74,12 +82,13 @@ def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) ->
 
 
 def band(axes: Axes, at: Any, low: Any, high: Any, color: str, alpha: float = 0.15) -> None:
-    """An interval around a curve."""
+    """Draw an interval around a curve."""
     axes.fill_between(at, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
 
 
 def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:
-    """Labels of several results in one figure."""
+    """Return the labels of several results in one figure: those that the user passed, or else the
+    default ones."""
     names = list(labels or default)
     if len(names) != len(default):
         raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")

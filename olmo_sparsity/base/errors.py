@@ -31,6 +31,7 @@ class UnreadableNowError(DataError):
 
 
 def unreadable(path: str | Path, error: Exception) -> DataError:
+    """Return the error for a file that a library cannot read."""
     return DataError(f"'{path}' cannot be read ({one_line(error)}); write or download it again")
 
 
@@ -43,6 +44,7 @@ NO_DOCSTRINGS = (
     "them; run python, or python -O"
 )
 
+# For each extra: the features that need its packages, and their modules.
 EXTRAS = {
     "train": ("training, and what was trained here,", "accelerate deepspeed olmo"),
     "data": ("text of the hub", "datasets zstandard"),
@@ -53,7 +55,6 @@ EXTRAS = {
     "wandb": ("logging.wandb_project", "wandb"),
     "lm_eval": ("evaluation.lm_eval", "lm_eval"),
 }
-"""The features that need the packages of each extra, and their modules."""
 
 
 @contextmanager
@@ -65,21 +66,25 @@ def naming_extras() -> Iterator[None]:
         missing = (error.name or "").split(".")[0]
         for extra, (purpose, modules) in EXTRAS.items():
             if missing in modules.split():
-                raise ConfigError(f"{purpose} needs pip install 'olmo-sparsity[{extra}]'") from None
+                raise ConfigError(
+                    f"{purpose} needs the extra {extra}: pip install 'olmo-sparsity[{extra}]'"
+                ) from None
         raise
 
 
 @contextmanager
 def naming_panics(origin: str) -> Iterator[None]:
-    """Name the tokenizer that failed: a panic of the library, such as from a regular expression
-    without end, is no `Exception`."""
+    """Raise DataError that names the tokenizer that failed. A panic of the library, such as from a
+    regular expression without end, is a BaseException, not an Exception."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
             raise
         reason = one_line(f"{type(error).__name__}: {error}")
-        raise DataError(f"{origin}: its tokenizer cannot read the text ({reason})") from None
+        raise DataError(
+            f"{origin}: its tokenizer cannot read the text ({reason}); correct its tokenizer.json"
+        ) from None
 
 
 def one_line(error: object) -> str:
@@ -88,7 +93,7 @@ def one_line(error: object) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line and without control characters, which a terminal would execute."""
+    """Return a text on one line and without control characters, which a terminal would execute."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
@@ -96,8 +101,10 @@ def printable(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch has an exception type for GPU memory. Of CPU memory, and of memory that CUDA's
-    libraries require by themselves, only the message differs."""
+    """Return whether an error says that memory is short.
+
+    PyTorch has an exception type for GPU memory. For CPU memory, and for memory that CUDA's
+    libraries require by themselves, only the message tells."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     words = (

@@ -17,6 +17,7 @@ from olmo_sparsity.base.errors import ConfigError
 
 
 def is_in_file(name: str) -> bool:
+    """Return whether a name is `file.py:name`."""
     return ".py:" in name
 
 
@@ -24,14 +25,15 @@ def read_object(name: str, key: str) -> Any:
     """Return the object `file.py:name`. `key` is the setting that names it, for messages."""
     path, _, wanted = name.rpartition(":")
     if not Path(path).is_file():
-        raise ConfigError(f"{key}={name}: '{path}' does not exist")
-    # Once for each content, under a name that replaces no other module.
+        raise ConfigError(f"{key}={name}: '{path}' does not exist; correct the path")
+    # Each content is loaded once, under a name that replaces no other module: two files may have
+    # one name, and the same file may have been changed in a running notebook.
     module_name = f"olmo_sparsity_added_{_sha256(path)}"
     module = sys.modules.get(module_name)
     if module is None:
         spec = importlib.util.spec_from_file_location(module_name, path)
         if spec is None or spec.loader is None:
-            raise ConfigError(f"{key}={name}: '{path}' is not a Python file")
+            raise ConfigError(f"{key}={name}: '{path}' is not a Python file; name one (.py)")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module  # dataclasses look up types there
         try:
@@ -40,7 +42,9 @@ def read_object(name: str, key: str) -> Any:
             del sys.modules[module_name]
             raise
     if not hasattr(module, wanted):
-        raise ConfigError(f"{key}={name}: '{path}' defines no {wanted}")
+        raise ConfigError(
+            f"{key}={name}: '{path}' defines no {wanted}; correct the name behind the colon"
+        )
     return getattr(module, wanted)
 
 
@@ -48,8 +52,10 @@ def find_added(name: str, group: str, key: str) -> Any | None:
     """Return what `file.py:name` or an entry point of the group names, or None."""
     if is_in_file(name):
         return read_object(name, key)
-    found = [entry for entry in entry_points(group=group) if entry.name == name]
-    return found[0].load() if found else None
+    for entry in entry_points(group=group):
+        if entry.name == name:
+            return entry.load()
+    return None
 
 
 def fingerprint_of_files(names: Iterable[str]) -> dict[str, str]:

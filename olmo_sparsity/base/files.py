@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LEFT_S = 3600.0
+ABANDONED_S = 3600.0
 """No write pauses so long: an older partial file was left by a killed process."""
 
 
@@ -61,27 +61,35 @@ def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
         yield
     except Exception as error:
         number = getattr(error, "errno", None)
-        if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
-            number = int(found[1])
-        named = getattr(error, "filename", None)
-        if number is None or (named and not str(named).startswith(str(partial or path))):
+        if number is None:
+            in_message = re.search(r"\(os error (\d+)\)", str(error))
+            number = int(in_message[1]) if in_message else None
+        filename = getattr(error, "filename", None)
+        is_another_file = filename and not str(filename).startswith(str(partial or path))
+        if number is None or is_another_file:
             raise
-        raise UserError(f"{path} cannot be written: {os.strerror(number)}") from None
+        raise UserError(
+            f"{path} cannot be written: {os.strerror(number)}; free space (or raise a limit), or "
+            "write to another place"
+        ) from None
 
 
 def partial_name(path: Path) -> Path:
+    """Return a name next to `path` that no other process uses, for a file that is not finished."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def is_partial(path: Path) -> bool:
-    """Return whether a process is writing it, or was killed while writing."""
+    """Return whether a process is writing the file, or was killed while writing it."""
     return re.search(r"\.[0-9a-f-]{8,}\.tmp$", path.name) is not None
 
 
 def remove_partial(folder: Path) -> None:
     """Remove the partial files of killed processes, but not of running ones."""
     for path in filter(is_partial, folder.iterdir()):
-        if min(map(age_s, (path, *path.rglob("*")))) > LEFT_S:
+        # Of a folder that is being written, only the latest file may be young.
+        youngest = min(age_s(file) for file in (path, *path.rglob("*")))
+        if youngest > ABANDONED_S:
             _remove(path)
 
 
@@ -93,7 +101,8 @@ def _remove(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Return the age by the clock of the disk, as machines may differ. 0 if the file is gone."""
+    """Return how long ago a file was changed, by the clock of the disk, as those of machines may
+    differ. 0 if the file is gone."""
     try:
         now = _stat_of_new(path).st_mtime
     except OSError:  # read-only
@@ -105,7 +114,7 @@ def age_s(path: Path) -> float:
 
 
 def _stat_of_new(path: Path) -> os.stat_result:
-    """Time and mode of a file created next to `path` now."""
+    """Return time and mode of a file created next to `path` now."""
     probe = partial_name(path)
     try:
         probe.touch()
@@ -115,6 +124,7 @@ def _stat_of_new(path: Path) -> os.stat_result:
 
 
 def write_atomically(path: Path, text: str) -> None:
+    """Write a text file that is whole or not there."""
     with writing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
@@ -124,15 +134,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write safetensors to a partial file's name."""
+    """Write safetensors to the name of a partial file, and sync them. `publish` cannot: it may run
+    on another machine, and only the machine that wrote a file can flush it."""
     from safetensors.torch import save_file
 
     save_file(tensors, str(path), metadata=metadata)
     follow_umask(path)
-    sync(path)  # as no other machine can
+    sync(path)
 
 
 def refuse_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
+    """Raise ConfigError if a file to be written has none of the suffixes; `name` is the option."""
     if Path(path).suffix not in suffixes:
         raise ConfigError(f"{name}={path} must end in {' or '.join(suffixes)}")
 
@@ -162,14 +174,15 @@ def follow_umask(path: Path) -> None:
 
 
 def read_bounded(path: Path, most: int = 2**26) -> bytes:
-    """The content of a file that is read at once. Raises OSError."""
+    """Return the content of a file that is read at once. Raises OSError."""
     check_bounded(path, most)
     with path.open("rb") as file:
         return file.read(most)
 
 
 def check_bounded(path: Path, most: int) -> None:
-    """Reject a pipe or device, which may never end, and what would fill the memory."""
+    """Raise OSError for a pipe or device, which may never end, and for what would fill the
+    memory."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -193,7 +206,8 @@ def stays_inside(name: object) -> bool:
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
-    """The content as `kind`; DataError with the remedy if it does not conform."""
+    """Return the content of a JSON file as `kind`; raise DataError with the remedy if it does not
+    conform."""
     try:
         return parse_json(read_bounded(path), kind)
     except OSError as error:
@@ -211,6 +225,8 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Listed:
+    """What a manifest says of a file."""
+
     sha256: str
     bytes: int
 
@@ -234,15 +250,15 @@ def write_manifest(
     names: Collection[str] | None = None,
     known: Mapping[str, Listed] = MappingProxyType({}),
 ) -> None:
-    """List all files below the folder, or those named; written after them. `known`: those that
-    another process has hashed."""
+    """List all files below the folder, or those named, with size and hash. It is written after
+    them, so a folder with a manifest is complete. `known`: files that another process has
+    hashed."""
     paths = folder.rglob("*") if names is None else (folder / name for name in names)
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
-    listed = {
-        name: known.get(name) or list_file(path)
-        for name, path in found.items()
-        if path.is_file() and path.name != MANIFEST
-    }
+    listed = {}
+    for path in sorted(paths):
+        if path.is_file() and path.name != MANIFEST:
+            name = path.relative_to(folder).as_posix()
+            listed[name] = known.get(name) or list_file(path)
     write_json(folder / MANIFEST, asdict(_Manifest(listed)))
 
 
@@ -253,19 +269,22 @@ def list_file(path: Path) -> Listed:
 def verify_manifest(
     folder: str | Path, only: Collection[str] | None = None, skip: str = ""
 ) -> str | None:
-    """Return a description of what is damaged in a folder; None if it is intact. Raise
-    UnreadableNowError if that cannot be found out.
+    """Describe what is damaged in a folder; return None if it is intact.
 
-    `only`: the files to verify; `skip`: the beginning of names of others, as analysis needs no
-    optimizer state, which is most of the bytes."""
+    Raise UnreadableNowError if that cannot be found out now.
+
+    `only`: the files to verify; `skip`: the beginning of the names of files that are not verified.
+    Analysis needs no optimizer state, which is most of the bytes."""
     folder = Path(folder)
     try:
         files = parse_json(read_bounded(folder / MANIFEST), _Manifest).files
     except (OSError, ValueError) as error:
         refuse_unreadable(folder / MANIFEST, error)
         return f"{MANIFEST} is not a readable list of files"
-    every = [name for name in files if not skip or not name.startswith(skip)]
-    names = sorted(every if only is None else only)
+    if only is not None:
+        names = sorted(only)
+    else:
+        names = sorted(name for name in files if not skip or not name.startswith(skip))
     for name in names:
         if name not in files:
             return f"{MANIFEST} does not list {name}"
@@ -280,13 +299,17 @@ def verify_files(
     """Describe a wrong size of a file, or wrong content of one that `hashes` chooses."""
 
     def problem_of(name: str) -> str | None:
-        path, listed = folder / name, files[name]
+        path = folder / name
+        listed = files[name]
         try:
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != listed.bytes:
-                size = f"{path.stat().st_size:,} bytes, {MANIFEST} says {listed.bytes:,}"
-                return f"{name} has {size}: truncated or overwritten"
+            size = path.stat().st_size
+            if size != listed.bytes:
+                return (
+                    f"{name} has {size:,} bytes, {MANIFEST} says {listed.bytes:,}: "
+                    "truncated or overwritten"
+                )
             if hashes(name) and sha256_of(path) != listed.sha256:
                 return f"{name} does not have the SHA-256 that {MANIFEST} gives"
         except OSError as error:
@@ -294,8 +317,10 @@ def verify_files(
             return f"{name} cannot be read: {error.strerror}"
         return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a core hashes 0.5 to 2 GB/s
-        return next(filter(None, pool.map(problem_of, files)), None)
+    # A core hashes 0.5 to 2 GB/s, and hashing releases Python's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = pool.map(problem_of, files)
+        return next(filter(None, problems), None)
 
 
 _DAMAGED = {
@@ -313,6 +338,7 @@ def refuse_unreadable(path: Path, error: Exception) -> None:
 
 
 def read_parquet(path: Path, remedy: str) -> pa.Table:
+    """Return a Parquet table; raise DataError with the remedy if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

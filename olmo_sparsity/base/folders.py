@@ -33,7 +33,7 @@ from olmo_sparsity.base.files import (
     write_atomically,
     write_json,
 )
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 
 LOCK = "lock"
 REFRESH_S = 20.0

@@ -1,4 +1,4 @@
-"""Random numbers by name: independent of process, order and of what else is drawn."""
+"""Draw random numbers by name: independent of process, order and of what else is drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ words were among them: two purposes could share a stream."""
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
-    """Return the random numbers of a purpose, such as "placebo". `keys` name what is drawn for:
-    a document, a block."""
-    named = json.dumps([seed, purpose, *keys], default=int)  # numpy's integers as Python's
-    return np.random.default_rng(np.frombuffer(sha256(named.encode()).digest(), np.uint32))
+    """Return the random numbers of a purpose, such as "placebo". `keys` are the numbers of what
+    they are drawn for, such as a document and a block."""
+    name = json.dumps([seed, purpose, *keys], default=int)  # numpy's integers as Python's
+    digest = sha256(name.encode()).digest()
+    return np.random.default_rng(np.frombuffer(digest, np.uint32))

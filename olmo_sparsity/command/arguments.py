@@ -15,7 +15,7 @@ from olmo_sparsity.analysis import api
 from olmo_sparsity.analysis import options as settings
 from olmo_sparsity.analysis.options import ModelOptions
 from olmo_sparsity.base.errors import ConfigError, printable
-from olmo_sparsity.base.runtime import read_launch
+from olmo_sparsity.base.launch import read_launch
 from olmo_sparsity.config.schema import add_options, arguments_of, kinds_of, spell
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.files import refuse_suffix
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.command import arguments
 from olmo_sparsity.config.schema import given_options
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.base.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
-from olmo_sparsity.base.runtime import EXIT_LOST_PROCESS
+from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
 from olmo_sparsity.config.schema import given_options
@@ -100,7 +100,7 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def train(options: argparse.Namespace) -> int:
-    from olmo_sparsity.base.runtime import read_launch
+    from olmo_sparsity.base.launch import read_launch
     from olmo_sparsity.config.run import load_config
 
     _refuse_gpus(options)
@@ -283,7 +283,7 @@ def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement import estimate, measurement, plan, targets
     from olmo_sparsity.analysis.measurement.plan import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
-    from olmo_sparsity.base.runtime import typed_command
+    from olmo_sparsity.base.provenance import typed_command
 
     keep_freed_memory()
     out, given = Path(options.out), given_options(options, MeasureRequest.names())

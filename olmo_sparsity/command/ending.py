@@ -20,7 +20,7 @@ from olmo_sparsity.base.errors import (
     one_line,
     printable,
 )
-from olmo_sparsity.base.runtime import EXIT_STOPPED
+from olmo_sparsity.base.launch import EXIT_STOPPED
 
 EXIT_DEFECT = 1
 EXIT_BAD_INPUT = 2

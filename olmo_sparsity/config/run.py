@@ -1,4 +1,7 @@
-"""Read, check and write the settings of a training run."""
+"""Read, check and write the settings of a training run.
+
+Place in the flow: YAML → **a checked config** → everything else. Nothing is read or built before.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 
 REMOVED: dict[str, dict[str, Any]] = {
     "data": {"train_files": (None,), "heldout_files": (None,), "token_dtype": ("uint16",)},
+    # Any number: these were measurements.
     "evaluation": {"sparsity_targets": range(10**6 + 1), "track": range(10**6 + 1)},
 }
 """Settings that earlier versions saved, with the values that have no effect on the weights."""
@@ -27,12 +31,15 @@ REMOVED: dict[str, dict[str, Any]] = {
 def load_saved_config(path: str | Path) -> RunConfig:
     """Read what `save_config` wrote. The folder may be anybody's, so the file is read by itself: no
     base, no references."""
-    given = _with_transform(read_yaml(Path(path)))
+    settings = _with_transform(read_yaml(Path(path)))
     for section, removed in REMOVED.items():
-        if isinstance(values := given.get(section), dict):
-            kept = {name: v for name, v in values.items() if v not in removed.get(name, ())}
-            given = given | {section: kept}
-    return config_from_dict(given, str(path))
+        values = settings.get(section)
+        if isinstance(values, dict):
+            kept = {
+                name: value for name, value in values.items() if value not in removed.get(name, ())
+            }
+            settings = settings | {section: kept}
+    return config_from_dict(settings, str(path))
 
 
 def _with_transform(given: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +56,7 @@ def _with_transform(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_from_dict(given: dict, origin: str = "config") -> RunConfig:
+    """Build a config and check it. `origin` names where the settings are from, for messages."""
     config = build(RunConfig, given, origin)
     for rules in (_lengths, _schedule, _positions, _scaling, _data):
         enforce(origin, rules(config))
@@ -62,7 +70,7 @@ def save_config(config: RunConfig, path: str | Path) -> None:
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Every dotted key that has an effect, and its value."""
+    """Return every dotted key that has an effect, and its value."""
     return dict(leaves(used(config)))
 
 
@@ -70,50 +78,89 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def _lengths(config: RunConfig) -> Rules:
+    """Check the stages of a run whose sequences get longer."""
     training = config.training
     ends = [stage.until for stage in training.lengths]
-    if None in ends[:-1] or ends[-1:] not in ([], [None]):
-        yield "training.length: each stage but the last needs `until`, its last step; the last none"
+    if ends and (None in ends[:-1] or ends[-1] is not None):
+        yield (
+            "training.length: each stage but the last needs `until`, its last step, and the last "
+            "none"
+        )
     rising = [0, *(end for end in ends if end is not None), training.num_steps]
     if not all(first < second for first, second in pairwise(rising)):
-        yield f"training.length: last steps {rising[1:-1]} must rise, below {training.num_steps=}"
+        yield (
+            f"training.length: the last steps of its stages {rising[1:-1]} must rise, "
+            f"below {training.num_steps=}"
+        )
     for stage in training.lengths:
+        # Shorter sequences are the longest ones cut: each step has as many tokens.
         if training.length % stage.tokens:
-            yield f"training.length: {stage.tokens} does not divide the longest, {training.length}"
+            yield (
+                f"training.length: {stage.tokens} tokens do not divide the longest sequences, of "
+                f"{training.length}; pass a divisor"
+            )
 
 
 def _schedule(config: RunConfig) -> Rules:
-    """Where a run starts, its batches, evaluations and checkpoints, and its engine."""
-    training, evaluation, engine = config.training, config.evaluation, config.engine
-    optimizer, num_stable = config.optimizer, training.num_steps - config.optimizer.warmup_steps
+    """Check where a run starts, its batches, evaluations and checkpoints, and its engine."""
+    training = config.training
+    evaluation = config.evaluation
+    optimizer = config.optimizer
     if config.init_from is not None and config.branch_from is not None:
-        yield f"init_from and branch_from={config.branch_from} exclude each other"
+        yield (
+            f"init_from={config.init_from} and branch_from={config.branch_from} exclude each "
+            "other: the first takes only weights, the second continues that run; remove one"
+        )
     if 0 < evaluation.documents < 8:
         yield f"{evaluation.documents=} must be 0 or at least 8"
     if evaluation.document_length is not None and not evaluation.documents:
-        yield f"{evaluation.document_length=} is set, but evaluation.documents=0 reads none"
-    beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
+        yield (
+            f"{evaluation.document_length=} is set, but evaluation.documents=0 reads none; set both"
+        )
+    keep_steps = config.checkpoint.keep_steps or []
+    beyond = [step for step in keep_steps if not 1 <= step <= training.num_steps]
     if beyond:
         yield f"checkpoint.keep_steps={beyond} must lie between 1 and {training.num_steps=}"
-    if optimizer.schedule == "wsd" and not 0 < optimizer.cooldown_steps <= num_stable:
-        yield f"{optimizer.cooldown_steps=} must be 1 to {num_stable}, the steps after the warm-up"
-    if engine.name == "zero3" and training.compile:
-        yield "training.compile=true cannot be combined with engine.name=zero3; take fsdp"
+    if optimizer.schedule == "wsd":
+        num_stable = training.num_steps - optimizer.warmup_steps
+        if not 0 < optimizer.cooldown_steps <= num_stable:
+            yield (
+                f"{optimizer.cooldown_steps=} must be 1 to {num_stable}, the steps after the "
+                f"warm-up: {training.num_steps=}, {optimizer.warmup_steps=}"
+            )
+    if config.engine.name == "zero3" and training.compile:
+        yield (
+            "training.compile=true cannot be combined with engine.name=zero3, which swaps weights "
+            "in and out inside the compiled function; take fsdp, or set training.compile=false"
+        )
 
 
 def _positions(config: RunConfig) -> Rules:
-    training, positions, model = config.training, config.positions, config.model
+    """Check position IDs against the lengths that are trained, and against documents."""
+    training = config.training
+    positions = config.positions
+    model = config.model
     if positions.scheme != "contiguous" and config.largest_length < training.length:
-        yield f"{positions.target_length=} is below {training.length=}"
-    if not config.data.mask_documents and positions.per_document:
-        yield "positions.per_document=true needs data.mask_documents=true"
+        yield (
+            f"{positions.target_length=} is below {training.length=}; raise the first or lower the "
+            "second"
+        )
+    if positions.per_document and not config.data.mask_documents:
+        yield (
+            "positions.per_document=true needs data.mask_documents=true: without it all documents "
+            "of a sequence are one text"
+        )
     if positions.scheme == "pose" and positions.num_chunks > training.shortest:
-        yield f"{positions.num_chunks=} is above training.length={training.shortest}"
+        yield f"{positions.num_chunks=} is above training.length={training.shortest}; lower it"
     if model.max_sequence_length < config.largest_length:
-        yield f"{model.max_sequence_length=} is below the {config.largest_length} positions trained"
+        yield (
+            f"{model.max_sequence_length=} is below the {config.largest_length} positions trained; "
+            "raise it to at least that"
+        )
 
 
 def _scaling(config: RunConfig) -> Rules:
+    """Check how RoPE is scaled."""
     positions = config.positions
     if positions.scaling == "none":
         return
@@ -126,19 +173,27 @@ def _scaling(config: RunConfig) -> Rules:
 
 
 def _data(config: RunConfig) -> Rules:
-    model, data = config.model, config.data
+    """Check masks and the transform of sequences."""
+    model = config.model
+    data = config.data
     if data.mask_documents and model.sliding_window is not None:
-        yield f"{model.sliding_window=} cannot be combined with data.mask_documents=true"
+        yield (
+            f"{model.sliding_window=} cannot be combined with data.mask_documents=true; unset one "
+            "of them"
+        )
     if data.mask_documents and model.query_scale_length is not None:
-        yield f"{model.query_scale_length=} cannot be combined with data.mask_documents=true"
+        yield (
+            f"{model.query_scale_length=} cannot be combined with data.mask_documents=true: it "
+            "counts the keys of a whole sequence, which the mask hides; unset one of them"
+        )
     if data.transform is None and (data.transform_options or data.transform_sha256):
         yield "data.transform_options are set, but data.transform is not; name the function"
     if (data.tokenizer.name is None) == (data.tokenizer.train_vocab is None):
-        yield "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab"
+        yield (f"set exactly one of {data.tokenizer.name=} and {data.tokenizer.train_vocab=}")
 
 
 def check_model(model: ModelConfig, origin: str) -> None:
-    """Also used for a task's model. Upstream would fail with an assertion."""
+    """Check the sizes of a model, of a run or of a task. Upstream would fail with an assertion."""
     enforce(origin, _model(model))
 
 
@@ -147,22 +202,33 @@ def _model(model: ModelConfig) -> Rules:
     if is_gated and (model.mlp_hidden_size or 0) % 2:
         yield f"{model.mlp_hidden_size=} must be even: swiglu takes half of it for its gate"
     if (model.sliding_window is not None) != (model.architecture == "olmo3"):
-        yield f"{model.sliding_window=} is for model.architecture=olmo3, which requires it"
+        yield (
+            f"{model.sliding_window=} does not fit model.architecture={model.architecture}: olmo3 "
+            "requires it, and no other has one"
+        )
     if model.embedding_size is not None and model.embedding_size < model.vocab_size:
         yield f"{model.embedding_size=} is below {model.vocab_size=}; raise it or leave it out"
     if model.n_heads % (model.n_kv_heads or 1):
-        yield f"{model.n_heads=} is not a multiple of {model.n_kv_heads=}"
+        yield f"{model.n_heads=} is not a multiple of {model.n_kv_heads=}; change one of them"
     if model.d_model % model.n_heads and model.head_width is None:
-        yield f"{model.d_model=} is not a multiple of {model.n_heads=}; or set model.head_width"
-    if not model.attention_layer_norm and model.attention_norm_per_head:
-        yield "model.attention_norm_per_head=true needs model.attention_layer_norm=true"
+        yield (
+            f"{model.d_model=} is not a multiple of {model.n_heads=}; change one of them, or set "
+            "model.head_width"
+        )
+    if model.attention_norm_per_head and not model.attention_layer_norm:
+        yield (
+            "model.attention_norm_per_head=true needs model.attention_layer_norm=true, without "
+            "which it norms nothing; set both"
+        )
     if model.qkv_bias and model.include_bias:
         yield "model.qkv_bias=true is set, but model.include_bias=true adds all biases; remove one"
     if not model.alibi and model.alibi_bias_max != 8.0:
-        yield f"{model.alibi_bias_max=} is set, but model.alibi=false has no bias"
+        yield f"{model.alibi_bias_max=} is set, but model.alibi=false has no bias; leave it out"
     if model.rope and model.alibi:
-        yield "model.rope and model.alibi exclude each other"
+        yield "model.rope=true and model.alibi=true exclude each other; set one to false"
     if not 0 < model.rotary_fraction <= 1:
         yield f"{model.rotary_fraction=} must lie in (0, 1]"
     if not model.rope and model.rotary_fraction != 1.0:
-        yield f"{model.rotary_fraction=} is set, but model.rope=false rotates nothing"
+        yield (
+            f"{model.rotary_fraction=} is set, but model.rope=false rotates nothing; leave it out"
+        )

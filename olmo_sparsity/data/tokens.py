@@ -20,7 +20,8 @@ from tokenizers import Encoding, Tokenizer
 from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics
 from olmo_sparsity.base.files import naming, sync, write_atomically
 from olmo_sparsity.base.folders import WorkFolder, differences, locked, refuse_changes
-from olmo_sparsity.base.runtime import Progress, read_launch
+from olmo_sparsity.base.launch import read_launch
+from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.config.schema import applies
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.shard_writer import ShardWriter

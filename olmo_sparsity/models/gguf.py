@@ -33,7 +33,7 @@ from olmo_sparsity.base.errors import (
 )
 from olmo_sparsity.base.files import follow_umask, remove_partial, sha256_of, writing
 from olmo_sparsity.base.folders import cache_folder, locked, make_folder
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.transformers_folder import (
     NO_CODE,
     ORIGIN,

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from olmo_sparsity.base.devices import choose_device
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, naming_extras
-from olmo_sparsity.base.runtime import choose_device
 from olmo_sparsity.models.compatibility import reason_of
 from olmo_sparsity.models.find import DTYPES, find_folder
 from olmo_sparsity.models.huggingface import HuggingFaceLM

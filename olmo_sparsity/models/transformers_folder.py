@@ -15,10 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from olmo_sparsity.base.devices import multiplies
 from olmo_sparsity.base.errors import DataError, naming_extras, unreadable
 from olmo_sparsity.base.files import check_bounded, read_json, stays_inside
 from olmo_sparsity.base.folders import cache_folder
-from olmo_sparsity.base.runtime import multiplies, say
+from olmo_sparsity.base.progress import say
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.identity import State, read_state, refuse_hooks
 
 P = ParamSpec("P")

@@ -24,7 +24,8 @@ from olmo_sparsity.base.conform import conform, unique, with_crc
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.base.files import read_json, sha256_of, write_atomically, writing
 from olmo_sparsity.base.folders import WorkFolder
-from olmo_sparsity.base.runtime import Progress, versions_of_numbers
+from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.base.provenance import versions_of_numbers
 from olmo_sparsity.base.streams import VERSION as STREAMS
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.sources.documents import Answer, Segment, read_turns

@@ -26,7 +26,7 @@ from olmo_sparsity.analysis.explain.prompt import (
 )
 from olmo_sparsity.analysis.options import ModelOptions, Request
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, printable
-from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.documents import Answer, Segment, Sources, Turn, read_turns

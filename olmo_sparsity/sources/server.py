@@ -29,7 +29,7 @@ import torch
 
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line, printable
 from olmo_sparsity.base.files import read_json, write_atomically
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.prompts import Engine, Prompt
 from olmo_sparsity.sources.dialects import DIALECTS
 

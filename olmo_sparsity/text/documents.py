@@ -1,6 +1,6 @@
 """Documents as token IDs of the measured model, their texts, and the unrelated ones of controls.
 
-Place in the flow: sources → **documents** → windows. Never imports torch.
+Place in the flow: inputs → **documents** → windows. Never imports torch.
 
 Dimension key: L tokens of a document, F far places.
 """
@@ -25,6 +25,7 @@ from olmo_sparsity.text.sentences import sentence_starts
 from olmo_sparsity.text.windows import Block, Spans, Units, Windows, span_width
 
 MOST_GROUPS = 20
+"""A field with more values, such as an author, is no way to split results."""
 
 _BEGINNINGS = {"words": r"(?<!\S)\S", "paragraphs": r"(?:^|\n\s*\n)\s*\S"}
 """A word or paragraph begins with the last character of a match."""
@@ -50,11 +51,12 @@ class Document:
     target: int | None = None
     """In a record of prompt and target, the first place of the target."""
 
-    _found: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    _unit_numbers: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    """For each kind of unit, what `_number_units` has returned: finding sentences takes time."""
 
     @cached_property
     def origin(self) -> str | bytes:
-        """Equal for documents that share text."""
+        """Return a value that is equal for documents that share text."""
         return self.group or hashlib.sha256(self.tokens.tobytes()).digest()
 
     @cached_property
@@ -65,28 +67,34 @@ class Document:
         return token_texts(self.tokenizer, self.tokens.tolist())
 
     def units(self, kind: str, first: int, end: int) -> Units:
-        """Units of the places first … end − 1, counted from `first`."""
+        """Return the units of the places first … end − 1, counted from `first`."""
         width = span_width(kind)
         if width is not None:
             return Units.of_spans(end - first, width)
-        return Units.of_runs(self._runs(kind)[first:end])
+        return Units.of_runs(self._number_units(kind)[first:end])
 
-    def _runs(self, kind: str) -> np.ndarray:
-        """For each token the number of its word, sentence or paragraph."""
+    def _number_units(self, kind: str) -> np.ndarray:
+        """Return for each token the number of its word, sentence or paragraph."""
         if self.tokenizer is None:
-            raise DataError(f"units={kind}: the model has no tokenizer; use tokens or span:W")
-        if kind not in self._found:
-            text = "".join(self.texts)
-            if kind == "sentences":
-                starts = sentence_starts(text)
-            elif kind in _BEGINNINGS:
-                starts = [match.end() - 1 for match in re.finditer(_BEGINNINGS[kind], text)]
-            else:
-                added: Any = find_added(kind, "olmo_sparsity.units", "units")
-                starts = sorted(added(text))
+            raise DataError(
+                f"units={kind} needs the text of each token, and the model has no tokenizer; "
+                "set units to tokens or span:W, such as span:4"
+            )
+        if kind not in self._unit_numbers:
+            starts = _unit_starts(kind, "".join(self.texts))
             inside_L = first_characters(self.texts)
-            self._found[kind] = np.searchsorted(starts, inside_L, side="right")
-        return self._found[kind]
+            self._unit_numbers[kind] = np.searchsorted(starts, inside_L, side="right")
+        return self._unit_numbers[kind]
+
+
+def _unit_starts(kind: str, text: str) -> list[int]:
+    """Return the numbers of the characters at which a text's units begin, rising."""
+    if kind == "sentences":
+        return sentence_starts(text)
+    if kind in _BEGINNINGS:
+        return [match.end() - 1 for match in re.finditer(_BEGINNINGS[kind], text)]
+    find_starts: Any = find_added(kind, "olmo_sparsity.units", "units")
+    return sorted(find_starts(text))
 
 
 def spread_evenly(numbers: Sequence[int], limit: int) -> list[int]:
@@ -121,6 +129,7 @@ class Documents(Sequence[Document]):
 
     @cached_property
     def fingerprint(self) -> str:
+        """Return a hash of all that draws and losses depend on; stored results carry it."""
         digest = hashlib.sha256(self.grouped_by.encode())
         for document in self.items:
             tokens = document.tokens.astype("<u4")
@@ -131,46 +140,64 @@ class Documents(Sequence[Document]):
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """The documents of each value of `grouped_by`, if these are few, to split results by."""
-        found: dict[str, list[int]] = {}
-        for document in self.items if self.grouped_by else ():
-            found.setdefault(document.group, []).append(document.number)
-        return found if 1 < len(found) <= MOST_GROUPS else {}
+        """Return the documents of each value of `grouped_by`, if these are few, to split results
+        by."""
+        if not self.grouped_by:
+            return {}
+        numbers: dict[str, list[int]] = {}
+        for document in self.items:
+            numbers.setdefault(document.group, []).append(document.number)
+        return numbers if 1 < len(numbers) <= MOST_GROUPS else {}
 
     @property
     def have_targets(self) -> bool:
+        """Return whether these are records of prompt and target."""
         return self.items[0].target is not None
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """One string per token; joined they are `tokenizer.decode(ids)`, special tokens included. A
-    character of several tokens belongs to the one that completes it."""
+    """Return one string per token; joined they are `tokenizer.decode(ids)`, with special tokens.
+
+    A character may be spread over several tokens. It belongs to the token that completes it; the
+    tokens before hold the empty string. (U+FFFD, which an incomplete character is decoded as,
+    belongs to the first of its own tokens.)"""
+    if not ids:
+        return []
     ids = [int(token_id) for token_id in ids]
     text = tokenizer.decode(ids, skip_special_tokens=False)
     texts: list[str] = []
-    # The text of a token depends on its neighbours (a space dropped at the start, bytes that join),
-    # so each is decoded after the few before it, from `first` to `done`, which are decoded.
-    first, done, known, at = 0, 0, 0, 0
+    num_characters = 0  # of `text` that belong to the tokens so far
+    # The text of a token depends on its neighbours: a space is dropped at the start, bytes join. So
+    # each is decoded after a context, the few tokens before it whose characters are complete.
+    # Decoding all tokens before it would take quadratic time.
+    context_start = 0
+    context_end = 0
+    num_known = 0  # characters of the context and of the tokens after it
     for end in range(1, len(ids)):
-        new = tokenizer.decode(ids[first:end], skip_special_tokens=False)[known:]
+        decoded = tokenizer.decode(ids[context_start:end], skip_special_tokens=False)
+        new = decoded[num_known:]
         complete = new
-        while not text.startswith(complete, at):  # ends with an incomplete character
+        while not text.startswith(complete, num_characters):  # ends with an incomplete character
             complete = complete[:-1]
         texts.append(complete)
-        at += len(complete)
-        known += len(complete)
+        num_characters += len(complete)
+        num_known += len(complete)
         if complete and complete == new:
-            first, done = done, end
-            known = len(tokenizer.decode(ids[first:done], skip_special_tokens=False))
-    return [*texts, text[at:]] if ids else []
+            # What was new becomes the context of the next tokens.
+            context_start = context_end
+            context_end = end
+            context = tokenizer.decode(ids[context_start:context_end], skip_special_tokens=False)
+            num_known = len(context)
+    texts.append(text[num_characters:])
+    return texts
 
 
 def first_characters(texts: Sequence[str]) -> np.ndarray:
-    """Where in the joined text each token begins, leading white space skipped: a token that begins
-    with a space belongs to the word after it."""
+    """Return where in the joined text each token begins, leading white space skipped: a token that
+    begins with a space belongs to the word after it."""
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    spaces = [len(text) - len(text.lstrip()) for text in texts]
-    return np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
+    spaces = np.array([len(text) - len(text.lstrip()) for text in texts], dtype=np.int64)
+    return np.cumsum(lengths) - lengths + spaces
 
 
 # --- controls -------------------------------------------------------------------------------------
@@ -185,6 +212,7 @@ class FarText:
 
     @staticmethod
     def at(document: Document, first: int, num_far: int) -> FarText:
+        """Return `num_far` consecutive tokens from the place `first` on."""
         return FarText(document, np.arange(first, first + num_far))
 
     @property
@@ -197,11 +225,12 @@ class FarText:
         return self.document.tokens[self.places_F]
 
     def units(self, kind: str) -> Units:
+        """Return the units of a text whose tokens are consecutive."""
         first = int(self.places_F.min())
         return self.document.units(kind, first, first + len(self.places_F))
 
     def text(self, first: int, end: int) -> str:
-        """Text of the far places first … end − 1; without a tokenizer, the token IDs."""
+        """Return the text of the far places first … end − 1; without a tokenizer, the token IDs."""
         places = self.places_F[first:end]
         if self.document.tokenizer is None:
             return " ".join(str(token) for token in self.document.tokens[places])
@@ -210,11 +239,12 @@ class FarText:
 
 @dataclass(frozen=True)
 class Controls:
-    """Draw the texts that replace a document's distant tokens, by (seed, document, block, draw).
+    """Draw the texts that replace a document's distant tokens.
 
-    With `long="all"`, one draw serves all blocks of a document, and each takes as much of its
-    beginning as it needs. If no other document is as long, several are joined.
-    """
+    Every draw is seeded by (seed, document, block, draw), so the numbers do not depend on which
+    process measures a document, or in which order. With `long="all"`, one draw serves all blocks
+    of a document, and each takes as much of its beginning as it needs. If no other document is as
+    long, several are joined."""
 
     documents: Sequence[Document]
     windows: Windows
@@ -224,6 +254,7 @@ class Controls:
 
     @cached_property
     def _candidates(self) -> list[Document]:
+        """Return the documents whose text may replace another's."""
         return [
             document
             for document in self.documents
@@ -232,14 +263,15 @@ class Controls:
         ]
 
     @cached_property
-    def _known(self) -> dict[tuple, Document]:
+    def _joined_documents(self) -> dict[tuple, Document]:
         return {}
 
     @property
     def num_candidates(self) -> int:
+        """Return how many texts may replace others, copies and documents of one group as one."""
         return len({document.origin for document in self._candidates})
 
-    def _foreign_to(self, document: Document) -> list[Document]:
+    def _unrelated_to(self, document: Document) -> list[Document]:
         return [
             other
             for other in self._candidates
@@ -247,57 +279,73 @@ class Controls:
         ]
 
     def unrelated(self, document: Document, block: Block, draw: int) -> FarText:
-        """As many consecutive tokens of another document."""
-        return self._draw(self._foreign_to(document), document, block, "unrelated", draw)
+        """Draw as many consecutive tokens of another document as the block has distant tokens."""
+        return self._draw(self._unrelated_to(document), document, block, "unrelated", draw)
 
     def placebo(self, document: Document, block: Block) -> FarText:
-        """An unrelated text in the role of the document's own; if there are enough documents, none
-        of the foreign ones."""
+        """Draw an unrelated text that takes the role of the document's own text. If there are
+        enough documents, it is none of those that `unrelated` draws."""
         return self._draw(self._unused(document, block), document, block, "placebo")
 
     def replacement(self, document: Document, block: Block, draw: int) -> FarText:
-        """A text that replaces the document's own: no foreign one and no placebo, if it can be."""
-        unused, placebo = self._unused(document, block), self.placebo(document, block).document
-        others = [other for other in unused if other is not placebo] or unused
-        return self._draw(others, document, block, "replacement", draw)
+        """Draw a text to replace the document's own. If there are enough documents, it is neither
+        the placebo nor one of those that `unrelated` draws."""
+        unused = self._unused(document, block)
+        placebo = self.placebo(document, block).document
+        without_placebo = [other for other in unused if other is not placebo]
+        return self._draw(without_placebo or unused, document, block, "replacement", draw)
 
     def _unused(self, document: Document, block: Block) -> list[Document]:
-        """Documents that are no foreign text of this one; all, if there are too few."""
-        others = self._foreign_to(document)
-        used = {
-            self._draw(others, document, block, "unrelated", draw).document.number
-            for draw in range(self.num_draws)
-        }
+        """Return the documents that `unrelated` does not draw; all, if there are too few."""
+        others = self._unrelated_to(document)
+        used = set()
+        for draw in range(self.num_draws):
+            drawn = self._draw(others, document, block, "unrelated", draw)
+            used.add(drawn.document.number)
         return [other for other in others if other.number not in used] or others
 
     def foreign(
-        self, document: Document, block: Block, own: dict[str, tuple[FarText, Spans]], draw: int
+        self,
+        document: Document,
+        block: Block,
+        distant: dict[str, tuple[FarText, Spans]],
+        draw: int,
     ) -> Iterator[tuple[FarText, dict[str, Spans]]]:
-        """Unrelated texts of one draw for a block's distant tokens, each with its targets;
-        and the targets of each distant text."""
+        """Yield the unrelated texts of one draw, each with the targets that it serves.
+
+        `distant` has the distant texts of a block (the document's own, a placebo), each with its
+        targets; what is yielded names them by the same keys."""
         if self.kind == "unrelated":  # one text for the whole block
-            targets = {part: spans for part, (_, spans) in own.items()}
+            targets = {part: spans for part, (_, spans) in distant.items()}
             yield self.unrelated(document, block, draw), targets
             return
-        for part, (far, spans) in own.items():
+        for part, (far, spans) in distant.items():
             if self.kind == "shuffled":
-                draws = stream(self.seed, "shuffled", document.number, block.start, draw)
-                places_F = draws.permutation(far.places_F)
+                generator = stream(self.seed, "shuffled", document.number, block.start, draw)
+                places_F = generator.permutation(far.places_F)
                 yield replace(far, places_F=places_F), {part: spans}
                 continue
-            others = [o for o in self._foreign_to(document) if o is not far.document]
+            # Matched: a text that contains the target's token serves all targets with this token.
+            # A placebo is not compared with its own document.
+            others = [other for other in self._unrelated_to(document) if other is not far.document]
             tokens = block.targets_W[[first for first, _ in spans]]
             for token in np.unique(tokens).tolist():
                 text = self._with_token(others, document, block, token, draw)
-                served = [span for span, t in zip(spans, tokens, strict=True) if t == token]
+                served = [spans[index] for index in np.flatnonzero(tokens == token)]
                 yield text, {part: served}
 
     def _draw(
         self, others: list[Document], document: Document, block: Block, purpose: str, *keys: int
     ) -> FarText:
-        start, length, is_all = block.start, block.num_far, self.windows.long == "all"
+        """Draw a text of the block's number of distant tokens from one of `others`. `purpose` and
+        `keys` seed the draw, together with the document and the block."""
+        start = block.start
+        length = block.num_far
+        is_all = self.windows.long == "all"
         if is_all:
-            start, length = 0, self.windows.of_all(len(document.tokens)) - self.windows.short
+            # One draw, as long as the last block needs, serves all blocks.
+            start = 0
+            length = self.windows.of_all(len(document.tokens)) - self.windows.short
         long_enough = [other for other in others if len(other.tokens) >= length]
         generator = stream(self.seed, purpose, document.number, start, *keys)
         if long_enough:
@@ -305,7 +353,10 @@ class Controls:
         elif is_all and sum(len(other.tokens) for other in others) >= length:
             other = self._joined(others, (document.number, purpose, *keys), length, generator)
         else:
-            raise DataError(f"controls need another document of at least {length:,} tokens")
+            raise DataError(
+                f"controls need another document of at least {length:,} tokens, and none of "
+                f"{len(others)} unrelated ones is as long; pass more or longer documents"
+            )
         first = int(generator.integers(len(other.tokens) - length + 1))
         return FarText.at(other, first, block.num_far)
 
@@ -316,34 +367,41 @@ class Controls:
         length: int,
         generator: np.random.Generator,
     ) -> Document:
-        """Others in random order, one behind the other, of `length` tokens. Kept for the blocks of
-        a document, as the text of each token takes time."""
-        if key not in self._known:
-            parts, size = list[np.ndarray](), 0
+        """Join others in random order to a document of `length` tokens. The last one is kept for
+        the blocks of a document, as the text of each token takes time."""
+        if key not in self._joined_documents:
+            parts: list[np.ndarray] = []
+            num_tokens = 0
             for index in generator.permutation(len(others)).tolist():
                 parts.append(others[index].tokens)
-                size += len(parts[-1])
-                if size >= length:
+                num_tokens += len(parts[-1])
+                if num_tokens >= length:
                     break
             tokens = np.concatenate(parts)[:length]
-            self._known.clear()
-            self._known[key] = Document(tokens, -1, "joined", others[0].tokenizer)
-        return self._known[key]
+            self._joined_documents.clear()
+            self._joined_documents[key] = Document(tokens, -1, "joined", others[0].tokenizer)
+        return self._joined_documents[key]
 
     def _with_token(
         self, others: list[Document], document: Document, block: Block, token: int, draw: int
     ) -> FarText:
-        """A text that contains the token anywhere. If no document has the token, it is inserted at
+        """Draw a text that contains the token anywhere. If no document has the token, insert it at
         a random place."""
-        num_far, keys = block.num_far, (draw, token)
-        generator = stream(self.seed, "with token", document.number, block.start, *keys)
-        holders = [o for o in others if len(o.tokens) >= num_far and (o.tokens == token).any()]
+        num_far = block.num_far
+        generator = stream(self.seed, "with token", document.number, block.start, draw, token)
+        holders = [
+            other
+            for other in others
+            if len(other.tokens) >= num_far and (other.tokens == token).any()
+        ]
         if not holders:
-            text = self._draw(others, document, block, "token inserted", *keys)
+            text = self._draw(others, document, block, "token inserted", draw, token)
             changed = replace(text.document, tokens=text.document.tokens.copy())
             changed.tokens[generator.choice(text.places_F)] = token
             return FarText(changed, text.places_F)
-        other = holders[generator.integers(len(holders))]
-        place = int(generator.choice(np.flatnonzero(other.tokens == token)))
-        lowest, highest = max(0, place - num_far + 1), min(place, len(other.tokens) - num_far)
-        return FarText.at(other, int(generator.integers(lowest, highest + 1)), num_far)
+        holder = holders[generator.integers(len(holders))]
+        place = int(generator.choice(np.flatnonzero(holder.tokens == token)))
+        # The first places from which a text has the token and does not leave the document.
+        lowest = max(0, place - num_far + 1)
+        highest = min(place, len(holder.tokens) - num_far)
+        return FarText.at(holder, int(generator.integers(lowest, highest + 1)), num_far)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
+from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.runtime import Progress, read_launch, say
+from olmo_sparsity.base.launch import read_launch
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.config.text import CorpusConfig, SplitAt
 from olmo_sparsity.text import records
 from olmo_sparsity.text.corpus import (
@@ -68,42 +70,74 @@ def open_documents(
 
     `text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
     documents of the run that the model comes from. Of a corpus that this run was trained on, only
-    held-out documents are read. `limit`: the most documents, of at least `min_tokens`. The other
-    options are those of `measure`: `group_field` names what groups records (no document serves as
-    unrelated text for another of its group), `prompt_field` and `target_field` the texts of records
-    of two.
+    held-out documents are read.
+
+    `limit`: read at most so many documents of at least `min_tokens`. The other options are those of
+    `measure`. `group_field` names the field that groups records, such as an author: no document
+    serves as unrelated text for another of its group. `prompt_field` and `target_field` name the
+    two texts of records of a prompt and a target: the tokens of the target are the targets.
+    `control_tokens`: whether `<|im_end|>` in a text becomes that token.
     """
     if prompt_field is not None or target_field is not None:
-        prompt_field, target_field = prompt_field or "prompt", target_field or "target"
+        prompt_field = prompt_field or "prompt"
+        target_field = target_field or "target"
         if field != "text" or prompt_field == target_field:
-            raise ConfigError(f"{prompt_field=} and {target_field=} must differ, without {field=}")
+            raise ConfigError(
+                f"{prompt_field=} and {target_field=} must name two different fields of a record, "
+                f"and {field=} must be left out"
+            )
         field = target_field
     if limit is not None and limit < 2:
-        raise ConfigError(f"{limit=} documents (--max-documents): pass at least 2")
+        raise ConfigError(
+            f"{limit=} documents (--max-documents): pass at least 2, as one half of them sets the "
+            "threshold and the other is reported"
+        )
     if split_at not in get_args(SplitAt):
         raise ConfigError(f"{split_at=} is none of {', '.join(get_args(SplitAt))}")
     run = _run_of(model)
-    if text is None and run is None:
-        raise ConfigError(f"text=None: '{model.name}' was not trained here; pass {FORMS}")
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
-    tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
-    options |= {"group_field": group_field, "prompt_field": prompt_field}
-    prepared, folder, least = _open_prepared(text), str(text), min_tokens or 0
-    if run is not None and text is None:
-        prepared, folder = run.open_heldout(), run.folder
+    prepared: PreparedText | None
+    if text is not None:
+        prepared = _open_prepared(text)
+        folder = str(text)
+    elif run is not None:
+        prepared = run.open_heldout()
+        folder = run.folder
+    else:
+        raise ConfigError(
+            f"text=None: '{model.name}' was not trained here, so it has no held-out text; "
+            f"pass {FORMS}"
+        )
+
+    options: dict[str, Any] = {
+        "field": field,
+        "split_at": split_at,
+        "group_field": group_field,
+        "prompt_field": prompt_field,
+    }
+    tally = Tally()
+    least = min_tokens or 0
     if prepared is not None:
         name = f"held-out documents of {folder}"
         _refuse_unused(CorpusConfig(**options), name)
-        documents = _read_prepared(prepared, model, limit, least, name)
+        documents = _read_prepared(prepared, model, name, limit=limit, least=least)
     else:
         name = text if isinstance(text, str) else type(text).__name__
         texts = _untrained(text, name, options, run, tally)
-        documents = _read(texts, tally, model, limit, least, name, control_tokens)
+        documents = _read(
+            texts,
+            model,
+            name,
+            limit=limit,
+            least=least,
+            control_tokens=control_tokens,
+            tally=tally,
+        )
     if not documents:
-        without = f": left out {tally.describe()}" if tally.left_out else ""
-        of = f" of min_tokens={min_tokens}" if min_tokens else ""
-        raise DataError(f"{name} holds no documents{of}{without}")
+        of_length = f" of {min_tokens=}" if min_tokens else ""
+        left_out = f": left out {tally.describe()}" if tally.left_out else ""
+        raise DataError(f"{name} holds no documents{of_length}{left_out}")
     num_training = tally.left_out.get(TRAINED_ON, 0)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
 
@@ -114,24 +148,25 @@ def _untrained(
     """Return the documents of a text; of one that the run was trained on, those it held out."""
     corpus, stream = _open(text, name, options)
     _refuse_unused(corpus, name)
-    if run is not None and _same_corpus(corpus, run.corpus):
+    if run is not None and _share_text(corpus, run.corpus):
         stream = _heldout(stream, corpus, run.corpus, run.heldout_share)
     return good_documents(stream, tally, corpus)
 
 
 def open_text(text: str, field: str = "text") -> tuple[CorpusConfig, Iterator[records.TextRecord]]:
-    """The corpus that a text names, and its documents."""
+    """Return the corpus that a text names, and its documents."""
     corpus = _corpus(text, {"field": field})
     return corpus, good_documents(read_records(corpus), Tally(), corpus)
 
 
-# --- which source a text names --------------------------------------------------------------------
+# --- which corpus a text names --------------------------------------------------------------------
 
 
 def _open(
     text: str | Rows, name: str, options: dict[str, Any]
 ) -> tuple[CorpusConfig, Iterator[records.Record]]:
-    """The config of the source, and its records. Rows in memory get a config with equal options."""
+    """Return the corpus that `text` is or names, and its records. Rows in memory get a corpus with
+    equal options."""
     if isinstance(text, str):
         if text == str(records.STDIN):
             corpus = CorpusConfig("text", **options)
@@ -139,41 +174,55 @@ def _open(
         corpus = _corpus(text, options)
         return corpus, read_records(corpus)
     rows: Any = text.to_dict("records") if isinstance(text, pd.DataFrame) else text
-    if isinstance(rows, Mapping):
+    if isinstance(rows, Mapping):  # a DatasetDict
         raise ConfigError(f"{name} has several splits, {', '.join(rows)}; pass one of them")
     corpus = CorpusConfig("c4", hub_name="", **options)
     if set(corpus.fields) <= set(getattr(rows, "column_names", None) or ()):
         rows = rows.select_columns(corpus.fields)  # decodes no images of other columns
-    dicts = ({corpus.field: row} if isinstance(row, str) else row for row in rows)
-    return corpus, (
-        records.parse_row(row, f"{name}:{number}", corpus)
-        for number, row in enumerate(dicts, start=1)
-    )
+    return corpus, _parse_rows(rows, name, corpus)
+
+
+def _parse_rows(rows: Rows, name: str, corpus: CorpusConfig) -> Iterator[records.Record]:
+    for number, row in enumerate(rows, start=1):
+        fields_of_row = {corpus.field: row} if isinstance(row, str) else row
+        yield records.parse_row(fields_of_row, f"{name}:{number}", corpus)
 
 
 def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
+    """Return the corpus that a string names, in the order of `FORMS`: what exists comes first."""
     kind, _, path = text.partition(":")
-    named = text.removeprefix(BUILT_IN)
+    installed = text.removeprefix(BUILT_IN)
+    is_prefixed = installed != text
     # mypy does not narrow a string to the literals it is compared with.
-    if named in ("embedded", "python", "c4") and (named != text or not os.path.exists(text)):
-        return CorpusConfig(named, **options)  # type: ignore[arg-type]
+    if installed in ("embedded", "python", "c4") and (is_prefixed or not os.path.exists(text)):
+        return CorpusConfig(installed, **options)  # type: ignore[arg-type]
     if kind in ("c4_files", "text") and path:
         return CorpusConfig(kind, path=path, **options)  # type: ignore[arg-type]
     is_file = os.path.exists(text) or glob.has_magic(text) or records.is_records(Path(text))
-    if is_file and "\n" not in text:
+    if is_file and "\n" not in text:  # with a line break it is a text: `*` may be in Markdown
         return CorpusConfig("files", path=text, **options)
     on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|\w[\w.-]*/[\w.-]+", text)
     if on_hub is None:
         shown = " ".join(text[:80].split())
-        raise ConfigError(f"text={shown} is not {FORMS}; of a string itself: a list of strings")
-    name, config, split = on_hub.groups()
-    options = options | {"hub_name": name or text, "hub_config": config or None}
-    return CorpusConfig("c4", hub_split=split or "train", **options)
+        raise ConfigError(
+            f"text={shown} is not {FORMS}; check that it exists, or pass a list of strings to "
+            "measure the string itself"
+        )
+    hub_name, hub_config, hub_split = on_hub.groups()
+    return CorpusConfig(
+        "c4",
+        hub_name=hub_name or text,
+        hub_config=hub_config or None,
+        hub_split=hub_split or "train",
+        **options,
+    )
 
 
 def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
+    """Reject an option that has no effect on this source, as the config of a run does."""
     for item in fields(corpus):
-        sources, value = item.metadata.get("only_if", ())[1:], getattr(corpus, item.name)
+        _, *sources = item.metadata.get("only_if", ("source",))
+        value = getattr(corpus, item.name)
         if sources and corpus.source not in sources and value != item.default:
             raise ConfigError(f"{item.name}={value} means nothing to {name}; leave it out")
 
@@ -183,20 +232,23 @@ def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
 
 def _run_of(model: Reader) -> TrainingText | None:
     if not hasattr(model, "tokenizer"):
-        raise ConfigError(f"model must be of load_model or wrap_model, not {type(model).__name__}")
+        raise ConfigError(
+            f"model must be what load_model or wrap_model returns, not {type(model).__name__}"
+        )
     return model.text
 
 
-def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
-    """Return whether the two share text: a file, or the data set."""
-    if one.path and other.path:
+def _share_text(corpus: CorpusConfig, trained_on: CorpusConfig) -> bool:
+    """Return whether two corpora have a file in common, or are the same data set."""
+    if corpus.path and trained_on.path:
         try:
-            files = [{path.resolve() for path in list_inputs(config)} for config in (one, other)]
+            paths = {path.resolve() for path in list_inputs(corpus)}
+            trained_paths = {path.resolve() for path in list_inputs(trained_on)}
         except DataError:  # the run's files may be gone
-            return one.path == other.path
-        return bool(files[0] & files[1])
+            return corpus.path == trained_on.path
+        return bool(paths & trained_paths)
     return all(
-        (getattr(one, name) or "default") == (getattr(other, name) or "default")
+        (getattr(corpus, name) or "default") == (getattr(trained_on, name) or "default")
         for name in ("source", "path", "hub_name", "hub_config", "hub_split")
     )
 
@@ -204,10 +256,15 @@ def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
 def _heldout(
     stream: Iterator[records.Record], corpus: CorpusConfig, trained_on: CorpusConfig, share: float
 ) -> Iterator[records.Record]:
+    """Yield the records that training held out; the others as left out."""
+    # What a document is, and its group, decide whether it was held out.
     names = ("field", "group_field", "split_at", "prompt_field")
     if any(getattr(corpus, name) != getattr(trained_on, name) for name in names):
-        given = ", ".join(f"{name}={getattr(trained_on, name)}" for name in names)
-        raise ConfigError(f"the model was trained on this text with {given}; pass the same")
+        options = ", ".join(f"{name}={getattr(trained_on, name)}" for name in names)
+        raise ConfigError(
+            f"the model was trained on this text with {options}; pass the same, as they decide "
+            "what was held out"
+        )
     for record in stream:
         if isinstance(record, records.TextRecord) and not is_heldout(record, share):
             yield records.LeftOut(TRAINED_ON, record.name)
@@ -220,123 +277,189 @@ def _heldout(
 
 def _read(
     texts: Iterator[records.TextRecord],
-    tally: Tally,
     model: Reader,
+    name: str,
+    *,
     limit: int | None,
     least: int,
-    name: str,
     control_tokens: bool,
+    tally: Tally,
 ) -> list[Document]:
-    tokenizer, documents, num_tokens, num_read = model.tokenizer, list[Document](), 0, 0
-    if tokenizer is None:
-        raise DataError(f"'{model.name}' has no tokenizer (tokenizer.json) to read text with")
+    """Tokenize texts until `limit` documents have `least` tokens. Show what `tally` has counted."""
+    if model.tokenizer is None:
+        raise DataError(
+            f"'{model.name}' has no tokenizer to read text with; copy its tokenizer.json to the "
+            "model's folder, or pass a prepared folder"
+        )
+    documents: list[Document] = []
+    num_tokens = 0
+    num_read = 0
+    # Without a least length each text is a document: read no more of a stream than are needed.
+    wanted = texts if least else islice(texts, limit)
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
-        for batch in _batches(texts if least else islice(texts, limit)):
-            # A target has tokens of its own.
-            cuts = [one.target or 0 for one in batch]
-            pairs = [*zip((one.text for one in batch), cuts, strict=True)]
-            prompts = model.encode([text[:cut] for text, cut in pairs], control_tokens)
-            rest = model.encode([text[cut:] for text, cut in pairs], control_tokens, any(cuts))
-            for one, before, after in zip(batch, prompts, rest, strict=True):
-                # Sources without titles use the text itself as group.
-                group = "" if one.group == one.text else one.group
-                ids = np.array([*before, *after], dtype=np.int64)
+        for batch in _batches(wanted):
+            encoded = _encode(batch, model, control_tokens)
+            for record, (prompt_ids, rest_ids) in zip(batch, encoded, strict=True):
                 num_read += 1
-                if len(ids) < least:
+                if len(prompt_ids) + len(rest_ids) < least:
                     continue
-                start = None if one.target is None else len(before)
-                documents.append(
-                    Document(ids, len(documents), group, tokenizer, name=one.name, target=start)
+                document = Document(
+                    tokens=np.array([*prompt_ids, *rest_ids], dtype=np.int64),
+                    number=len(documents),
+                    # Inputs without titles use the text itself as group.
+                    group="" if record.group == record.text else record.group,
+                    tokenizer=model.tokenizer,
+                    name=record.name,
+                    target=None if record.target is None else len(prompt_ids),
                 )
-                num_tokens += len(ids)
+                documents.append(document)
+                num_tokens += len(document.tokens)
             _check_size(num_tokens, name)
             progress.update(len(documents), tokens=f"{num_tokens:,}")
             if limit is not None and len(documents) >= limit:
                 break
         if least:
-            progress.note(_describe_choice(name, limit, len(documents), num_read, least))
+            progress.note(
+                _describe_choice(
+                    name, limit=limit, num_long=len(documents), num_read=num_read, least=least
+                )
+            )
         if tally.bad or tally.left_out:
             progress.note(f"{name}: left out {tally.describe()}")
     return documents[:limit]
 
 
+def _encode(
+    batch: list[records.TextRecord], model: Reader, control_tokens: bool
+) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens of each record's prompt, and of the rest. Encoded together, a token might
+    belong to both; and a target has tokens of its own."""
+    # A record without a target has an empty prompt.
+    cuts = [record.target or 0 for record in batch]
+    prompts = [record.text[:cut] for record, cut in zip(batch, cuts, strict=True)]
+    rests = [record.text[cut:] for record, cut in zip(batch, cuts, strict=True)]
+    prompt_ids = model.encode(prompts, control_tokens)
+    rest_ids = model.encode(rests, control_tokens, follow=any(cuts))
+    return list(zip(prompt_ids, rest_ids, strict=True))
+
+
 def _batches(texts: Iterator[records.TextRecord]) -> Iterator[list[records.TextRecord]]:
-    batch, size = list[records.TextRecord](), 0
+    """Yield as many texts as one call of the tokenizer takes."""
+    batch: list[records.TextRecord] = []
+    size = 0
     for text in texts:
         batch.append(text)
         size += len(text.text) + 64  # what an encoding costs next to its tokens
         if size >= BATCH_CHARACTERS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
 
 def _open_prepared(text: Any) -> PreparedText | None:
+    """Return the held-out documents of a folder that `prepare` wrote; None if it is none."""
     if not isinstance(text, str) or not os.path.isdir(text):
         return None
-    found = (loader.open_prepared(Path(text)) for loader in run_loaders())
-    return next(filter(None, found), None)
+    for loader in run_loaders():
+        prepared = loader.open_prepared(Path(text))
+        if prepared is not None:
+            return prepared
+    return None
 
 
 def _read_prepared(
-    prepared: PreparedText, model: Reader, limit: int | None, least: int, name: str
+    prepared: PreparedText, model: Reader, name: str, *, limit: int | None, least: int
 ) -> list[Document]:
     if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
-        raise DataError(f"{name} were made with another tokenizer than the model's; pass text")
+        raise DataError(
+            f"{name} were made with another tokenizer than the model's; pass the text itself "
+            "(text:PATH), or what was prepared with the model's tokenizer"
+        )
     if limit is None and not least:
         _check_size(prepared.num_tokens, name)
-    every = range(len(prepared))
-    long = [n for n in every if len(prepared.document(n)) >= least] if least else every
+    long: Sequence[int] = range(len(prepared))
+    if least:
+        long = [number for number in long if len(prepared.document(number)) >= least]
+        if read_launch().rank == 0:
+            say(
+                _describe_choice(
+                    name, limit=limit, num_long=len(long), num_read=len(prepared), least=least
+                )
+            )
     chosen = spread_evenly(long, limit or len(long))
-    if least and read_launch().rank == 0:
-        say(_describe_choice(name, limit, len(long), len(every), least))
-    documents = [
-        Document(
-            prepared.document(n), number, prepared.group(n), model.tokenizer, name=f"{name}:{n}"
+    documents: list[Document] = []
+    for stored in chosen:
+        document = Document(
+            tokens=prepared.document(stored),
+            number=len(documents),
+            group=prepared.group(stored),
+            tokenizer=model.tokenizer,
+            name=f"{name}:{stored}",
         )
-        for number, n in enumerate(chosen)
-    ]
+        documents.append(document)
     largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
-    if largest >= (size := model.model.vocab_size):
-        raise DataError(f"{name}: token {largest}, the model's vocabulary has {size}")
+    vocabulary = model.model.vocab_size
+    if largest >= vocabulary:
+        raise DataError(
+            f"{name} hold token {largest}, and the model's vocabulary has {vocabulary}; pass text "
+            "prepared with the model's tokenizer"
+        )
     return documents
 
 
-def _describe_choice(name: str, limit: int | None, found: int, read: int, least: int) -> str:
-    num = min(found, limit or found)
-    return f"{name}: {num:,} of {found:,} documents with {least:,} tokens or more, of {read:,} read"
+def _describe_choice(
+    name: str, *, limit: int | None, num_long: int, num_read: int, least: int
+) -> str:
+    chosen = f"{min(num_long, limit or num_long):,} of {num_long:,} documents"
+    return f"{name}: {chosen} with {least:,} tokens or more, of {num_read:,} read"
 
 
-def _encode_alike(prepared: PreparedText, tokenizer: Any) -> bool:
-    """A tokenizer that another library has saved again has another fingerprint."""
-    both = (prepared.tokenizer, tokenizer)
-    if len({tokenizer_fingerprint(one) for one in both}) == 1:
+def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
+    """Return whether the tokens of a prepared text are those of the tokenizer."""
+    if tokenizer_fingerprint(prepared.tokenizer) == tokenizer_fingerprint(tokenizer):
         return True
+    # A tokenizer that another library has saved again has another fingerprint.
     text = prepared.tokenizer.decode(prepared.document(0).tolist())
-    ids = [one.encode(text, add_special_tokens=False).ids for one in both]
-    return ids[0] == ids[1] and both[0].get_vocab() == both[1].get_vocab()
+    prepared_ids = prepared.tokenizer.encode(text, add_special_tokens=False).ids
+    if prepared_ids != tokenizer.encode(text, add_special_tokens=False).ids:
+        return False
+    return prepared.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
 def _check_size(num_tokens: int, name: str) -> None:
     if num_tokens > MOST_TOKENS:
-        raise DataError(f"{name}: more than {MOST_TOKENS:,} tokens; limit max_documents")
+        raise DataError(
+            f"{name}: more than {MOST_TOKENS:,} tokens do not fit in memory; limit the documents "
+            "(max_documents; limit in open_documents)"
+        )
 
 
-# --- targets that are given -----------------------------------------------------------------------
+# --- records of prompt and target -----------------------------------------------------------------
 
 
 def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
-    """Return what the windows of each target's tokens hold, for records of prompt and target.
-    Records with a prompt shorter than the long window are omitted. With long="all", whole
-    prompts."""
+    """Cut each record of prompt and target to what the windows of its target's tokens hold.
+
+    Leave out records with a prompt shorter than the long window. With long="all", prompts stay
+    whole."""
     long = windows.first_target
-    kept = [d for d in documents if d.target is not None and d.target >= long]
-    cut = kept
-    if windows.long != "all":
-        cut = [replace(d, tokens=d.tokens[(d.target or 0) - long :], target=long) for d in kept]
-    if len(cut) < 2:
-        found = f"{len(cut)} of {len(documents)} prompts have {long=} tokens or more"
-        raise DataError(f"{documents.name}: {found}, and measuring needs two; lower long")
-    items = [replace(document, number=number) for number, document in enumerate(cut)]
-    return replace(documents, items=items, num_too_short=len(documents) - len(cut))
+    kept = [
+        document
+        for document in documents
+        if document.target is not None and document.target >= long
+    ]
+    if len(kept) < 2:
+        raise DataError(
+            f"{documents.name}: {len(kept)} of {len(documents)} prompts have {long=} tokens or "
+            "more, and measuring needs two; pass longer prompts, or lower long"
+        )
+    items: list[Document] = []
+    for document in kept:
+        cut = replace(document, number=len(items))
+        if windows.long != "all":
+            assert document.target is not None
+            cut = replace(cut, tokens=document.tokens[document.target - long :], target=long)
+        items.append(cut)
+    return replace(documents, items=items, num_too_short=len(documents) - len(items))

@@ -1,6 +1,9 @@
 """Parse files into records: JSON lines, Parquet or plain text, compressed or not.
 
-A bad record is counted, and the rest is read; a damaged file raises, because nobody knows how many
+Place in the flow: below `corpus`, which lists the files.
+
+Every text, line or row becomes a `TextRecord`, a `BadRecord` or a `LeftOut`, so that all are
+counted. After a bad record the rest is read. A damaged file raises, because nobody knows how many
 records it held.
 """
 
@@ -25,18 +28,22 @@ from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.config.text import CorpusConfig
 
 LARGEST_DOCUMENT = 2**25
-"""Bytes, which bounds memory. The longest novels have 5 MB."""
+"""Bytes, which bounds memory. The longest novels have 5 MB; larger texts are many documents without
+line breaks."""
 
 _BUFFER = 2**20
 """Bytes. With Python's own, a long line is read at half the speed."""
 
 STDIN = Path("-")
+"""Names the standard input, as plain text."""
 
 _WHITE_SPACE = b" \t\n\r\v\f"
 
 
 @dataclass(frozen=True)
 class TextRecord:
+    """A document as text."""
+
     text: str
     group: str
     """Documents of one group are on one side of the split: the text, article title, package, or
@@ -50,13 +57,15 @@ class TextRecord:
 
     @cached_property
     def group_hash(self) -> int:
-        """64 bits of the group, ignoring case and white space."""
+        """Return 64 bits of a hash of the group, ignoring case and white space."""
         key = self.group.casefold().encode().translate(None, _WHITE_SPACE)
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
 class BadRecord:
+    """A record that is malformed, wrongly encoded, too long or without its text."""
+
     kind: str
     where: str
     """File and line, or the number of the record in a stream."""
@@ -82,12 +91,13 @@ TOO_LONG = BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", "")
 
 
 def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
+    """Return the record of an object with fields; `where` is its place."""
     if not isinstance(row, dict):
         return BadRecord("malformed line", where)
     values = {name: _value(row, name) for name in config.fields}
     for name, value in values.items():
         if value is _MISSING:
-            return BadRecord(f"no {name} field", where, tuple(map(str, row)))
+            return BadRecord(f"no {name} field", where, fields=tuple(map(str, row)))
     record = parse_text(values[config.field], where, config.field)
     if config.prompt_field is not None and isinstance(record, TextRecord):
         prompt = parse_text(values[config.prompt_field], where, config.prompt_field)
@@ -95,41 +105,47 @@ def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
             return prompt
         text = prompt.text + record.text
         record = replace(record, text=text, group=text, target=len(prompt.text))
-    if not isinstance(record, TextRecord):
-        return record
-    group = values.get(config.group_field or "")
-    return replace(record, group=_group(group) or record.group)
+    if config.group_field is not None and isinstance(record, TextRecord):
+        record = replace(record, group=_group(values[config.group_field]) or record.group)
+    return record
 
 
 _MISSING = object()
 
 
 def _value(row: Any, name: str) -> Any:
-    """`a.b` names the field b of the field a, where none is named `a.b` itself."""
-    if isinstance(row, dict) and name in row:
+    """Return the value of a field, or `_MISSING`. `a.b` names the field b of the field a, where
+    none is named `a.b` itself."""
+    if not isinstance(row, dict):
+        return _MISSING
+    if name in row:
         return row[name]
-    first, dot, rest = name.partition(".")
-    if dot and isinstance(row, dict) and first in row:
-        return None if row[first] is None else _value(row[first], rest)
-    return _MISSING
+    outer, dot, inner = name.partition(".")
+    if not dot or outer not in row:
+        return _MISSING
+    return None if row[outer] is None else _value(row[outer], inner)
 
 
 def _group(value: Any) -> str:
-    """Of a URL its host, so that pages of one site are together. Without a value, a document is a
-    group of its own."""
-    name = "" if value is None or not str(value).strip() else str(value)
-    name = name.encode(errors="replace").decode()  # JSON can spell half of a character
+    """Return the group that a value names: of a URL its host, so that pages of one site are
+    together. Without a value it is empty, and the document stays a group of its own."""
+    if value is None or not str(value).strip():
+        return ""
+    name = str(value).encode(errors="replace").decode()  # JSON can spell half of a character
     host = re.match(r"https?://([^/?#]+)", name)
     return host[1] if host else name
 
 
 def parse_text(text: Any, where: str, field: str = "text") -> Record:
+    """Return the record of a text, in bytes or decoded; `field` names it in a record that has no
+    text."""
     if isinstance(text, bytes | str) and len(text) > LARGEST_DOCUMENT:
         return replace(TOO_LONG, where=where)
+    if text is None:
+        text = ""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")  # drops the byte order mark that some editors write
-        text = "" if text is None else text
         if not isinstance(text, str):
             return BadRecord(f"no {field} field", where)
         text.encode()  # JSON can spell half of a surrogate pair, which is not a character
@@ -146,22 +162,28 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 
 
 def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
-    """Read a file by its suffix; what has none of records is plain text."""
-    reader = None if config.source in ("text", "python") else _READERS.get(suffix_of(path))
-    if config.source == "files" and suffix_of(path) in (".csv", ".tsv"):
+    """Yield the records of a file. Its suffix tells the format; a file with none of the suffixes of
+    records is plain text."""
+    suffix = suffix_of(path)
+    if config.source == "files" and suffix in (".csv", ".tsv"):
         raise ConfigError(f"path={path} is a table of text; write it as .parquet or .jsonl")
-    if reader is None and config.fields != ["text"]:
-        raise ConfigError(f"fields={config.fields}: {path} is plain text, without fields")
-    if reader is not None and config.split_at != "whole":
-        raise ConfigError(f"split_at={config.split_at} cuts plain text, and {path} is none")
+    read_rows = None if config.source in ("text", "python") else _READERS.get(suffix)
+    if read_rows is None:
+        _refuse_fields(path, config)
+    elif config.split_at != "whole":
+        raise ConfigError(
+            f"split_at={config.split_at} cuts plain text, and {path} is none; leave it out"
+        )
     if path != STDIN and not path.stat().st_size:  # such as a shard of no rows
         yield LeftOut("empty document", str(path))
         return
-    cut, number = config.split_at == "blank-lines", 0
-    read = reader or (_read_parts if cut else _read_whole)
+    is_whole = read_rows is None and config.split_at == "whole"
+    if read_rows is None:
+        read_rows = _read_whole if is_whole else _read_parts
+    number = 0
     try:
-        for number, row in enumerate(read(path, config.fields), start=1):
-            where = f"{path}:{number}" if reader or cut else str(path)
+        for number, row in enumerate(read_rows(path, config.fields), start=1):
+            where = str(path) if is_whole else f"{path}:{number}"
             if isinstance(row, BadRecord | LeftOut):
                 yield replace(row, where=where)
             elif isinstance(row, bytes):
@@ -171,31 +193,42 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
     # pyarrow's errors of damaged files are ValueErrors and OSErrors.
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         reason = one_line(error) or type(error).__name__
-        raise DataError(f"{path}: damaged after record {number:,} ({reason})") from None
+        raise DataError(
+            f"{path}: damaged after record {number:,} ({reason}); copy or write the file again"
+        ) from None
+
+
+def _refuse_fields(path: Path, config: CorpusConfig) -> None:
+    for name, default in (("field", "text"), ("group_field", None), ("prompt_field", None)):
+        value = getattr(config, name)
+        if value != default:
+            raise ConfigError(f"{name}={value}: {path} is plain text, without fields; leave it out")
 
 
 Rows = Iterator[Any]
 """Objects, the text of plain text as bytes, and what is no record, without its place."""
 
 
-def _read_whole(path: Path, fields: Any) -> Rows:
+def _read_whole(path: Path, fields: list[str]) -> Rows:
     with _open(path) as stream:
-        yield stream.read(LARGEST_DOCUMENT + 1)
+        yield stream.read(LARGEST_DOCUMENT + 1)  # one more, by which `parse_text` sees it
 
 
-def _read_parts(path: Path, fields: Any) -> Rows:
+def _read_parts(path: Path, fields: list[str]) -> Rows:
+    """Yield the parts of plain text between blank lines."""
     lines = (line.removeprefix(codecs.BOM_UTF8) for line in _read_lines(path))
-    for is_gap, part in groupby(lines, bytes.isspace):
+    for is_gap, lines_of_part in groupby(lines, bytes.isspace):
+        if is_gap:
+            continue
         content = bytearray()
-        for line in part:
-            if len(content) <= LARGEST_DOCUMENT:
+        for line in lines_of_part:
+            if len(content) <= LARGEST_DOCUMENT:  # the rest of a longer part is not kept
                 content += line
-        if not is_gap:
-            yield bytes(content.rstrip(b"\r\n"))
+        yield bytes(content.rstrip(b"\r\n"))
 
 
-def _read_json(path: Path, fields: Any) -> Rows:
-    """One object a line."""
+def _read_json(path: Path, fields: list[str]) -> Rows:
+    """Yield one object a line."""
     for line in _read_lines(path):
         if len(line) > LARGEST_DOCUMENT:
             yield TOO_LONG
@@ -211,24 +244,25 @@ def _parse_line(line: bytes) -> Any:
     except UnicodeDecodeError:
         return BadRecord("wrong encoding", "")
     except (ValueError, RecursionError) as error:
-        if not line.endswith(b"\n"):
+        if not line.endswith(b"\n"):  # more may be missing than this line
             raise ValueError(f"its last line is cut off: {error}") from None
         return BadRecord("malformed line", "")
 
 
-def _read_parquet(path: Path, fields: list[str] | None) -> Rows:
+def _read_parquet(path: Path, fields: list[str]) -> Rows:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
         known = file.schema_arrow.names
-        columns = [name if name in known else name.partition(".")[0] for name in fields or known]
-        # With all, a record names the fields that there are.
-        columns = columns if set(columns) <= set(known) else known
+        # The field `a.b` is in the column `a`, unless a column has that name.
+        columns = [name if name in known else name.partition(".")[0] for name in fields]
+        if not set(columns) <= set(known):
+            columns = known  # so that the bad record names the fields that there are
         for batch in file.iter_batches(16, columns=columns):
             yield from batch.to_pylist()
 
 
-_READERS: dict[str, Callable[[Path, Any], Rows]] = {
+_READERS: dict[str, Callable[[Path, list[str]], Rows]] = {
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,
@@ -236,7 +270,7 @@ _READERS: dict[str, Callable[[Path, Any], Rows]] = {
 
 
 def suffix_of(path: Path) -> str:
-    """Without that of a compressed file."""
+    """Return the suffix of a file, without the one that says how it is compressed."""
     return Path(re.sub(r"\.(gz|zst)$", "", path.name)).suffix
 
 
@@ -248,8 +282,10 @@ def is_text(path: Path) -> bool:
     """Return whether a file is plain text, by its suffix, or else by having no zero bytes at its
     start."""
     suffix = suffix_of(path)
-    if suffix in _READERS or suffix in (".txt", ".md"):
-        return suffix not in _READERS
+    if suffix in _READERS:
+        return False
+    if suffix in (".txt", ".md"):
+        return True
     if suffix in (".uint16", ".uint32", ".uint64"):  # what `prepare` wrote
         return False
     try:
@@ -263,10 +299,12 @@ def is_text(path: Path) -> bool:
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, compressed or not; of a longer one than a document, the beginning."""
+    """Yield the lines of a file, compressed or not; of one that is longer than a document, its
+    beginning."""
     with _open(path) as stream:
         while line := stream.readline(LARGEST_DOCUMENT + 1):
             yield line
+            # Skip the rest of a long line.
             while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
                 line = stream.readline(LARGEST_DOCUMENT + 1)
 

@@ -29,8 +29,11 @@ class PreparedText(Protocol):
     def __len__(self) -> int:
         """Return the number of documents."""
 
-    def document(self, number: int) -> np.ndarray: ...
-    def group(self, number: int) -> str: ...
+    def document(self, number: int) -> np.ndarray:
+        """Return the tokens of a document."""
+
+    def group(self, number: int) -> str:
+        """Return what names the group of a document; documents of one group share text."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,14 @@ class TrainingText:
     """The text that a run was trained on."""
 
     folder: str
+    """Where it is prepared."""
+
     open_heldout: Callable[[], PreparedText]
+    """Opens the documents that training held out."""
+
     corpus: CorpusConfig
     heldout_share: float
+    """With these two, other text of the corpus is sorted as in training (`corpus.is_heldout`)."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,11 @@ class TrainedModel:
     weights_sha256: str
     text: TrainingText
     trained: dict[str, Any]
+    """How it was trained, such as its steps and length, for the identity of results."""
 
 
 class Reader(Protocol):
-    """What reading text needs of a `LoadedModel`."""
+    """The part of a `LoadedModel` that reading text needs."""
 
     name: str
     model: Any
@@ -67,10 +76,14 @@ class Reader(Protocol):
 
     def encode(
         self, texts: list[str], control_tokens: bool = True, follow: bool = False
-    ) -> list[list[int]]: ...
+    ) -> list[list[int]]:
+        """Return the tokens of each text. `control_tokens`: whether a control token that is spelled
+        out becomes that token; `follow`: whether the texts continue others."""
 
 
 class RunLoader(Protocol):
+    """Reads the runs of a training package."""
+
     def find(self, path: Path) -> Path | None:
         """Return the folder of the weights, or None if `path` is not a run of this package."""
 
@@ -86,4 +99,6 @@ class RunLoader(Protocol):
 
 @cache
 def run_loaders() -> tuple[RunLoader, ...]:
-    return tuple(found.load()() for found in entry_points(group="olmo_sparsity.runs"))
+    """Return the loaders of all installed training packages."""
+    entries = entry_points(group="olmo_sparsity.runs")
+    return tuple(entry.load()() for entry in entries)

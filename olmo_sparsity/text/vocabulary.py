@@ -18,16 +18,16 @@ IGNORED = -100
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of everything that determines how text becomes tokens."""
+    """Return a SHA-256 of everything that determines how text becomes tokens."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def count_vocabulary(tokenizer: Tokenizer) -> int:
-    """One more than the largest ID: some vocabularies have gaps."""
+    """Return one more than the largest ID: some vocabularies have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """All IDs except special tokens; the rarest of a BPE come last."""
+    """Return all IDs except special tokens; the rarest of a BPE come last."""
     special = tokenizer.get_added_tokens_decoder().keys()
     return [index for index in range(count_vocabulary(tokenizer)) if index not in special]

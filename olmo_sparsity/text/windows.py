@@ -1,12 +1,15 @@
 """Which tokens a target may see: the long window, the short one, and the far units between.
 
+Place in the flow: documents → **blocks of targets** → losses. Pure arithmetic; no torch.
+
 A block is W consecutive targets that share their windows. With the block starting at b, target b +
-i sees the N + i tokens before it (long) or the last S + i of them (short). With `long="all"`, N is
-b. Both windows begin with the same P prefix tokens. The position ID of a token is its place in the
-long window, prefix included, whichever other tokens are left out.
+i sees the N + i tokens before it (long) or the last S + i of them (short); W = 1 is an exact window
+for each target. With `long="all"`, N is b: a target sees everything before it. Both windows begin
+with the same P prefix tokens, such as a beginning-of-text token. The position ID of a token is its
+place in the long window, prefix included, whichever other tokens are left out.
 
 Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S far places, U far
-units, T targets.
+units, T targets, A random halves.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.extend import find_added
 
 NOTHING = np.empty(0, dtype=np.int64)
-"""No far places."""
+"""The places of no unit."""
 
 Spans = list[tuple[int, int]]
 """Targets, each from its first token to one past its last: the losses of its tokens are added."""
@@ -30,6 +33,8 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Windows:
+    """The lengths of the long and of the short window, in tokens before a target."""
+
     long: int | Literal["all"]
     short: int
     stride: int = 1
@@ -37,10 +42,11 @@ class Windows:
     """Token IDs in front of every window. Never candidates."""
 
     most: int | None = None
-    """With `long="all"`: no more tokens than this, the last before the target."""
+    """With `long="all"`: the long window has no more tokens than this, the last before the
+    target."""
 
     least: int = 1
-    """With `long="all"`: the far tokens of the first target."""
+    """With `long="all"`: the number of far tokens of the first target; later ones have more."""
 
     @property
     def num_far(self) -> int:
@@ -49,12 +55,13 @@ class Windows:
 
     @property
     def least_far(self) -> int:
-        """The smallest number of far tokens of a target."""
+        """Return the smallest number of far tokens of a target."""
         return self.least if self.long == "all" else self.num_far
 
     @property
     def first_target(self) -> int:
-        """The first place of a document that has enough far tokens and a full window before it."""
+        """Return the first place of a document that has enough far tokens and a full local window
+        before it."""
         return self.short + self.least if self.long == "all" else self.long
 
     def check(self) -> None:
@@ -63,36 +70,43 @@ class Windows:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
         longest = self.most if self.long == "all" else self.long
         if longest is not None and self.short >= longest:
-            raise ConfigError(f"short={self.short} must be below long={longest}")
+            raise ConfigError(
+                f"short={self.short} must be below long={longest}, as the far tokens are those in "
+                "the long window and not in the short one; lower short, or raise long"
+            )
 
     def num_positions(self, longest: int = 0) -> int:
-        """One more than the largest position ID of a forward. `longest`: tokens of the longest
-        document, needed with `long="all"`."""
-        if self.long == "all":
-            return len(self.prefix) + self.of_all(longest - self.stride) + self.stride - 1
-        return len(self.prefix) + self.long + self.stride - 1
+        """Return one more than the largest position ID of a forward. `longest`: tokens of the
+        longest document, needed with `long="all"`."""
+        long = self.long
+        if long == "all":
+            long = self.of_all(longest - self.stride)  # of a full block at the document's end
+        return len(self.prefix) + long + self.stride - 1  # the last target is no input
 
     def of_all(self, start: int) -> int:
-        """Tokens of the long window of a target at `start`, with `long="all"`."""
+        """Return the tokens of the long window of a target at `start`, with `long="all"`."""
         return start if self.most is None else min(start, self.most)
 
     def first_far(self, start: Any) -> Any:
-        """The place of the first far token of a block (or each of an array of blocks)."""
+        """Return the place of the first far token of a block, or of each of an array of blocks."""
         if self.long != "all":
             return start - self.long
-        return start - start if self.most is None else np.maximum(0, start - self.most)
+        if self.most is None:
+            return 0 * start  # a number or an array, as `start`
+        return np.maximum(0, start - self.most)
 
     def start_of(self, target: Any) -> Any:
-        """The first target of the block that a target (or each of an array) belongs to."""
+        """Return the first target of the block that a target (or each of an array) belongs to."""
         return target - (target - self.first_target) % self.stride
 
     def blocks(self, tokens: np.ndarray) -> Iterator[Block]:
-        """Every target with a full long window, in order; the last block may hold fewer."""
+        """Yield all targets with a full long window in blocks of `stride`; the last block may be
+        smaller."""
         for start in range(self.first_target, len(tokens), self.stride):
             yield self.block(tokens, start, min(start + self.stride, len(tokens)))
 
     def block(self, tokens: np.ndarray, start: int, end: int) -> Block:
-        """The targets from `start` to `end`, all in one block."""
+        """Return the targets start … end − 1 as one block."""
         long = self.of_all(start) if self.long == "all" else self.long
         prefix = np.array(self.prefix, dtype=tokens.dtype)
         windows = replace(self, long=long, stride=end - start)
@@ -101,6 +115,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class Block:
+    """Consecutive targets of a document, and the tokens that they may see."""
+
     windows: Windows
     """Windows of this block: `long` is a number, and `stride` the number of its targets."""
 
@@ -112,7 +128,7 @@ class Block:
 
     @property
     def first(self) -> int:
-        """Place in the document of the first far token."""
+        """Return the place in the document of the first far token."""
         return self.start - self.num_far - self.windows.short
 
     @property
@@ -125,7 +141,7 @@ class Block:
 
     @property
     def num_before(self) -> int:
-        """Tokens before the first target."""
+        """Return the number of tokens before the first target."""
         return self.num_prefix + self.num_far + self.windows.short
 
     @property
@@ -143,17 +159,20 @@ class Block:
     def with_far(self, far_F: np.ndarray) -> Block:
         """Return the same local window and targets after other distant tokens."""
         assert far_F.shape == (self.num_far,)
-        prefix, near = np.split(self.tokens, [self.num_prefix, self.num_prefix + self.num_far])[::2]
-        return replace(self, tokens=np.concatenate([prefix, far_F, near]))
+        prefix = self.tokens[: self.num_prefix]
+        local_and_targets = self.tokens[self.num_prefix + self.num_far :]
+        return replace(self, tokens=np.concatenate([prefix, far_F, local_and_targets]))
 
     def earlier(self, far: np.ndarray) -> np.ndarray:
-        """Position IDs of the prefix and of the places `far` (indices into the distant tokens,
-        rising)."""
+        """Return the position IDs of the prefix and of the places `far` (indices into the distant
+        tokens, rising)."""
         return np.concatenate([np.arange(self.num_prefix), self.num_prefix + far])
 
     def near(self, last: int | None = None) -> np.ndarray:
-        """Position IDs of the short window, as inputs that predict the targets before `last`."""
-        last = self.num_targets if last is None else last
+        """Return the position IDs of the short window and of the targets that are inputs for the
+        first `last` targets (all by default)."""
+        if last is None:
+            last = self.num_targets
         return np.arange(self.num_prefix + self.num_far, self.num_before + last - 1)
 
 
@@ -162,9 +181,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Units:
-    """Runs of far places. Each is ranked, added, dropped and counted as one."""
+    """Runs of far places, such as words. Each is ranked, added, dropped and counted as one."""
 
     first: np.ndarray
+    """The first place of each."""
+
     end: np.ndarray
     """One past the last place of each."""
 
@@ -174,47 +195,51 @@ class Units:
 
     @staticmethod
     def of_spans(num_far: int, width: int) -> Units:
-        """Every run of `width` places; they overlap."""
+        """Return every run of `width` places; they overlap."""
         first = np.arange(num_far - width + 1)
         return Units(first, first + width)
 
     @staticmethod
     def of_runs(run_F: np.ndarray) -> Units:
-        """Neighbours with equal numbers in `run_F`, such as the number of their word, are one
-        unit."""
-        bounds = np.concatenate([[0], np.flatnonzero(np.diff(run_F)) + 1, [len(run_F)]])
+        """Make one unit of neighbours with equal numbers in `run_F`, such as the number of their
+        word."""
+        changes = np.flatnonzero(np.diff(run_F)) + 1
+        bounds = np.concatenate([[0], changes, [len(run_F)]])
         return Units(bounds[:-1], bounds[1:])
 
     def __len__(self) -> int:
         return len(self.first)
 
     def places(self, *chosen: int) -> np.ndarray:
-        """All places of the chosen units, in order, each once."""
-        if len(chosen) == 1:
+        """Return all places of the chosen units, in order, each once."""
+        if len(chosen) == 1:  # as most calls, and without a sort
             return np.arange(self.first[chosen[0]], self.end[chosen[0]])
         runs = [np.arange(self.first[unit], self.end[unit]) for unit in chosen]
         return np.unique(np.concatenate([NOTHING, *runs]))
 
     def run(self, first: int, end: int) -> np.ndarray:
-        """All places of neighbouring units."""
+        """Return all places of the neighbouring units first … end − 1."""
         return np.arange(self.first[first], self.end[end - 1])
 
     def halves(self, num_halves: int, generator: np.random.Generator) -> np.ndarray:
-        """kept_AU: random halves, all with the same number of units. Of spans, which overlap, only
-        those that are adjacent are drawn."""
-        apart, end = [], 0
+        """Return kept_AU: random halves, all with the same number of units. Of spans, which
+        overlap, only adjacent ones are drawn, so that no place is in two."""
+        drawable = []
+        end = 0
         for unit in range(len(self)):
             if self.first[unit] >= end:
-                apart.append(unit)
+                drawable.append(unit)
                 end = self.end[unit]
         kept_AU = np.zeros((num_halves, len(self)), dtype=bool)
         for kept_U in kept_AU:
-            kept_U[generator.choice(apart, len(apart) // 2, replace=False)] = True
+            kept_U[generator.choice(drawable, len(drawable) // 2, replace=False)] = True
         return kept_AU
 
     def total(self, scores_TF: np.ndarray) -> np.ndarray:
-        """scores_TU: the sum over the places of each unit."""
+        """Return scores_TU, the sum over the places of each unit."""
         padded = np.pad(scores_TF, ((0, 0), (0, 1)))  # so that `end` may be F
+        # reduceat sums from each bound to the next: every second sum is that of a unit, and those
+        # between, from the end of one to the beginning of the next, are dropped.
         bounds = np.stack([self.first, self.end], axis=1).ravel()
         return np.add.reduceat(padded, bounds, axis=1)[:, ::2]
 
@@ -229,6 +254,8 @@ def span_width(units: str) -> int | None:
     if kind != "span" or not width.isdecimal() or int(width) < 2:
         if find_added(units, "olmo_sparsity.units", "units") is not None:
             return None
-        known = "tokens, words, sentences, paragraphs, span:W (W of 2 or more), file.py:function"
-        raise ConfigError(f"units={units} is none of {known}")
+        raise ConfigError(
+            f"units={units} is none of tokens, words, sentences, paragraphs, span:W (W of 2 or "
+            "more) and file.py:function (from a text to the characters at which units begin)"
+        )
     return int(width)

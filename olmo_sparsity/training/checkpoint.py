@@ -27,7 +27,7 @@ from olmo_sparsity.base.files import (
     write_json,
     write_manifest,
 )
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, verified_checkpoints
 

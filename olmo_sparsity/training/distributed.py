@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from olmo_sparsity.base.errors import ConfigError, ReportedElsewhere, UserError, one_line
-from olmo_sparsity.base.runtime import Launch, read_launch
+from olmo_sparsity.base.launch import Launch, read_launch
 from olmo_sparsity.config.sections import EngineConfig
 
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from olmo_sparsity.base.devices import choose_device, multiplies
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.runtime import choose_device, multiplies
 from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.models.attention import find_documents, keep_out_of_graphs

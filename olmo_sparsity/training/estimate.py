@@ -13,8 +13,8 @@ from typing import cast, get_args, get_type_hints
 import torch
 from torch import nn
 
+from olmo_sparsity.base.devices import Gpu, device_name, find_gpu, known_gpu
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.runtime import Gpu, device_name, find_gpu, known_gpu
 from olmo_sparsity.config.sections import (
     EngineConfig,
     ModelConfig,

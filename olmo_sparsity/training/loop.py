@@ -18,14 +18,10 @@ from types import FrameType
 import numpy as np
 import torch
 
+from olmo_sparsity.base.devices import peak_memory_gib
 from olmo_sparsity.base.errors import ConfigError, UserError
-from olmo_sparsity.base.runtime import (
-    EXIT_STOPPED,
-    STOP_SIGNALS,
-    Progress,
-    handling,
-    peak_memory_gib,
-)
+from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
+from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches

@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from olmo_sparsity.base.devices import release_freed_memory
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import write_tensors
-from olmo_sparsity.base.runtime import release_freed_memory
 
 KEYS = ("exp_avg", "exp_avg_sq")
 

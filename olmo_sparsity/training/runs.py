@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
+from olmo_sparsity.base.devices import multiplies
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import MANIFEST, verify_manifest
-from olmo_sparsity.base.runtime import multiplies, say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,

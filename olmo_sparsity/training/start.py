@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.run import check_model, flatten
 from olmo_sparsity.config.schema import to_yaml
 from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig

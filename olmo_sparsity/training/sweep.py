@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from olmo_sparsity.base.errors import ConfigError, ReportedElsewhere, UserError
 from olmo_sparsity.base.files import read_bounded, write_atomically
 from olmo_sparsity.base.folders import holder
-from olmo_sparsity.base.runtime import EXIT_STOPPED, STOP_SIGNALS, handling, say
+from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.run import flatten, load_config
 from olmo_sparsity.config.schema import find_config, load
 from olmo_sparsity.config.sections import RunConfig

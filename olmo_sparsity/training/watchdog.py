@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from olmo_sparsity.base.runtime import EXIT_LOST_PROCESS, say
+from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training.distributed import Processes
 

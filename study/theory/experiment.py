@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from olmo_sparsity.base.folders import WorkFolder
-from olmo_sparsity.base.runtime import Progress, format_duration, provenance
+from olmo_sparsity.base.progress import Progress, format_duration
+from olmo_sparsity.base.provenance import provenance
 from study.tables_of_rows import write_rows
 from study.theory import bounds
 from study.theory.learning import learn, training_lengths

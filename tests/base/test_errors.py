@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from olmo_sparsity.base.errors import printable
-from olmo_sparsity.base.runtime import Progress
+from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main
 
 ORDERS = "a\x1b]0;title\x07\x1b[2J\r\n\x9b31m\u202eb\udcff"

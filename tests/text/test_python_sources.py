@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.config.text import CorpusConfig
-from olmo_sparsity.text import corpus
+from olmo_sparsity.text import corpus, python_sources
 from olmo_sparsity.text.corpus import list_inputs, read_records
 from olmo_sparsity.text.records import TextRecord
 
@@ -44,8 +44,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "stdlib": tmp_path,
         **dict.fromkeys(("purelib", "platlib"), tmp_path / "site-packages"),
     }
-    monkeypatch.setattr(corpus.sysconfig, "get_paths", lambda: paths)
-    monkeypatch.setattr(corpus, "TABLE_BITS", 20)
+    monkeypatch.setattr(python_sources.sysconfig, "get_paths", lambda: paths)
+    monkeypatch.setattr(python_sources, "TABLE_BITS", 20)
     return tmp_path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.base.runtime import find_gpu, known_gpu
+from olmo_sparsity.base.devices import find_gpu, known_gpu
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.schema import CONFIGS

@@ -17,7 +17,7 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.folders import LOCK, STALE_S, Owner
-from olmo_sparsity.base.runtime import EXIT_STOPPED
+from olmo_sparsity.base.launch import EXIT_STOPPED
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.training.estimate import Hardware, gpu_hours

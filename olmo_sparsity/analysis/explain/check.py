@@ -18,7 +18,7 @@ from olmo_sparsity.analysis.results.view import html_table, places, quoted, sent
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.runtime import Progress
+from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.text.documents import Controls, Document, Documents
 
 PASSAGE = 128  # tokens of the passages that the induction check repeats

@@ -29,7 +29,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
-from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.documents import Document

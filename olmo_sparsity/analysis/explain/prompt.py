@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.options import AskSettings
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.use import refuse_changed, state_of

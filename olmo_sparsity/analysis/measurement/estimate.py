@@ -21,7 +21,8 @@ from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses
-from olmo_sparsity.base.runtime import format_duration, known_gpu, peak_memory_gib
+from olmo_sparsity.base.devices import known_gpu, peak_memory_gib
+from olmo_sparsity.base.progress import format_duration
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.loaded import using
 from olmo_sparsity.models.use import in_use

@@ -35,10 +35,13 @@ from olmo_sparsity.analysis.results.statistics import (
     with_ends,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
+from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import MANIFEST, verify_manifest
 from olmo_sparsity.base.folders import locked
-from olmo_sparsity.base.runtime import Launch, Progress, device_name, provenance, read_launch, say
+from olmo_sparsity.base.launch import Launch, read_launch
+from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.base.provenance import provenance
 from olmo_sparsity.models.loaded import using
 
 PATIENCE_S = 60.0

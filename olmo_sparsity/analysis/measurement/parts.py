@@ -38,7 +38,8 @@ from olmo_sparsity.base.files import (
     writing_folder,
 )
 from olmo_sparsity.base.folders import WorkFolder
-from olmo_sparsity.base.runtime import say, versions_of_numbers
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.provenance import versions_of_numbers
 
 
 def results_folder(out: str | Path) -> WorkFolder:

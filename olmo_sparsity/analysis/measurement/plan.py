@@ -50,7 +50,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.extend import fingerprint_of_files
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using

@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.selectors.influence import Choice, find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.runtime import say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Document, Documents

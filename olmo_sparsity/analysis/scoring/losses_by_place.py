@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.folders import Pieces, WorkFolder
-from olmo_sparsity.base.runtime import Progress, say
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.losses import place_edges

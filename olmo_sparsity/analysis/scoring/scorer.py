@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
+from olmo_sparsity.base.devices import threads_for
 from olmo_sparsity.base.errors import ConfigError, DataError, is_out_of_memory
-from olmo_sparsity.base.runtime import say, threads_for
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import FarStates, to_device
 from olmo_sparsity.models.identity import State

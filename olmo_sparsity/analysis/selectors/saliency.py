@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, as_tensors
-from olmo_sparsity.base.runtime import release_freed_memory
+from olmo_sparsity.base.devices import release_freed_memory
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import FarStates, to_device
 from olmo_sparsity.models.use import in_this_thread, in_use

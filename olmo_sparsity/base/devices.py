@@ -1,0 +1,186 @@
+"""Choose the device, and say what it can: its peak speed, fast dtypes, memory, threads.
+
+Imports torch only inside functions."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.launch import read_launch
+
+if TYPE_CHECKING:
+    import torch
+
+
+# --- the device of this process -------------------------------------------------------------------
+
+
+def device_name(device: torch.device) -> str:
+    """Return the vendor's name of a GPU, or `cpu`."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def choose_device(
+    name: str, choose_gpu: Callable[[int], int] | None = None, setting: str = "device"
+) -> torch.device:
+    """Return the device of this name; `auto` is a GPU if there is one.
+
+    `choose_gpu` is called with the number of GPUs and returns the one of this process. By default
+    several processes may share one. `setting` names the option in messages."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    # torch.cuda.set_device rejects a device without an index.
+    if name == "cuda" and torch.cuda.is_available():
+        # Launchers make all GPUs of the machine visible to a process, or only its own.
+        num_gpus = torch.cuda.device_count()
+        if choose_gpu is not None:
+            index = choose_gpu(num_gpus)
+        else:
+            index = read_launch().local_rank % num_gpus
+        name = f"cuda:{index}"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{setting}={name} cannot be used ({reason}); set it to auto or cpu"
+        ) from None
+    return device
+
+
+# --- GPUs that are known by name ------------------------------------------------------------------
+
+
+PCIE_GIGABYTES_PER_S = 20.0
+"""What a GPU without NVLink sends to another one of its machine."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    tflops: float
+    """Dense bf16, from the data sheet."""
+
+    gigabytes: float
+    gigabytes_per_s: float = PCIE_GIGABYTES_PER_S
+    """What one of several GPUs of a machine sends to the next in a ring, about two thirds of
+    NVLink's data sheet: assumed."""
+
+    has_own_nic: bool = False
+    """Whether machines usually have a network card for each of these GPUs: assumed."""
+
+
+# Of names with a common beginning the longer one comes first.
+GPUS = [
+    Gpu("GB200", 2500, 186, 600, has_own_nic=True),
+    Gpu("B200", 2250, 180, 600, has_own_nic=True),
+    Gpu("GH200", 989, 96, 300, has_own_nic=True),
+    Gpu("H200 NVL", 835, 141),
+    Gpu("H200", 989, 141, 300, has_own_nic=True),
+    Gpu("H100 PCIe", 756, 80),
+    Gpu("H100 NVL", 835, 94),
+    Gpu("H100", 989, 80, 300, has_own_nic=True),
+    Gpu("H800 PCIe", 756, 80),
+    Gpu("H800", 989, 80, 130, has_own_nic=True),
+    Gpu("A100 40GB PCIe", 312, 40),
+    Gpu("A100 40GB", 312, 40, 200, has_own_nic=True),
+    Gpu("A100 PCIe", 312, 80),
+    Gpu("A100", 312, 80, 200, has_own_nic=True),
+    Gpu("A800", 312, 80, 130, has_own_nic=True),
+    Gpu("A30", 165, 24),
+    Gpu("A40", 150, 48),
+    Gpu("A10", 125, 24),
+    Gpu("L40S", 362, 48),
+    Gpu("L40", 181, 48),
+    Gpu("L4", 121, 24),
+]
+
+
+def find_gpu(device_name: str) -> Gpu | None:
+    """Return the GPU that a vendor's name, or a user, means; None if it is not in the list, or a
+    slice of a GPU (MIG), which has another speed. An A100 may be given as 40 or as 40GB."""
+    words = set(re.split(r"\W+", device_name.upper()))
+    words |= {f"{word}GB" for word in words if word.isdigit()}
+    if "MIG" in words:
+        return None
+    for gpu in GPUS:
+        if words >= set(gpu.name.upper().split()):
+            return gpu
+    return None
+
+
+def known_gpu(name: str, option: str) -> Gpu:
+    """Return the GPU of this name, or raise ConfigError with the names that are known."""
+    gpu = find_gpu(name)
+    if gpu is None:
+        names = ", ".join(known.name for known in GPUS)
+        raise ConfigError(f"{option}={name} must be one of {names}")
+    sizes = re.findall(r"\b(\d+)(?:GB)?\b", name.upper())
+    if sizes and int(sizes[0]) != gpu.gigabytes:
+        raise ConfigError(f"{option}={name}: {gpu.name} has {gpu.gigabytes:.0f} GB")
+    return gpu
+
+
+def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the device multiplies matrices of this dtype in hardware. A CPU that does not
+    takes 6 to 50 times as long as with fp32."""
+    import torch
+
+    if device.type == "cuda":
+        return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+        return True
+    # PyTorch's names. Names of ARM are left out: whether it uses them differs between systems.
+    kind = "bf16" if dtype == torch.bfloat16 else "fp16"
+    capabilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(f"{unit}_{kind}") for unit in ("avx512", "amx"))
+
+
+def release_freed_memory() -> None:
+    """Return freed main memory to the system, which glibc's heap keeps in holes that tensors of
+    another length do not fit."""
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the peak memory of this process so far: on the GPU, or main memory without one."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in KiB on Linux
+
+
+SMALL = 2 * 10**6
+"""Parameters. Threads of smaller models mostly wait for each other: next to other work a model of
+0.56M took seven times the CPU time with two threads."""
+
+
+@contextlib.contextmanager
+def threads_for(num_parameters: int) -> Iterator[None]:
+    """Use one thread for a small model on the CPU, unless OMP_NUM_THREADS says how many."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    if num_parameters >= SMALL or num_threads == 1 or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,117 @@
+"""Read the launcher's environment variables, handle signals, and name the exit codes.
+
+Imports nothing of ours but errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from olmo_sparsity.base.errors import ConfigError
+
+EXIT_STOPPED = 75
+"""A signal has stopped a command; the same command resumes."""
+
+EXIT_LOST_PROCESS = 76
+"""Another process of the run died or did not come; the same command resumes."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The place of this process among the processes of its run; by default it is the only one."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Rank among the processes of this machine, and the number of its GPU."""
+
+    local_world_size: int = 1
+    """Processes on this machine."""
+
+
+def read_launch() -> Launch:
+    """Read what `torchrun`, `deepspeed`, `accelerate launch` or a bare `srun` set; without any,
+    return rank 0 of 1."""
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        launch = _read_launcher()
+    # Both are set inside `srun` only. The batch script around it has SLURM_PROCID=0 alone, and is
+    # none of the job's tasks.
+    elif "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ:
+        launch = _read_srun()
+    else:
+        launch = Launch()
+    if not 0 <= launch.rank < launch.world_size:
+        raise ConfigError(
+            f"RANK={launch.rank} must be 0 or more and below WORLD_SIZE={launch.world_size}; "
+            "start the processes with torchrun, deepspeed or srun, which set both"
+        )
+    return launch
+
+
+def _read_launcher() -> Launch:
+    for name, partner in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if name not in os.environ:
+            raise ConfigError(
+                f"the environment sets {partner}, but not {name}; a launcher sets both: "
+                f"unset {partner} to run one process"
+            )
+    # Launchers that leave out LOCAL_RANK and LOCAL_WORLD_SIZE start one process per machine.
+    # DeepSpeed's sets LOCAL_SIZE in place of LOCAL_WORLD_SIZE.
+    local_rank = _number("LOCAL_RANK", 0)
+    local_size = max(_number("LOCAL_SIZE", 1), local_rank + 1)
+    return Launch(
+        rank=_number("RANK"),
+        world_size=_number("WORLD_SIZE"),
+        local_rank=local_rank,
+        local_world_size=_number("LOCAL_WORLD_SIZE", local_size),
+    )
+
+
+def _read_srun() -> Launch:
+    tasks_of_nodes = _expand(os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    return Launch(
+        rank=_number("SLURM_PROCID"),
+        world_size=_number("SLURM_STEP_NUM_TASKS", _number("SLURM_NTASKS", 1)),
+        local_rank=_number("SLURM_LOCALID", 0),
+        local_world_size=tasks_of_nodes[_number("SLURM_NODEID", 0)],
+    )
+
+
+def _expand(counts: str) -> list[int]:
+    """Return [2, 2, 2, 1] for SLURM's `2(x3),1`: two tasks on each of three nodes, one on the
+    fourth."""
+    expanded = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
+        expanded += [int(tasks)] * int(times or 1)
+    return expanded
+
+
+def _number(name: str, default: int | None = None) -> int:
+    text = os.environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ConfigError(
+            f"{name}={text} in the environment must be a whole number; unset it, or start with "
+            "torchrun, deepspeed or srun, which set it"
+        ) from None
+
+
+@contextlib.contextmanager
+def handling(signals: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let `handler` handle these signals inside the block; restore the earlier handlers after."""
+    earlier = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, earlier_handler in earlier.items():
+            signal.signal(number, earlier_handler)

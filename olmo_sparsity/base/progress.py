@@ -1,0 +1,103 @@
+"""Print messages and progress to stderr; stdout is for results.
+
+Imports nothing of ours but errors."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from olmo_sparsity.base.errors import printable
+
+
+class Progress:
+    """Print how far a long task is: on a terminal one line that is replaced, in a log a line every
+    30 seconds.
+
+    with Progress("training", total=1000, unit="steps") as progress:
+        progress.update(10, loss="3.21")"""
+
+    LOG_EVERY_S = 30.0
+
+    def __init__(self, title: str, total: int | None, unit: str, *, enabled: bool = True) -> None:
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.enabled = enabled
+        self.done = 0
+        self.done_at_start = 0
+        self.live = sys.stderr.isatty()
+        self.pause_s = 0.1 if self.live else self.LOG_EVERY_S
+        self.started = time.perf_counter()
+        # A terminal shows the first update at once; a log, which keeps its lines, after a pause.
+        self.shown_at = -float("inf") if self.live else self.started
+        self.text = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def resume_at(self, done: int) -> None:
+        """Show the progress of an earlier run as done, without counting it in the rate."""
+        self.done = done
+        self.done_at_start = done
+
+    def update(self, done: int, **values: str) -> None:
+        """Set how many units are done, and show it with `values` unless it was just shown."""
+        self.done = done
+        now = time.perf_counter()
+        elapsed_s = now - self.started
+        rate = (done - self.done_at_start) / elapsed_s if elapsed_s > 0 else 0.0
+        count = f"{done:,}/{self.total:,}" if self.total else f"{done:,}"
+        parts = [self.title, f"{count} {self.unit}"]
+        for name, value in values.items():
+            parts.append(f"{name.replace('_', ' ')} {value}")
+        time_left = ""
+        if rate > 0:
+            shown_rate = f"{rate:,.3g}" if rate < 1e3 else f"{rate:,.0f}"
+            parts.append(f"{shown_rate} {self.unit}/s")
+            if self.total and done < self.total:
+                time_left = f" · {format_duration((self.total - done) / rate)} left"
+        # The time left is not part of it: the last line, which `__exit__` prints, has none.
+        self.text = printable(" · ".join(parts))
+        if now - self.shown_at >= self.pause_s:
+            self.shown_at = now
+            self._show(self.text + time_left)
+
+    def note(self, message: str) -> None:
+        """Print a line that stays."""
+        self._show(printable(message), stays=True)
+
+    def _show(self, text: str, stays: bool = False) -> None:
+        """Print a line; on a terminal, one that the next replaces unless it stays."""
+        if not self.enabled:
+            return
+        end = "\n"
+        if self.live:
+            if not stays:
+                # A line that wraps could not be replaced.
+                text = text[: shutil.get_terminal_size().columns - 1]
+                end = ""
+            text = "\r\x1b[K" + text  # to the beginning of the line, and erase it
+        print(text, end=end, file=sys.stderr, flush=True)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.text:
+            state = "stopped" if kind else "done"
+            took = format_duration(time.perf_counter() - self.started)
+            self._show(f"{self.text} · {state} in {took}", stays=True)
+
+
+def say(message: str) -> None:
+    """Print a message to stderr."""
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time in its two largest units, such as `2 h 5 min`."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

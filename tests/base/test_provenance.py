@@ -1,0 +1,42 @@
+"""The commit that is stored with results."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.base.provenance import code_version
+
+
+def test_the_commit_says_whether_the_code_has_changed_since(tmp_path: Path) -> None:
+    identity = ["-c", "user.name=x", "-c", "user.email=x"]
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    assert code_version(tmp_path) is None
+    git("init", "-q")
+    (tmp_path / "docs").mkdir()
+    for name in ("code.py", "docs/results.md"):
+        (tmp_path / name).touch()
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    (tmp_path / "docs/results.md").write_text("a result")
+    commit = code_version(tmp_path)
+    assert commit is not None
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    assert code_version(tmp_path / "docs") is None, "the repository is another's"
+    (tmp_path / "code.py").write_text("two")
+    assert code_version(tmp_path) == f"{commit}-dirty"
+
+
+def test_code_of_a_container_is_that_of_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLMO_SPARSITY_COMMIT", "a" * 40)
+    assert code_version(tmp_path) == "a" * 40
+    monkeypatch.setenv("OLMO_SPARSITY_COMMIT", "unknown")
+    assert code_version(tmp_path) is None
