@@ -23,7 +23,7 @@ from olmo_sparsity.training.loop import train
 from study.benchmarks import engines
 from study.benchmarks.questions import read_rows, tables
 from study.tasks.settings import load_settings
-from tests.support.commands import check_command, runs_of
+from tests.support.commands import check_command, experiment_of
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 from tests.support.fake_server import FakeServer
 
@@ -59,7 +59,12 @@ def test_commands_parse_and_name_files_that_exist(command: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").iterdir()), ids=str)
 def test_the_grids_that_are_shipped(path: Path) -> None:
-    assert runs_of(f"configs/sweeps/{path.name}")
+    assert experiment_of(f"configs/sweeps/{path.name}").models
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/experiments").iterdir()), ids=str)
+def test_the_experiments_that_are_shipped(path: Path) -> None:
+    assert experiment_of(f"configs/experiments/{path.name}").measurements
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "study/configs/tasks").glob("*.yaml")), ids=str)

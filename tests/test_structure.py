@@ -37,7 +37,7 @@ ALLOWED = {
     "data": {*TOOL, "config"},  # neither of these two knows the other
     "model": {*TOOL, "config"},
     "training": MODELS,
-    "sweep": {*MODELS, "training"},
+    "experiment": {*MODELS, "training"},
 }
 # The packages of the tool, each of which imports only those above it.
 ORDER = [
@@ -145,7 +145,7 @@ def test_tests_import_no_tests() -> None:
     [
         ("olmo_sparsity", "numpy olmo pandas torch"),
         ("olmo_sparsity.__main__ as m; m.entry(['--help'])", "numpy olmo pandas torch"),
-        ("olmo_sparsity.training.sweep, olmo_sparsity.data.tokens", "datasets olmo pandas torch"),
+        ("olmo_sparsity.experiment.jobs, olmo_sparsity.data.tokens", "datasets olmo pandas torch"),
         (
             "olmo_sparsity.analysis.explain.explanation, "
             "olmo_sparsity.analysis.measurement.measurement",

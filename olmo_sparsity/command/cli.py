@@ -17,7 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from olmo_sparsity.base.errors import NO_DOCSTRINGS, ConfigError, DataError, UserError, naming_extras
+from olmo_sparsity.base.errors import (
+    NO_DOCSTRINGS,
+    ConfigError,
+    DataError,
+    UserError,
+    naming_extras,
+)
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.runtime import EXIT_LOST_PROCESS
 from olmo_sparsity.command import arguments, ending
@@ -27,7 +33,9 @@ from olmo_sparsity.config.schema import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "experiment", "sweep", "measure", "score", "track"), "goes on")
+AGAIN = dict.fromkeys(
+    ("prepare", "train", "experiment", "sweep", "measure", "score", "track"), "goes on"
+)
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:

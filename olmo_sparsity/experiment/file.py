@@ -385,9 +385,7 @@ def _measurements(
                 if len(seeds) > 1:
                     other = seeds[(seeds.index(model) + 1) % len(seeds)]
                     chosen = measurement(other, None, lengths[-1], state).name
-                    found.append(
-                        measurement(model, None, lengths[-1], state, choices_of=chosen)
-                    )
+                    found.append(measurement(model, None, lengths[-1], state, choices_of=chosen))
     return found
 
 
@@ -405,5 +403,3 @@ def _check_settings(path: str, model: Model, options: dict[str, Any], long: Any)
         windows = f"measure.long={long} with stride={settings.stride} takes {needed} positions"
         takes = f"{model.name} has model.max_sequence_length={most}"
         raise ConfigError(f"{path}: {windows}, and {takes}; lower long")
-
-

@@ -154,11 +154,15 @@ def reason_to_skip(job: Job, jobs: Mapping[str, Job]) -> str | None:
         return None
     trained = jobs[measurement.model.name]
     state = trained.state()
-    if measurement.step is None and state.name != "done":
-        steps = f"step {state.step:,} of {measurement.model.num_steps:,}"
-        return f"{trained.name} is not trained to its end ({steps})" + _because(state)
-    if measurement.step is not None and not (measurement.checkpoint / MANIFEST).is_file():
-        return f"{measurement.checkpoint} is not there" + _because(state)
+    is_there = state.name == "done"
+    if measurement.step is not None:
+        is_there = (measurement.checkpoint / MANIFEST).is_file()
+    if not is_there and state.name == "failed":
+        return f"its training failed: {state.detail}"
+    if not is_there and state.name != "done":
+        return f"trained to step {state.step:,} of {measurement.model.num_steps:,}"
+    if not is_there:
+        return f"{measurement.checkpoint} was not kept; train with checkpoint.keep_steps"
     for name in (measurement.targets_of, measurement.choices_of):
         if name is not None and (of_other := jobs[name].state()).name != "done":
             return f"{name}, which chooses the targets, has no result" + _because(of_other)

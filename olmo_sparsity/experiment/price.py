@@ -213,7 +213,9 @@ def documents_of_lengths(number: int, least: int, limit: int | None) -> Document
     count = int(number * share)
     kept = min(count, limit or 2_000)
     if kept < 4:
-        raise DataError(f"about {count} held-out documents have {least} tokens or more; hold more out")
+        raise DataError(
+            f"about {count} held-out documents have {least} tokens or more; hold more out"
+        )
     places = 1 - share * (np.arange(kept) + 0.5) / kept
     lengths = [int(math.exp(C4_LENGTH.inv_cdf(place))) for place in places]
     # In no order of length, as halves of the documents have different purposes.

@@ -154,4 +154,3 @@ def queued(experiment: Experiment) -> dict[str, str]:
         number, _, element = line.strip().partition(" ")
         there |= {number, f"{number}_{element}"}
     return {name: number for name, number in known.items() if number in there}
-

@@ -282,7 +282,9 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         for axis in ("length", "step")
         if any(curve.along(axis)[axis].nunique() > 1 for curve in curves)
     ]
-    by_place = [_Panel(axis, _TITLES[axis], "recovery", "", {"foreign": _FOREIGN}) for axis in varied]
+    by_place = [
+        _Panel(axis, _TITLES[axis], "recovery", "", {"foreign": _FOREIGN}) for axis in varied
+    ]
     panels = [*_PANELS, *by_place]
     num_rows = -(-(1 + len(panels)) // 3)
     height = 3.1 + 2.3 * (num_rows - 1) + 0.13 * len(missing)
@@ -386,7 +388,7 @@ def _draw_gaps(
             errors = [rows.gap - rows.gap_low, rows.gap_high - rows.gap]
             style: dict[str, Any] = {"color": color, "alpha": alpha, "marker": "o"}
             axes.errorbar(at, rows.gap, errors, markersize=4, linewidth=1, capsize=2, **style)
-            if len(steps) > 1:
+            if step != steps[-1]:
                 place = (at.iloc[-1], rows.gap.iloc[-1])
                 said = f" step {step:,.0f}"
                 axes.annotate(said, place, fontsize=5, color=color, va="center")
@@ -423,16 +425,14 @@ def _shade_beyond(axes: Axes, trained: set[int]) -> None:
         axes.set_xlim(left, right)
 
 
-def _handles_of_missing(
-    missing: Iterable[Missing], colors: Mapping[str, str]
-) -> list[Artist]:
+def _handles_of_missing(missing: Iterable[Missing], colors: Mapping[str, str]) -> list[Artist]:
     """A line of the legend for each label and reason, with the places that lack a point."""
     places: dict[tuple[str, str], list[str]] = {}
     for point in missing:
         places.setdefault((point.label, point.reason), []).append(point.place)
     handles: list[Artist] = []
     for (label, reason), of_label in places.items():
-        shown = "; ".join(place for place in of_label if place)
+        shown = "; ".join(dict.fromkeys(place for place in of_label if place))  # of all seeds
         text = f"{label}{f' ({shown})' if shown else ''}: {' '.join(reason.split())}"
         style: dict[str, Any] = {"marker": "x", "linestyle": "none", "color": colors[label]}
         shown_text = textwrap.shorten(text, 240, placeholder=" …")
