@@ -374,9 +374,9 @@ def _measurements(
     for state in section.far_states:
         choosers: dict[Any, str] = {}
         for model in measured:
-            for step, long in places:
+            for at, long in places:
                 chooser = choosers.get(long) if section.targets == "shared" else None
-                one = measurement(model, step, long, state, targets_of=chooser)
+                one = measurement(model, at, long, state, targets_of=chooser)
                 choosers.setdefault(long, one.name)
                 found.append(one)
         if section.transfer and "last" in section.steps:

@@ -45,6 +45,7 @@ def format_price(
     unknown = 0
     known = Known()
     chosen = experiment.measurements[0].options if experiment.measurements else {}
+    hours: float | None
     for job in todo:
         if job.kind == "train":
             line, hours = _price_training(job, hardware)

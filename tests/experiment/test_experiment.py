@@ -36,7 +36,7 @@ MakeGrid = Callable[..., str]
 @pytest.fixture
 def make_grid(run_dict: dict, tmp_path: Path) -> MakeGrid:
     def make(**sections: object) -> str:
-        del run_dict["run_folder"]
+        run_dict.pop("run_folder", None)
         (tmp_path / "tiny.yaml").write_text(json.dumps(run_dict))
         grid = {"folder": str(tmp_path / "runs"), "models": ["tiny.yaml"], **sections}
         (tmp_path / "grid.yaml").write_text(json.dumps(grid))

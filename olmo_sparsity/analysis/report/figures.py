@@ -347,8 +347,13 @@ def _draw_curves(
             moved = curve.transferred
             moved = moved[moved.units == units] if len(moved) else moved
             if len(moved):
-                about = {"color": color, "marker": "*", "markersize": 6, "linestyle": "none"}
-                grid[0].plot(moved.k, moved.recovery, **about)
+                starred: dict[str, Any] = {
+                    "color": color,
+                    "marker": "*",
+                    "markersize": 6,
+                    "linestyle": "none",
+                }
+                grid[0].plot(moved.k, moved.recovery, **starred)
             name = f"{curve.name}, {units}" + ("" if is_shared else f"; {size}")
             handles.setdefault(name, Line2D([], [], label=name, **style))
     legend = list(handles.values())
@@ -356,7 +361,7 @@ def _draw_curves(
     for line, label in controls if curves else ():
         legend.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
     if any(len(curve.transferred) for curve in curves):
-        about = {"marker": "*", "linestyle": "none", "color": _FAINT}
+        about: dict[str, Any] = {"marker": "*", "linestyle": "none", "color": _FAINT}
         legend.append(Line2D([], [], label="units that another seed chose", **about))
     if curves:
         legend.append(Patch(color=_FILL, label="95% over documents"))
@@ -389,9 +394,9 @@ def _draw_gaps(
             style: dict[str, Any] = {"color": color, "alpha": alpha, "marker": "o"}
             axes.errorbar(at, rows.gap, errors, markersize=4, linewidth=1, capsize=2, **style)
             if step != steps[-1]:
-                place = (at.iloc[-1], rows.gap.iloc[-1])
+                last = (at.iloc[-1], rows.gap.iloc[-1])
                 said = f" step {step:,.0f}"
-                axes.annotate(said, place, fontsize=5, color=color, va="center")
+                axes.annotate(said, last, fontsize=5, color=color, va="center")
     for point in missing:
         if point.length is not None:
             place = all_text if point.length == float("inf") else point.length
