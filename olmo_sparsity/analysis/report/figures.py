@@ -297,7 +297,7 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         axes.set_visible(False)
     colors = colors_of(curves, missing)
     _draw_gaps(grid[0], curves, missing, colors)
-    handles = _draw_curves(figure, grid[1:], panels, curves, colors)
+    handles = _draw_curves(figure, list(grid[1:]), panels, curves, colors)
     for axes, panel in zip(grid[1:], panels, strict=False):
         values = set[float]().union(*(curve.along(panel.axis)[panel.axis] for curve in curves))
         _draw_axis(axes, panel.axis, values)
