@@ -304,8 +304,7 @@ def experimented(bench: Bench) -> Job:
     """A training is killed, another preempted."""
     job = bench.experiment("experimented")
     job.reach(20)
-    (pid,) = tasks_of(job, rank=0)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(job.starts()[-1]["pid"], signal.SIGKILL)
     numbers = json.loads((job.run_folder.parent / "slurm.json").read_text())
     log = job.log_path.with_name("experimented-1.log")
     other = Job(job.cluster, numbers["pose"], job.run_folder.with_name("pose"), log)
