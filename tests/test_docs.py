@@ -27,7 +27,7 @@ from olmo_sparsity.training.loop import train
 from study.benchmarks import engines
 from study.benchmarks.questions import read_rows, tables
 from study.tasks.settings import load_settings
-from tests.support.commands import check_command, runs_of
+from tests.support.commands import check_command, experiment_of
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 from tests.support.fake_server import FakeServer
 
@@ -66,7 +66,7 @@ GRIDS = [*(ROOT / "configs/sweeps").iterdir(), *(ROOT / "study/configs/text/swee
 
 @pytest.mark.parametrize("path", sorted(GRIDS), ids=str)
 def test_the_grids_of_the_package_and_of_the_study(path: Path) -> None:
-    assert runs_of(str(path.relative_to(ROOT)))
+    assert experiment_of(str(path.relative_to(ROOT))).models
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "study/configs/text").glob("*.yaml")), ids=str)
@@ -79,6 +79,11 @@ def test_configs_of_the_study_name_a_transform_that_accepts_their_options(
     if "planted" in options:  # the tokenizer of the tests has fewer tokens
         options["planted"] |= {"num_tokens": 1, "num_values": 4}
     assert load_transform(config.data, tokenizer, config.training.shortest) is not None
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/experiments").iterdir()), ids=str)
+def test_the_experiments_that_are_shipped(path: Path) -> None:
+    assert experiment_of(f"configs/experiments/{path.name}").measurements
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "study/configs/tasks").glob("*.yaml")), ids=str)

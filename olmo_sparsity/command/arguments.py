@@ -85,25 +85,33 @@ def _add_training(command: Commands) -> None:
     trace = "write a Chrome trace of these steps, such as 10:15, into the run folder"
     sub.add("--profile", metavar="FIRST:LAST", help=trace)
 
-    sub = command("sweep", "train every run of a grid, one after the other or on SLURM")
-    sub.add("config", metavar="GRID", help="a YAML file: configs × choices")
-    how = sub.add_mutually_exclusive_group()
-    how.add_argument("--list", action="store_true", help="list the state of each run")
-    how.add_argument("--dry-run", action="store_true", help="what each run and all of them cost")
-    how.add_argument("--only", type=int, metavar="N", help="train the N-th run, from 0, here")
-    how.add_argument(
-        "--slurm",
-        nargs="?",
-        const="",
-        metavar="FLAGS",
-        help="submit unfinished runs as an array, with sbatch flags",
-    )
-    _add_gpus(sub)
+    what = "train models, measure them and draw one figure, as one file says (resumes)"
+    _add_experiment(command("experiment", what))
+    _add_experiment(command("sweep", "the earlier name of `experiment`"))
 
     sub = command("export", "write a checkpoint as a folder that transformers loads by itself")
     sub.add("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
     sub.add("out", metavar="OUT")
     sub.add("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights")
+
+
+def _add_experiment(sub: Parser) -> None:
+    sub.add("config", metavar="FILE", help="a YAML file: models × choices, measure, figure")
+    how = sub.add_mutually_exclusive_group()
+    how.add_argument("--list", action="store_true", help="list the state of each job")
+    cost = "what each job and all of them cost, before anything is trained"
+    how.add_argument("--dry-run", action="store_true", help=cost)
+    one = "run one job here: a name that --list prints, or the N-th model, from 0"
+    how.add_argument("--only", metavar="JOB", help=one)
+    submit = "submit what is not done as arrays, with these sbatch flags for trainings"
+    how.add_argument("--slurm", nargs="?", const="", metavar="FLAGS", help=submit)
+    flags = "sbatch flags for measurements and the figure (those of --slurm)"
+    sub.add("--measure-slurm", metavar="FLAGS", help=flags)
+    sub.add("--max-jobs", type=int, metavar="N", help="most tasks of an array that run at once")
+    limit = "time limit of a model, or of all whose name begins so; may be given several times"
+    sub.add("--time", action="append", metavar="MODEL=TIME", help=limit)
+    _add_gpus(sub)
+    sub.add("--gpu-hour", type=float, metavar="DOLLARS", help="of --dry-run: price of a GPU-hour")
 
 
 def _add_gpus(sub: Parser) -> None:
@@ -237,20 +245,21 @@ def measured_losses() -> set[str]:
 
 def _add_results(command: Commands) -> None:
     sub = command("figure", "draw Figure 2 of measurements, or the losses of runs as they train")
-    sub.add("results", metavar="RESULTS|RUN", nargs="+")
+    what = "folders of `measure`, of runs that train, or the folder of an experiment"
+    sub.add("results", metavar="RESULTS|RUN", nargs="+", help=what)
     sub.add("--out", required=True, help="a .png, .pdf or .svg file")
     sub.add("--labels", help="comma-separated names of the models")
 
     how = "the difference of net excess, each document resampled for both at once"
     sub = command("compare", f"compare two measurements of the same text: {how}")
     sub.add("first", metavar="RESULTS")
-    sub.add("second", metavar="RESULTS")
+    sub.add("second", metavar="RESULTS", nargs="?", help="omit it for an experiment's folder")
     both = "each was measured with the other's --choices: the mean of both directions"
     sub.add("--transfer", action="store_true", help=both)
     sub.add("--out", help="a .csv file of all values")
 
     sub = command("report", "write a measurement as one page to read in a browser")
-    sub.add("results", metavar="RESULTS", help="a folder of `measure`")
+    sub.add("results", metavar="RESULTS", help="a folder of `measure` or of `experiment`")
     sub.add("--out", required=True, help="an .html file")
     sub.add("--max-documents", type=int)
 

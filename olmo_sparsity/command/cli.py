@@ -14,12 +14,17 @@ import os
 import sys
 import traceback
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.base.errors import NO_DOCSTRINGS, ConfigError, UserError, naming_extras
+from olmo_sparsity.base.errors import (
+    NO_DOCSTRINGS,
+    ConfigError,
+    DataError,
+    UserError,
+    naming_extras,
+)
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.command import arguments, ending
@@ -29,7 +34,7 @@ from olmo_sparsity.config.schema import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "losses"), "goes on")
+AGAIN = dict.fromkeys(("prepare", "train", "experiment", "sweep", "measure", "losses"), "goes on")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -170,28 +175,18 @@ def give_back_freed_memory(least: int = 2**24) -> None:
         ctypes.CDLL(None).mallopt(m_mmap_threshold, least)
 
 
-def sweep(options: argparse.Namespace) -> int:
-    from olmo_sparsity.training import sweep
+def experiment(options: argparse.Namespace) -> int:
+    from olmo_sparsity.command import experiment
 
-    if find_spec("olmo") is None:  # each of its runs would fail
-        raise ModuleNotFoundError(name="olmo")
     _refuse_gpus(options)
-    runs = sweep.expand(options.config, options.overrides)
-    if options.dry_run:
-        print(sweep.format_costs(runs, _hardware(options)))
-        return 0
-    if options.list:
-        print(sweep.format_states(runs))
-        return 0
-    if options.slurm is not None:
-        return sweep.submit(options.config, options.overrides, runs, options.slurm)
-    if options.only is None:
-        return sweep.run_here(options.config, options.overrides, runs)
-    if not 0 <= options.only < len(runs):
-        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {len(runs) - 1}")
-    run = runs[options.only]
-    with sweep.recording_failure(run):
-        return train(argparse.Namespace(config=run.config, overrides=run.overrides, dry_run=False))
+    return experiment.experiment(options, train, _hardware)
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from olmo_sparsity.base.progress import say
+
+    say("`sweep` is called `experiment` now; the old name works until the next release")
+    return experiment(options)
 
 
 def losses(options: argparse.Namespace) -> int:
@@ -310,16 +305,38 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def figure(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.report.figures import draw_figure2
+    from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
     from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.base.progress import say
+    from olmo_sparsity.command.experiment import draw_folder
 
     labels = options.labels.split(",") if options.labels else None
     if all((Path(folder) / "metrics.jsonl").is_file() for folder in options.results):
         from olmo_sparsity.training.run_folder import draw_curves
 
         draw_curves(options.results, Path(options.out), labels)
+    elif len(options.results) == 1 and draw_folder(options.results[0], options.out):
+        if labels is not None:
+            raise ConfigError(f"--labels={options.labels}: an experiment's file has its labels")
     else:
-        draw_figure2([*map(read_results, options.results)], Path(options.out), labels)
+        results, missing, kept = [], [], []
+        for number, folder in enumerate(options.results):
+            try:
+                results.append(read_results(folder))
+                kept.append(number)
+            except DataError as error:
+                if not (Path(folder) / "identity.json").is_file():
+                    raise  # of nothing that was begun
+                say(f"{folder} is not drawn: {error}")
+                is_named = labels is not None and len(labels) == len(options.results)
+                label = labels[number] if labels and is_named else Path(folder).name
+                missing.append(Missing(label, str(error)))
+                first = error
+        if not results:
+            raise first
+        if labels is not None and len(labels) == len(options.results):
+            labels = [labels[number] for number in kept]
+        draw_figure2(results, Path(options.out), labels, missing)
     print(options.out)
     return 0
 
@@ -330,22 +347,47 @@ def compare(options: argparse.Namespace) -> int:
 
     if options.out is not None:
         refuse_suffix("--out", options.out, ".csv")
-    first, second = read_results(options.first), read_results(options.second)
-    table, said = describe_comparison(first, second, options.transfer)
-    print(said)
+    pairs = _compared(options)
+    tables = []
+    for first, second in pairs:
+        table, said = describe_comparison(
+            read_results(first), read_results(second), options.transfer
+        )
+        print(said)
+        tables.append(table if len(pairs) == 1 else table.assign(first=first, second=second))
     if options.out is not None:
-        write_atomically(Path(options.out), table.to_csv(index=False))
+        import pandas as pd
+
+        write_atomically(Path(options.out), pd.concat(tables).to_csv(index=False))
         print(options.out)
     return 0
+
+
+def _compared(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Two results; or of an experiment's folder the first model's and each other's."""
+    from olmo_sparsity.command.experiment import measurements_in
+
+    if options.second is not None:
+        return [(options.first, options.second)]
+    found = measurements_in(options.first)
+    if found is None or len(found) < 2:
+        what = "is no experiment's folder" if found is None else "has one measured model"
+        raise ConfigError(f"{options.first} {what}: pass two results to compare")
+    return [(found[0][1], folder) for _, folder in found[1:]]
 
 
 def report(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.report.report import write_report
     from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.command.experiment import measurements_in
 
     if options.max_documents is not None and options.max_documents < 1:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
     refuse_suffix("--out", options.out, ".html")
-    write_report(read_results(options.results), Path(options.out), options.max_documents)
-    print(options.out)
+    out = Path(options.out)
+    found = measurements_in(options.results)
+    for name, folder in found or [("", options.results)]:
+        page = out if found is None or len(found) == 1 else out.with_stem(f"{out.stem}_{name}")
+        write_report(read_results(folder), page, options.max_documents)
+        print(page)
     return 0

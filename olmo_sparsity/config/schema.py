@@ -31,7 +31,7 @@ Schema = TypeVar("Schema")
 CONFIGS = Path(__file__).parents[1] / "configs"
 """Configs that are installed with the package, and found by name."""
 
-_MADE_FOR = {"grid": "sweep", "run_folder": "train"}
+_MADE_FOR = {"grid": "experiment", "models": "experiment", "run_folder": "train"}
 """The command that has this key in its configs."""
 
 

@@ -36,7 +36,7 @@ run() {
   # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The tasks of a
   # measurement do not need each other.
   local status=0 wait=15
-  [[ $1 == measure ]] && wait=0
+  [[ $1 == measure || "$*" == experiment\ *--only=*[!0-9]* ]] && wait=0
   # shellcheck disable=SC2086 # it holds several words
   srun --kill-on-bad-exit=0 --wait="$wait" ${OLMO_SPARSITY_SRUN_FLAGS:-} olmo-sparsity "$@" || status=$?
   # SLURM signals the tasks first: they may have left before this shell is told.

@@ -38,13 +38,13 @@ WAITING = [
     sys.executable,
     "-c",
     "import sys, time\n"
-    "def expand(config, overrides):\n"
+    "def read(config, overrides):\n"
     "    print('up', file=sys.stderr, flush=True)\n"
     "    time.sleep(300)\n"
-    "from olmo_sparsity.training import sweep\n"
-    "sweep.expand = expand\n"
+    "from olmo_sparsity.command import experiment\n"
+    "experiment.read_experiment = read\n"
     "from olmo_sparsity.command.cli import entry\n"
-    "entry(['sweep', 'config'])",
+    "entry(['experiment', 'config'])",
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.run import flatten, load_config, load_saved_config, save_config
 from olmo_sparsity.config.schema import CONFIGS, read_config, read_given, shipped_configs
-from olmo_sparsity.training.sweep import expand
+from olmo_sparsity.experiment.file import read_experiment
 
 
 def test_overrides_reach_their_key(tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_shipped_configs_are_found_by_name_from_any_folder(elsewhere: Path) -> None:
     shipped = load_config(CONFIGS / "figure2.yaml")
     assert load_config("figure2.yaml") == load_config("configs/figure2.yaml") == shipped
-    assert all(Path(run.config).is_file() for run in expand("sweeps/quick.yaml", []))
+    assert all(Path(run.config).is_file() for run in read_experiment("sweeps/quick.yaml").models)
     (elsewhere / "mine.yaml").write_text("base: figure2.yaml\nseed: 7\n")
     assert load_config("mine.yaml") == replace(shipped, seed=7)
     (elsewhere / "figure2.yaml").write_text((CONFIGS / "quick.yaml").read_text())
     assert load_config("figure2.yaml") == load_config("quick.yaml")  # a file that exists wins
     for name in ("sweeps/c4_laddr.yaml", "configs/sweeps/c4_laddr.yaml"):
         with pytest.raises(ConfigError, match=r"did you mean 'sweeps/c4_ladder\.yaml'"):
-            expand(name, [])
+            read_experiment(name)
 
 
 def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
@@ -111,8 +111,10 @@ def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
         copy = elsewhere / "a" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(read_config(name))
-        assert {**read_given(copy), "configs": 0} == {**read_given(path), "configs": 0}  # paths
-    runs, copied = (expand(name, []) for name in ("sweeps/quick.yaml", "a/sweeps/quick.yaml"))
+        assert {**read_given(copy), "models": 0} == {**read_given(path), "models": 0}  # paths
+    runs, copied = (
+        read_experiment(name).models for name in ("sweeps/quick.yaml", "a/sweeps/quick.yaml")
+    )
     assert [run.name for run in runs] == [run.name for run in copied]
     own = elsewhere / "python.yaml"  # the name of its base, too
     own.write_text(read_config("figure2_code.yaml"))

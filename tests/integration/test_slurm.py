@@ -25,8 +25,9 @@ import pytest
 
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.command.cli import build_parser, main
+from olmo_sparsity.experiment.file import read_experiment
+from olmo_sparsity.experiment.jobs import jobs_of
 from olmo_sparsity.training.run_folder import read_metrics
-from olmo_sparsity.training.sweep import expand
 from tests.conftest import data_section, small_run
 from tests.integration import needs
 from tests.integration.slurm_cluster import ROOT, Cluster
@@ -112,26 +113,40 @@ class Bench:
         run_folder = f"--run_folder={self.folder / name}"
         return self.sbatch(name, *flags, "slurm/train.sbatch", str(self.config), run_folder, *words)
 
-    def figure2(self, name: str) -> Job:
-        """Of PoSE and RoPE; returns the training of the first."""
-        configs, config = [], json.loads(self.config.read_text())
-        for scheme, target_length in (("pose", 32), ("contiguous", None)):
-            config["run_folder"] = str(self.folder / f"{name}-{scheme}")
-            config["positions"] = {"scheme": scheme, "target_length": target_length}
-            configs.append(str(self.folder / f"{scheme}.json"))
-            Path(configs[-1]).write_text(json.dumps(config))
-        array = self.sbatch(
-            f"{name}-%a",
-            *("slurm/figure2.sbatch", *configs),
-            OLMO_SPARSITY_NUM_SHARDS="2",
-            OLMO_SPARSITY_LENGTHS="16 24",
-            OLMO_SPARSITY_STEPS="60",
-            OLMO_SPARSITY_MEASURE=" ".join(FEW[2:]),
-            OLMO_SPARSITY_MEASURE_FLAGS=f"--output={self.folder / name}-measure-%A-%a.log",
-            OLMO_SPARSITY_RESULTS=f"{self.folder / name}-results",
+    def experiment(self, name: str) -> Job:
+        """Four models at three lengths and two steps: one diverges, one is too flat to have
+        targets; the caller disturbs the first two. Returns the training of the first."""
+        base = json.loads(self.config.read_text())
+        del base["run_folder"]
+        changes: dict[str, dict] = {
+            "rope": {"positions": {"scheme": "contiguous", "target_length": None}},
+            "pose": {},
+            "flat": {"optimizer": base["optimizer"] | {"learning_rate": 1e-12}},
+            "bad": {"optimizer": base["optimizer"] | {"learning_rate": 1e30}},
+        }
+        for model, change in changes.items():
+            (self.folder / f"{model}.json").write_text(json.dumps(base | change))
+        measure = {
+            **{"steps": [60, "last"], "long": [12, 16, 24], "short": 8, "stride": 8, "draws": 1},
+            **{"ks": [1, 2], "selectors": ["random", "nearest"], "min_gap": 0.05, "halves": 0},
+            **{"max_documents": 4, "targets": "own", "shards": 2},
+        }
+        file = {
+            "folder": str(self.folder / name),
+            "models": [f"{model}.json" for model in changes],
+            "grid": {"seed": [3]},
+            "measure": measure,
+        }
+        (self.folder / f"{name}.yaml").write_text(json.dumps(file))
+        command = (sys.executable, "-m", "olmo_sparsity", "experiment")
+        self.cluster.run(
+            *(*command, str(self.folder / f"{name}.yaml"), "--max-jobs=3"),
+            f"--slurm=--partition=low --output={self.folder}/{name}-%a.log",
+            f"--measure-slurm=--output={self.folder}/{name}-measure-%A-%a.log",
         )
+        numbers = json.loads((self.folder / name / "slurm.json").read_text())
         log = self.folder / f"{name}-0.log"
-        return Job(self.cluster, f"{array.number}_0", self.folder / f"{name}-pose", log)
+        return Job(self.cluster, numbers["rope"], self.folder / name / "rope", log)
 
     def pretend(self, name: str, script: str, *flags: str, **variables: str) -> Job:
         """train.sbatch, of a repository whose `olmo-sparsity` is this script of bash."""
@@ -263,12 +278,12 @@ def two_nodes(bench: Bench) -> Job:
 
 
 def swept(bench: Bench) -> Job:
-    grid = {"folder": f"{bench.folder}/swept", "configs": ["config.yaml"]}
+    grid = {"folder": f"{bench.folder}/swept", "models": ["config.yaml"]}
     grid |= {"grid": {"seed": [3, 2]}}
     (bench.folder / "grid.yaml").write_text(json.dumps(grid))
-    command = (sys.executable, "-m", "olmo_sparsity", "sweep", f"{bench.folder}/grid.yaml")
-    told = bench.cluster.run(*command, f"--slurm=--output={bench.folder}/swept-%a.log")
-    array = re.search(r"Submitted batch job (\d+)", told)
+    command = (sys.executable, "-m", "olmo_sparsity", "experiment", f"{bench.folder}/grid.yaml")
+    bench.cluster.run(*command, f"--slurm=--output={bench.folder}/swept-%a.log")
+    array = re.search(r"(\d+)_0", (bench.folder / "swept/slurm.json").read_text())
     assert array is not None
     run_folder, log = bench.folder / "swept/config_seed3", bench.folder / "swept-0.log"
     # The last element has the number of the array, and its signals reach the others too.
@@ -291,19 +306,19 @@ def refusing(bench: Bench) -> Job:
     return bench.pretend("refusing", "sleep $((3 * SLURM_PROCID)); exit 2", *TWO_NODES).end()
 
 
-def chained(bench: Bench) -> Job:
-    job = bench.figure2("chained")
+def experimented(bench: Bench) -> Job:
+    """A training is killed, another preempted."""
+    job = bench.experiment("experimented")
     job.reach(20)
-    bench.cluster.run("scancel", "--signal=USR2", job.number)
-    job.end()
-    last_of_chain(job).end()
+    os.kill(job.starts()[-1]["pid"], signal.SIGKILL)
+    numbers = json.loads((job.run_folder.parent / "slurm.json").read_text())
+    log = job.log_path.with_name("experimented-1.log")
+    other = Job(job.cluster, numbers["pose"], job.run_folder.with_name("pose"), log)
+    other.reach(20)
+    job.cluster.run("scontrol", "requeue", other.number)
+    figure = Job(job.cluster, numbers["figure"], job.run_folder, job.log_path)
+    figure.end(900)
     return job
-
-
-def last_of_chain(job: Job) -> Job:
-    number = re.search(r"then figure: job (\d+)", job.log)
-    assert number is not None, job.log
-    return Job(job.cluster, number[1], job.run_folder, job.log_path)
 
 
 # --- all at once ----------------------------------------------------------------------------------
@@ -323,7 +338,9 @@ def jobs(
     (folder / "config.yaml").write_text(json.dumps(config))
     asked = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [call.params["job"] for call in asked if call is not None and "job" in call.params]
-    longest = [scenario for scenario in (losing, out_of_time, chained, swept) if scenario in wanted]
+    longest = [
+        scenario for scenario in (losing, out_of_time, experimented, swept) if scenario in wanted
+    ]
     with Cluster() as cluster, ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         bench = Bench(cluster, folder / "config.yaml", folder, {})
         for scenario in dict.fromkeys([undisturbed, *longest, *wanted]):
@@ -438,11 +455,12 @@ def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
 @asks(swept)
 def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
-    runs = expand(str(job.run_folder.parents[1] / "grid.yaml"), [])
+    runs = jobs_of(read_experiment(str(job.run_folder.parents[1] / "grid.yaml")))
     assert [run.name for run in runs] == ["config_seed3", "config_seed2"]
     assert [run.state().name for run in runs] == ["done", "done"]
-    assert runs[0].folder == job.run_folder
-    starts = [json.loads((run.folder / "environment.json").read_text()) for run in runs]
+    folders = [run.model.folder for run in runs if run.model is not None]
+    assert folders[0] == job.run_folder
+    starts = [json.loads((folder / "environment.json").read_text()) for folder in folders]
     assert list(map(len, starts)) == [2, 1]
     saved = job.starts()[1]["resumed_at_step"]
     assert f"SIGUSR2: saved step {saved}; the same command goes on" in job.log
@@ -468,24 +486,18 @@ def test_what_becomes_of_a_job(job: Job, facts: list[str], said: list[str]) -> N
 
 
 @pytest.mark.accept
-@asks(chained)
-def test_the_chain_of_figure_2(job: Job, whole: Results) -> None:
-    """It trains two configs and measures them at two lengths and steps, each by an array."""
-    from olmo_sparsity.analysis.report.figures import curves_of
-
-    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
-    folder = job.run_folder.with_name("chained-results")
-    assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
-    found = {path.name: read_results(path) for path in folder.iterdir() if path.is_dir()}
-    places = {"16-0": (16, 120), "24-0": (24, 120), "24-60": (24, 60)}
-    schemes = ("pose", "contiguous")
-    assert {
-        name: (one.meta.windows["long"], one.meta.model["trained"]["step"])
-        for name, one in found.items()
-    } == {f"chained-{scheme}-{name}": place for scheme in schemes for name, place in places.items()}
-    assert_same(found["chained-pose-24-0"], whole)
-    curves = curves_of([*found.values()], [name.split("-")[1] for name in found])
-    assert [len(curve.of_run) for curve in curves] == [3, 3]
+@asks(experimented)
+def test_an_experiment_draws_one_figure_whatever_becomes_of_its_jobs(job: Job) -> None:
+    experiment = read_experiment(str(job.run_folder.parents[1] / "experimented.yaml"))
+    assert experiment.figure.read_bytes().startswith(b"\x89PNG")
+    states = {one.name: one.state() for one in jobs_of(experiment)}
+    assert {states[name].name for name in ("rope", "pose", "flat")} == {"done"}
+    assert "lower optimizer.learning_rate" in states["bad"].detail
+    places = ("last-12", "last-16", "last-24", "60-24")
+    for place in places:
+        assert {states[f"{model}-{place}"].name for model in ("rope", "pose")} == {"done"}
+        assert "no target has a gap large enough" in states[f"flat-{place}"].detail
+        assert "its training failed" in states[f"bad-{place}"].detail
 
 
 @pytest.fixture(scope="module")

@@ -9,22 +9,22 @@ from pathlib import Path
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.command.cli import build_parser
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.training.sweep import Run, expand
+from olmo_sparsity.experiment.file import Experiment, read_experiment
 
 ROOT = Path(__file__).parents[2]
 parser = cache(build_parser)
 
 
 @cache
-def runs_of(config: str, *overrides: str) -> list[Run]:
-    return expand(os.path.relpath(ROOT / config), list(overrides))
+def experiment_of(config: str, *overrides: str) -> Experiment:
+    return read_experiment(os.path.relpath(ROOT / config), overrides)
 
 
 def check_command(words: list[str]) -> None:
     options, rest = parser().parse_known_args(words)
     assert all(word.startswith("--") and "=" in word for word in rest)
-    if options.command == "sweep":
-        assert runs_of(options.config, *rest)
+    if options.command in ("experiment", "sweep"):
+        assert experiment_of(options.config, *rest).models
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
     elif options.command == "measure":

@@ -324,3 +324,27 @@ def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:
 
 def _counting(plan: Plan) -> Plan:
     return replace(plan, scorer=counting(plan.scorer))
+
+
+# --- a model that is not trained yet --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """What measuring a model of a given shape costs."""
+
+    num_targets: float
+    forwards: float
+    gpu_hours: float | None
+    """None without a GPU's name."""
+
+
+def estimate_untrained(plan: Plan, speed: str | None = None) -> Untrained:
+    """Count a measurement without running its model, which may have no weights: as many targets as
+    `share` and `max_targets` allow, and for each half a target of the placebo. `speed`: a GPU, or
+    token-forwards a second."""
+    price = _price(plan.model.num_parameters, speed)
+    trial = _Trial({}, speed=1.0, losses=None, speed_of_targets=1.0)
+    cost = trial.cost(plan)
+    hours = None if price is None else cost.forwards / price[0] / 3600
+    return Untrained(cost.num_evaluated, cost.forwards, hours)

@@ -1,13 +1,16 @@
-"""Draw Figure 2: do a few distant units suffice, and are they needed? Recovery and removal by k:
-own text against unrelated text and placebo; recovery by length and step. Never imports torch."""
+"""Draw Figure 2: how much distant text reduces the loss, by the length of the window and the step;
+and how much of it a few distant units recover, next to unrelated text and placebo targets, and
+whether they are needed. Never imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -17,19 +20,25 @@ from matplotlib.patches import Patch
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.results import Results, main_set
+from olmo_sparsity.analysis.results.statistics import GROUPS, mean_gap, placebo_recovery
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import ConfigError, DataError
 
-_OF_CURVES = [
-    (drawing.BLUE, "o"),
-    (drawing.RED, "s"),
-    (drawing.GREEN, "^"),
-    (drawing.ORANGE, "D"),
-    (drawing.PINK, "v"),
-    (drawing.SKY, "P"),
-]
-"""Colour and marker of each curve."""
+_COLORS = (
+    drawing.BLUE,
+    drawing.RED,
+    drawing.GREEN,
+    drawing.ORANGE,
+    drawing.PINK,
+    drawing.SKY,
+    drawing.BLACK,
+)
+_OF_SCHEME = {"pose": drawing.BLUE, "contiguous": drawing.RED, "randomized": drawing.GREEN}
+"""Colour of a position scheme, whichever other models are drawn."""
+
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+"""Marker of each kind of units."""
 
 _FOREIGN: Any = (0, (3, 1.6))
 _PLACEBO: Any = ":"
@@ -42,34 +51,85 @@ _SETTINGS = {
 }
 
 
-def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
+@dataclass(frozen=True)
+class Missing:
+    """A point of the figure that has no result, and why."""
+
+    label: str
+    reason: str
+    length: float | None = None
+    """None: unknown; infinite: all earlier text."""
+
+    step: int | None = None
+    """None: the last one."""
+
+    positions: str | None = None
+    """The model's position scheme, which determines the colour."""
+
+    @property
+    def place(self) -> str:
+        length = {None: "", float("inf"): "all text"}.get(self.length, f"{self.length or 0:,.0f}")
+        step = f"step {self.step:,}" if self.step else ""
+        return ", ".join(part for part in (length, step) if part)
+
+
+def draw_figure2(
+    results: list[Results],
+    out: Path,
+    labels: list[str] | None = None,
+    missing: Sequence[Missing] = (),
+) -> None:
     """Write Figure 2 to `out`. `labels` name the results, or the runs and models that they are of.
-    Default: the names of these."""
-    if not results:
+    Default: the names of these. Results of one label are of one scheme, such as its seeds."""
+    if not results and not missing:
         raise ConfigError("no results to draw; pass at least one folder")
     if (
         len({interpretation_of(result.meta.windows["far_states"]).replaces for result in results})
         > 1
     ):
         raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
-    names = [str(result.meta.model["name"]).partition("/checkpoints/")[0] for result in results]
+    names = [_run_of(result) for result in results]
     runs = list(dict.fromkeys(names))
     if labels is not None and len(labels) == len(runs):
         names, labels = [labels[runs.index(name)] for name in names], None
     curves = curves_of(results, drawing.one_label_each(labels, names))
-    drawing.save(lambda: draw_headline(curves), Path(out), **_SETTINGS)
+    drawing.save(lambda: draw_headline(curves, missing), Path(out), **_SETTINGS)
 
 
-@dataclass(frozen=True)
+def _run_of(result: Results) -> str:
+    return str(result.meta.model["name"]).partition("/checkpoints/")[0]
+
+
+# --- curves: the measurements of one model that differ in length or step alone -----------------
+
+
+@dataclass(frozen=True, eq=False)
 class Curve:
     """A run in the headline figure: the summary's rows of one selector."""
 
     label: str
+    """Of its scheme: curves of one label share their colour."""
+
     rows: pd.DataFrame
-    """By k, at the last step and the longest windows. With the columns k, units, recovery, low,
-    high, foreign, removal, removal_low, …, and length, step, windows of the measurement."""
+    """By k, at the last step and the longest windows. With the columns k, units, selector,
+    recovery, low, high, foreign, placebo_recovery, removal, removal_low, …, and length, step,
+    windows of the measurement."""
+
     of_run: pd.DataFrame
     """With the smallest k, of all measurements of the run."""
+
+    gaps: pd.DataFrame
+    """Mean L_short − L_long of all tokens: length, step, gap, gap_low, gap_high."""
+
+    trained: Mapping[str, Any]
+    """How the model was trained: positions, length, …; empty if unknown."""
+
+    transferred: pd.DataFrame
+    """Recovery by units that another model chose, by k."""
+
+    @property
+    def name(self) -> str:
+        return f"{_shown(self.label)}, {spell(self.rows.selector.iloc[0])}"
 
     def along(self, axis: str) -> pd.DataFrame:
         """Rows that differ by this alone, in its order."""
@@ -78,89 +138,315 @@ class Curve:
         return rows[(rows[fixed] == self.rows[fixed].iloc[0]).all(axis=1)]
 
 
-def draw_headline(curves: list[Curve]) -> Figure:
-    """Draw recovery and removal by k, own text against unrelated text and placebo; where a run was
-    measured at several lengths or steps, recovery by these."""
-    more = [
+def _shown(name: str) -> str:
+    return name if len(name) <= 30 else "…" + name[-29:]  # the end of a path
+
+
+def curves_of(results: Sequence[Results], names: Sequence[str]) -> list[Curve]:
+    """The first selector of each measurement, at its main target set. Those of one name and one
+    run are a curve if they differ in length and step alone; otherwise each says what differs."""
+    pairs = list(zip(results, names, strict=True))
+    evaluated = {name for result, name in pairs if not _is_transfer(result)}
+    points: dict[str, list[pd.DataFrame]] = {}
+    groups: dict[tuple[str, str], list[Results]] = {}
+    for result, name in pairs:
+        if _is_transfer(result) and name in evaluated:
+            points.setdefault(name, []).append(_rows_of(result))
+        else:
+            groups.setdefault((name, _run_of(result)), []).append(result)
+    curves = []
+    for (name, _), own in groups.items():
+        of_conditions: dict[str, list[Results]] = {}
+        for result in own:
+            of_conditions.setdefault(repr(_conditions(result)), []).append(result)
+        alike = list(of_conditions.values())
+        for some in alike:
+            differing = _differing(some[0], [others[0] for others in alike])
+            label = ", ".join([name, *differing])
+            curves += _curves(label, some, points.pop(name, []))
+    return curves
+
+
+def _curves(label: str, results: list[Results], transferred: list[pd.DataFrame]) -> list[Curve]:
+    tables = [(result, rows) for result in results if len(rows := _rows_of(result))]
+    places = {tuple(rows[["step", "length"]].iloc[0]): (result, rows) for result, rows in tables}
+    is_one = len(places) == len(tables) > 1
+    curves = []
+    for result, rows in [places[max(places)]] if is_one else tables:
+        every = tables if is_one else [(result, rows)]
+        joined = pd.concat([of_place for _, of_place in every])
+        curve = Curve(
+            label=label,
+            rows=rows,
+            of_run=joined[joined.k == joined.k.min()],
+            gaps=pd.DataFrame([_gap_of(one, of_place) for one, of_place in every]),
+            trained=result.meta.model.get("trained") or {},
+            transferred=pd.concat(transferred) if transferred else rows[:0],
+        )
+        curves.append(curve)
+        transferred = []
+    return curves
+
+
+def _is_transfer(result: Results) -> bool:
+    return "choices" in result.meta.targets
+
+
+def _conditions(result: Results) -> dict[str, Any]:
+    """What measurements of one curve share."""
+    windows = result.meta.windows
+    names = ("short", "stride", "far_states", "sample")
+    conditions = {name: windows.get(name) for name in names}
+    conditions["text"] = str(result.meta.data.get("fingerprint"))[:8]
+    conditions["selector"] = result.meta.selectors[0] if result.meta.selectors else ""
+    return conditions
+
+
+def _differing(result: Results, others: Sequence[Results]) -> list[str]:
+    """The conditions of a measurement in which some of these differ."""
+    conditions = [_conditions(other) for other in others]
+    return [
+        f"{name}={value}"
+        for name, value in _conditions(result).items()
+        if any(other[name] != value for other in conditions)
+    ]
+
+
+def _rows_of(result: Results) -> pd.DataFrame:
+    target_set = main_set(result.targets.target_set)
+    rows = result.summary[result.summary.target_set == target_set]
+    if not len(rows):
+        return rows
+    rows = rows[rows.selector == rows.selector.iloc[0]]
+    long, short = (result.meta.windows[name] for name in ("long", "short"))
+    step = (result.meta.model.get("trained") or {}).get("step") or 0
+    length = float("inf") if long == "all" else long
+    targets = result.targets[result.targets.target_set == target_set]
+    recovery = result.recovery[result.recovery.selector == rows.selector.iloc[0]]
+    placebo = placebo_recovery(result.losses, targets, recovery)
+    rows = rows.merge(placebo, how="left", on=GROUPS)
+    return rows.assign(windows=f"{long} / {short}", length=length, step=step)
+
+
+def _gap_of(result: Results, rows: pd.DataFrame) -> dict[str, float]:
+    gap, low, high = mean_gap(result.reported)
+    place = {name: float(rows[name].iloc[0]) for name in ("length", "step")}
+    return place | {"gap": gap, "gap_low": low, "gap_high": high}
+
+
+# --- the figure ---------------------------------------------------------------------------------
+
+
+def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[str, str]:
+    """The colour of each label: that of its position scheme, or the next free one. It does not
+    depend on the order of results, nor on which of them are there."""
+    schemes = {curve.label: curve.trained.get("positions") for curve in curves}
+    for point in missing:
+        schemes[point.label] = schemes.get(point.label) or point.positions
+    colors: dict[str, str] = {}
+    for label in sorted(schemes):
+        color = _OF_SCHEME.get(str(schemes[label]))
+        if color is not None and color not in colors.values():
+            colors[label] = color
+    for label in sorted(schemes.keys() - colors.keys()):
+        free = [color for color in _COLORS if color not in colors.values()]
+        colors[label] = free[0] if free else drawing.GREY
+    return colors
+
+
+@dataclass(frozen=True)
+class _Panel:
+    axis: str
+    title: str
+    value: str
+    ends: str
+    """What precedes `low` and `high` in the names of the interval's ends."""
+
+    controls: Mapping[str, Any]
+    """Column of each control, and the style of its line."""
+
+
+_PANELS = (
+    _Panel(
+        "k",
+        "(b) Enough? k units alone",
+        "recovery",
+        "",
+        {"placebo_recovery": _PLACEBO, "foreign": _FOREIGN},
+    ),
+    _Panel("k", "(c) Needed? All but k", "removal", "removal_", {"placebo_removal": _PLACEBO}),
+)
+
+
+def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
+    """Draw the gap by length and step; recovery and removal by k, own text against placebo targets
+    and unrelated text; where a run was measured at several lengths or steps, recovery by these."""
+    varied = [
         axis
         for axis in ("length", "step")
-        if any(c.along(axis)[axis].nunique() > 1 for c in curves)
+        if any(curve.along(axis)[axis].nunique() > 1 for curve in curves)
     ]
-    figure = Figure(figsize=(5.5, 5.5) if more else (5.5, 3.3), layout="constrained")
-    if not curves:
+    by_place = [
+        _Panel(axis, _TITLES[axis], "recovery", "", {"foreign": _FOREIGN}) for axis in varied
+    ]
+    panels = [*_PANELS, *by_place]
+    num_rows = -(-(1 + len(panels)) // 3)
+    height = 3.1 + 2.3 * (num_rows - 1) + 0.13 * len(missing)
+    figure = Figure(figsize=(7.5, height), layout="constrained")
+    if not curves and not missing:
         figure.text(0.5, 0.5, "not measured", ha="center", va="center", color=_FAINT)
         return figure
-    panels = [
-        ("k", "Enough? k units alone", "recovery", "", "foreign", _FOREIGN),
-        ("k", "Needed? All but k units", "removal", "removal_", "placebo_removal", _PLACEBO),
-        *((axis, _TITLES[axis], "recovery", "", "foreign", _FOREIGN) for axis in more),
-    ]
-    grid = figure.subplots(-(-len(panels) // 2), 2, sharey=True).ravel()
-    for axes in grid[len(panels) :]:
+    grid = figure.subplots(num_rows, 3, squeeze=False).ravel()
+    for axes in grid[1 + len(panels) :]:
         axes.set_visible(False)
-    sizes = [
-        f"windows {c.rows.windows.iloc[0]} tokens, "
-        f"n = {c.rows.num_targets.iloc[0]:,.0f} targets, "
-        f"{c.rows.num_documents.iloc[0]:,.0f} documents"
-        for c in curves
-    ]
-    shared = len(set(sizes)) == 1
-    figure.suptitle(sizes[0] if shared else "", fontsize=7.5)
-    styles = [
-        (curve, units)
-        for curve in curves
-        for units in sorted(curve.rows.units.unique(), key=lambda name: name != "tokens")
-    ]
-    handles: list[Artist] = []
-    for number, (curve, units) in enumerate(styles):
-        color, marker = _OF_CURVES[number % len(_OF_CURVES)]
-        style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
-        for axes, (axis, _, value, low, control, line) in zip(grid, panels, strict=False):
-            rows = curve.along(axis)[lambda rows, units=units: rows.units == units]
-            axes.plot(rows[axis], rows[value], **style)
-            drawing.band(axes, rows[axis], rows[f"{low}low"], rows[f"{low}high"], color)
-            axes.plot(rows[axis], rows[control], linestyle=line, linewidth=0.9, color=color)
-        name = f"{curve.label}, {units}" + ("" if shared else f"; {sizes[curves.index(curve)]}")
-        handles.append(Line2D([], [], label=name, **style))
-    for axes, (axis, title, value, *_) in zip(grid, panels, strict=False):
-        _draw_axis(axes, axis, set().union(*(curve.along(axis)[axis] for curve in curves)))
-        axes.set_title(title, loc="left", fontweight="bold")
-        axes.set_ylabel(f"{value} (1: the whole gap)")
-        axes.tick_params(labelleft=True)
+    colors = colors_of(curves, missing)
+    _draw_gaps(grid[0], curves, missing, colors)
+    handles = _draw_curves(figure, list(grid[1:]), panels, curves, colors)
+    for axes, panel in zip(grid[1:], panels, strict=False):
+        values = set[float]().union(*(curve.along(panel.axis)[panel.axis] for curve in curves))
+        _draw_axis(axes, panel.axis, values)
+        axes.set_title(panel.title, loc="left", fontweight="bold")
+        axes.set_ylabel(f"{panel.value} (1: the whole gap)")
         for level in (0, 1):
             axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
-    for line, label in ((_FOREIGN, "best k of unrelated text"), (_PLACEBO, "placebo targets")):
-        handles.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
-    handles.append(Patch(color=_FILL, label="95% over documents"))
-    ncols = 1 if max(len(str(handle.get_label())) for handle in handles) > 55 else 2
+    handles += _handles_of_missing(missing, colors)
+    ncols = 1 if max(len(str(handle.get_label())) for handle in handles) > 55 else 3
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)
     return figure
 
 
-def curves_of(results: list[Results], names: list[str]) -> list[Curve]:
-    """The first selector of each measurement, at its main target set. Those of one name are a
-    curve if they differ in length or step."""
-    curves = []
-    for name in dict.fromkeys(names):
-        own = [one for one, of in zip(results, names, strict=True) if of == name]
-        found = [rows for one in own if len(rows := _rows_of(one))]
-        places = {tuple(rows[["step", "length"]].iloc[0]): rows for rows in found}
-        is_one = len(places) == len(found) > 1
-        for rows in [places[max(places)]] if is_one else found:
-            shown = name if len(name) <= 30 else "…" + name[-29:]  # the end of a path
-            every = pd.concat(found) if is_one else rows
-            label = f"{shown}, {spell(rows.selector.iloc[0])}"
-            curves.append(Curve(label, rows, every[every.k == every.k.min()]))
-    return curves
+def _draw_curves(
+    figure: Figure,
+    grid: Sequence[Axes],
+    panels: Sequence[_Panel],
+    curves: Sequence[Curve],
+    colors: Mapping[str, str],
+) -> list[Artist]:
+    """Draw all panels but that of gaps; returns what the legend says."""
+    sizes = [
+        f"windows {curve.rows.windows.iloc[0]} tokens, "
+        f"n = {curve.rows.num_targets.iloc[0]:,.0f} targets, "
+        f"{curve.rows.num_documents.iloc[0]:,.0f} documents"
+        for curve in curves
+    ]
+    is_shared = len(set(sizes)) == 1
+    figure.suptitle(sizes[0] if is_shared else "", fontsize=7.5)
+    kinds = list(dict.fromkeys(units for curve in curves for units in curve.rows.units))
+    kinds.sort(key=lambda units: units != "tokens")
+    handles: dict[str, Artist] = {}
+    for curve, size in zip(curves, sizes, strict=True):
+        for units in [kind for kind in kinds if kind in set(curve.rows.units)]:
+            color = colors[curve.label]
+            marker = _MARKERS[kinds.index(units) % len(_MARKERS)]
+            style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
+            for axes, panel in zip(grid, panels, strict=False):
+                rows = curve.along(panel.axis)
+                rows = rows[rows.units == units]
+                at = rows[panel.axis]
+                axes.plot(at, rows[panel.value], **style)
+                low, high = rows[f"{panel.ends}low"], rows[f"{panel.ends}high"]
+                drawing.band(axes, at, low, high, color)
+                for column, line in panel.controls.items():
+                    axes.plot(at, rows[column], linestyle=line, linewidth=0.9, color=color)
+            moved = curve.transferred
+            moved = moved[moved.units == units] if len(moved) else moved
+            if len(moved):
+                starred: dict[str, Any] = {
+                    "color": color,
+                    "marker": "*",
+                    "markersize": 6,
+                    "linestyle": "none",
+                }
+                grid[0].plot(moved.k, moved.recovery, **starred)
+            name = f"{curve.name}, {units}" + ("" if is_shared else f"; {size}")
+            handles.setdefault(name, Line2D([], [], label=name, **style))
+    legend = list(handles.values())
+    controls = ((_PLACEBO, "placebo targets"), (_FOREIGN, "best k of unrelated text"))
+    for line, label in controls if curves else ():
+        legend.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
+    if any(len(curve.transferred) for curve in curves):
+        about: dict[str, Any] = {"marker": "*", "linestyle": "none", "color": _FAINT}
+        legend.append(Line2D([], [], label="units that another seed chose", **about))
+    if curves:
+        legend.append(Patch(color=_FILL, label="95% over documents"))
+    return legend
 
 
-def _rows_of(result: Results) -> pd.DataFrame:
-    rows = result.summary[result.summary.target_set == main_set(result.targets.target_set)]
-    long, short = (result.meta.windows[name] for name in ("long", "short"))
-    step = (result.meta.model.get("trained") or {}).get("step") or 0
-    length = float("inf") if long == "all" else long
-    rows = rows.assign(windows=f"{long} / {short}", length=length, step=step)
-    return rows[rows.selector == rows.selector.iloc[0]] if len(rows) else rows
+def _draw_gaps(
+    axes: Axes,
+    curves: Sequence[Curve],
+    missing: Sequence[Missing],
+    colors: Mapping[str, str],
+) -> None:
+    """Mean L_short − L_long of all tokens by the long window; the steps before the last are
+    fainter. The lengths beyond the trained one are shaded."""
+    axes.set_title("(a) What distant text adds", loc="left", fontweight="bold")
+    axes.set_ylabel("L_short − L_long, mean of all tokens (nats)")
+    axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
+    finite = [gap for curve in curves for gap in curve.gaps.length if np.isfinite(gap)]
+    finite += [point.length for point in missing if point.length not in (None, float("inf"))]
+    all_text = 2 * max(finite, default=1.0)  # the place of long="all"
+    steps = sorted({step for curve in curves for step in curve.gaps.step})
+    for curve in curves:
+        color = colors[curve.label]
+        for step, rows in curve.gaps.groupby("step"):
+            rows = rows.sort_values("length")
+            at = rows.length.replace(float("inf"), all_text)
+            rank = steps.index(step) + 1
+            alpha = 0.25 + 0.75 * rank / len(steps)
+            errors = [rows.gap - rows.gap_low, rows.gap_high - rows.gap]
+            style: dict[str, Any] = {"color": color, "alpha": alpha, "marker": "o"}
+            axes.errorbar(at, rows.gap, errors, markersize=4, linewidth=1, capsize=2, **style)
+            if step != steps[-1]:
+                last = (at.iloc[-1], rows.gap.iloc[-1])
+                said = f" step {step:,.0f}"
+                axes.annotate(said, last, fontsize=5, color=color, va="center")
+    for point in missing:
+        if point.length is not None:
+            place = all_text if point.length == float("inf") else point.length
+            axes.plot(
+                [place],
+                [0.03],
+                marker="x",
+                color=colors[point.label],
+                linestyle="none",
+                transform=axes.get_xaxis_transform(),
+                clip_on=False,
+            )
+    _draw_axis(axes, "length", finite)
+    has_all = any((curve.gaps.length == float("inf")).any() for curve in curves)
+    if has_all or any(point.length == float("inf") for point in missing):
+        axes.set_xticks([*sorted(set(finite)), all_text])
+        axes.set_xticklabels([*(f"{length:,.0f}" for length in sorted(set(finite))), "all"])
+        axes.set_xlim((min(finite, default=all_text)) * 0.8, all_text * 1.25)
+    _shade_beyond(axes, {int(c.trained["length"]) for c in curves if c.trained.get("length")})
+
+
+def _shade_beyond(axes: Axes, trained: set[int]) -> None:
+    left, right = axes.get_xlim()
+    for length in trained:
+        if left < length < right:
+            axes.axvline(length, color=_FAINT, linewidth=0.8, linestyle="--", zorder=0)
+    if len(trained) == 1 and max(trained) < right:
+        axes.axvspan(max(left, *trained), right, color=_FILL, alpha=0.5, linewidth=0, zorder=0)
+        said = f"beyond the trained {max(trained):,}"
+        axes.text(0.98, 0.97, said, transform=axes.transAxes, ha="right", va="top", fontsize=6)
+        axes.set_xlim(left, right)
+
+
+def _handles_of_missing(missing: Iterable[Missing], colors: Mapping[str, str]) -> list[Artist]:
+    """A line of the legend for each label and reason, with the places that lack a point."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for point in missing:
+        places.setdefault((point.label, point.reason), []).append(point.place)
+    handles: list[Artist] = []
+    for (label, reason), of_label in places.items():
+        shown = "; ".join(dict.fromkeys(place for place in of_label if place))  # of all seeds
+        text = f"{label}{f' ({shown})' if shown else ''}: {' '.join(reason.split())}"
+        style: dict[str, Any] = {"marker": "x", "linestyle": "none", "color": colors[label]}
+        shown_text = textwrap.shorten(text, 240, placeholder=" …")
+        handles.append(Line2D([], [], label="\n".join(textwrap.wrap(shown_text, 120)), **style))
+    return handles
 
 
 _TITLES = {
@@ -174,7 +460,9 @@ def _draw_axis(axes: Axes, name: str, values: Collection[float]) -> None:
     axes.set_xlabel(_LABELS[name])
     if name == "step":
         return
-    ticks = sorted(value for value in values if value < float("inf"))
+    ticks = sorted({value for value in values if value < float("inf")})
+    if not ticks:
+        return
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axes.minorticks_off()

@@ -394,3 +394,29 @@ def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
         "longppl": float(np.exp(key.mean())) if len(key) else None,
         "ppl": float(np.exp(min(losses.loss_long.mean(), 700))),
     }
+
+
+def placebo_recovery(
+    losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame
+) -> pd.DataFrame:
+    """Return the recovery of the placebo's targets, at which an unrelated text seemed to help, by
+    that text's own best units: what recovery is worth where only chance can act."""
+    placebo = pair(losses, targets, recovery).query("far_part == 'placebo'")
+    rows = []
+    for names, group in placebo.groupby(GROUPS):
+        sums = _sums(group, _documents_of(group))
+        values = _with_intervals({"placebo_recovery": _quantities(sums)["recovery"]})
+        rows.append(dict(zip(GROUPS, names, strict=True)) | values)
+    ends = ("", "_low", "_high")
+    return pd.DataFrame(rows, columns=[*GROUPS, *(f"placebo_recovery{end}" for end in ends)])
+
+
+def mean_gap(losses: pd.DataFrame) -> tuple[float, float, float]:
+    """Return the mean of L_short − L_long over all tokens, in nats, and its interval over
+    documents."""
+    gaps = (losses.loss_short - losses.loss_long).astype(float)
+    sums = pd.DataFrame({"gap": gaps, "tokens": 1.0}).groupby(losses.document.to_numpy()).sum()
+    gap_R, tokens_R = resample(sums).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_R = gap_R / tokens_R
+    return interval(mean_R[1:], mean_R[0])

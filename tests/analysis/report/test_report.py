@@ -277,11 +277,11 @@ def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) 
     figure = draw_headline(curves_of([results], ["a model"]))
     rows = results.summary.query("target_set == 'gap' and selector == 'add_one'")
     columns = (("recovery", "foreign"), ("removal", "placebo_removal"))
-    for axes, names in zip(figure.axes, columns, strict=True):
+    for axes, names, num_lines in zip(figure.axes[1:3], columns, (3, 2), strict=True):
         drawn = [tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) > 2]
         for (_, of_units), column in product(rows.groupby("units"), names):
             assert tuple(of_units.sort_values("k")[column]) in drawn
-        assert len(drawn) == 2 * len(UNITS)
+        assert len(drawn) == num_lines * len(UNITS)
 
 
 def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Pa
     curves = curves_of(every, [run for run in "ab" for _ in places])
     assert [curve.rows.length.iloc[0] for curve in curves] == [64, 64]
     figure = draw_headline(curves)
-    by_k, _, by_length, by_step = figure.axes
+    _, by_k, _, by_length, by_step, _ = figure.axes
     assert set(by_k.lines[0].get_ydata()) == {0.2}
     for axes, wanted in ((by_length, {16: 0.1, 64: 0.2}), (by_step, {5: 0.3, 7: 0.4, 9: 0.2})):
         assert dict(zip(*axes.lines[0].get_data(), strict=True)) == wanted
@@ -306,6 +306,90 @@ def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Pa
     assert "RoPE" in (tmp_path / "figure.svg").read_text()
     same = curves_of([*every[:2], every[0]], ["a"] * 3)
     assert [curve.rows.length.iloc[0] for curve in same] == [16, 64, 16]
+
+
+def test_placebo_targets_are_drawn_beside_own_ones(results: Results) -> None:
+    """Recovery at targets that an unrelated text seemed to help, by units of that text."""
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+
+    (curve,) = curves_of([results], ["a model"])
+    losses = results.losses.set_index(["document", "target"])
+    rows = results.recovery.query(
+        "far_part == 'placebo' and control == 'own' and units == 'tokens' and k == 1"
+    )
+    rows = rows[rows.selector == curve.rows.selector.iloc[0]]
+    chosen = results.targets.query("far_part == 'placebo' and target_set == 'gap'")
+    rows = rows.merge(chosen[["document", "target"]]).join(losses, on=["document", "target"])
+    expected = (rows.loss_short - rows.loss_set).sum()
+    expected /= (rows.loss_short - rows.placebo_loss_long).sum()
+    drawn = curve.rows.query("units == 'tokens' and k == 1").placebo_recovery.iloc[0]
+    assert drawn == pytest.approx(expected, rel=1e-5)
+    by_k = draw_headline([curve]).axes[1]
+    assert any(drawn in line.get_ydata() for line in by_k.lines if line.get_linestyle() == ":")
+
+
+def test_the_gap_is_drawn_by_length_and_lengths_beyond_the_trained_one_are_shaded(
+    results: Results,
+) -> None:
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+
+    trained = {"step": 9, "length": 32, "positions": "pose"}
+    every = [
+        replace(
+            results,
+            meta=replace(
+                META,
+                model={"name": "runs/a", "trained": trained},
+                windows=META.windows | {"long": long},
+            ),
+        )
+        for long in (16, 64)
+    ]
+    axes = draw_headline(curves_of(every, ["a", "a"])).axes[0]
+    reported = results.reported
+    gap = (reported.loss_short - reported.loss_long).mean()
+    line = axes.containers[0].lines[0]
+    assert list(line.get_xdata()) == [16, 64]
+    assert list(line.get_ydata()) == pytest.approx([gap, gap], rel=1e-5)
+    (span,) = axes.patches
+    assert span.get_x() == 32
+
+
+def test_the_colour_belongs_to_the_scheme_not_to_the_order(results: Results) -> None:
+    from olmo_sparsity.analysis.report.figures import Missing, colors_of, curves_of
+
+    def of(positions: str) -> Results:
+        model = {"name": f"runs/{positions}", "trained": {"positions": positions}}
+        return replace(results, meta=replace(META, model=model))
+
+    pair = [of("contiguous"), of("pose")]
+    colors = colors_of(curves_of(pair, ["RoPE", "PoSE"]))
+    assert colors == colors_of(curves_of(pair[::-1], ["PoSE", "RoPE"]))
+    missing = [Missing("RoPE", "it diverged", positions="contiguous")]
+    assert colors == colors_of(curves_of(pair[1:], ["PoSE"]), missing)
+    assert len(set(colors.values())) == 2
+
+
+def test_measurements_that_differ_in_more_than_length_are_curves_of_their_own(
+    results: Results, tmp_path: Path
+) -> None:
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_figure2
+
+    every = [
+        replace(results, meta=replace(META, windows=META.windows | {"long": long, "short": short}))
+        for long, short in ((16, 8), (64, 16))
+    ]
+    curves = curves_of(every, ["a", "a"])
+    assert [curve.label for curve in curves] == ["a, short=8", "a, short=16"]
+    draw_figure2([results, results], tmp_path / "equal.svg", ["one", "one"])
+
+
+def test_a_missing_point_says_its_reason(results: Results, tmp_path: Path) -> None:
+    from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
+
+    point = Missing("PoSE", "no target has a gap large enough", 64, 5)
+    draw_figure2([results], tmp_path / "figure.svg", None, [point])
+    assert "PoSE (64, step 5): no target has a gap" in (tmp_path / "figure.svg").read_text()
 
 
 def written(found: Attribution, folder: Path) -> str:

@@ -1,0 +1,144 @@
+"""Run the jobs of an experiment on this machine, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.files import MANIFEST, write_atomically
+from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.experiment.file import Experiment
+from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of, reason_to_skip
+
+Command = tuple[Sequence[str], Mapping[str, str]]
+"""Words, and variables of the environment."""
+
+
+def run_here(experiment: Experiment) -> int:
+    """Run what is neither done nor running: prepare texts, train, measure, draw. What fails is left
+    out of the figure; the same line tries it again."""
+    jobs = jobs_of(experiment)
+    by_name = {job.name: job for job in jobs}
+    experiment.save()
+    processes = _num_processes(experiment.file.processes)
+    if _prepare(experiment, by_name):
+        return EXIT_STOPPED
+    ended = set[str]()
+    waiting = list(jobs)
+    while waiting:
+        ready = [job for job in waiting if ended.issuperset(job.needs)] or waiting[:1]
+        ready = [job for job in ready if job.kind == ready[0].kind]
+        at_once = processes if ready[0].kind == "measure" else 1
+        runnable = []
+        for job in ready:
+            waiting.remove(job)
+            ended.add(job.name)
+            state = job.state().name
+            if state == "running" or (state == "done" and job.kind != "figure"):
+                continue
+            if reason := reason_to_skip(job, by_name):
+                say(f"{job.name}: not measured, as {reason}")
+                job.note.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(job.note, reason)
+                continue
+            runnable.append(job)
+        for job in runnable:
+            say(f"{job.kind} {job.name}")
+        commands = [_command(experiment, job, processes, at_once) for job in runnable]
+        codes, stopped = run_processes(commands, at_once)
+        if stopped:
+            return EXIT_STOPPED
+        for job, code in zip(runnable, codes, strict=True):
+            if code != 0 and job.state().name == "waiting":  # it could not write its note itself
+                write_atomically(job.note, f"ended with exit code {code}; its output says more")
+    print(format_states(jobs))
+    failed = [job.name for job in jobs if job.state().name == "failed"]
+    if failed:
+        others = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        names = ", ".join(failed[:3]) + others
+        raise UserError(f"{names}: failed (reasons above); the same command tries again")
+    return 0
+
+
+def _prepare(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
+    """Tokenize each text that a model still needs. Return whether a signal stopped it."""
+    folders = set[str]()
+    for model in experiment.models:
+        data = model.settings.data
+        needed = jobs[model.name].state().name not in ("done", "running")
+        if not needed or data.folder in folders or _is_prepared(Path(data.folder)):
+            continue
+        folders.add(data.folder)
+        say(f"prepare {data.folder}")
+        words = [*_PYTHON, "prepare", model.config, *model.overrides]
+        _, stopped = run_processes([(words, {})], 1)
+        if stopped:
+            return True
+    return False
+
+
+def _is_prepared(folder: Path) -> bool:
+    """Also of a text that was prepared with other options: `train` says which."""
+    from olmo_sparsity.data.shards import Manifest
+
+    return (folder / MANIFEST).is_file() and Manifest.load(folder).complete
+
+
+_PYTHON = (sys.executable, "-P", "-m", "olmo_sparsity")
+
+
+def _command(experiment: Experiment, job: Job, processes: int, at_once: int) -> Command:
+    words = ["experiment", experiment.path, f"--only={job.name}", *experiment.overrides]
+    if job.kind == "train" and processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        command = [sys.executable, "-P", *launcher, "-m", "olmo_sparsity", *words]
+        # Or the program's folder would precede the installed packages in each process.
+        return command, {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    if at_once > 1 and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // at_once)
+        return [*_PYTHON, *words], {"OMP_NUM_THREADS": str(threads)}
+    return [*_PYTHON, *words], {}
+
+
+def _num_processes(processes: int | str) -> int:
+    if isinstance(processes, int):
+        return processes
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return min(2, len(os.sched_getaffinity(0)))
+
+
+def run_processes(commands: Sequence[Command], at_once: int) -> tuple[list[int], bool]:
+    """Run commands, so many at once. Return their exit codes, and whether a signal to stop came, to
+    this process or to one of them: they may have ended well all the same."""
+    children: list[subprocess.Popen] = []
+    signals: list[int] = []
+
+    def pass_on(number: int, _: Any) -> None:
+        signals.append(number)
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    with handling(STOP_SIGNALS, pass_on):
+        for words, variables in commands:
+            while sum(child.poll() is None for child in children) >= at_once:
+                time.sleep(0.05)
+            if signals:
+                break
+            # In its own process group, or Ctrl-C would reach it twice, and the second kills it.
+            child = subprocess.Popen(words, env=os.environ | variables, process_group=0)
+            children.append(child)
+            if signals:  # it came while the process was started
+                child.send_signal(signals[-1])
+        codes = [child.wait() for child in children]
+    return codes, bool(signals) or EXIT_STOPPED in codes

@@ -1,0 +1,386 @@
+"""Experiments: models that are trained, measured and drawn, here or on SLURM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmo_sparsity.analysis.results.results import read_results
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.folders import LOCK, STALE_S, Owner
+from olmo_sparsity.base.launch import EXIT_STOPPED
+from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.config.run import save_config
+from olmo_sparsity.experiment.file import read_experiment, saved_experiment
+from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of, reason_to_skip
+from olmo_sparsity.experiment.slurm import Flags
+from olmo_sparsity.training.estimate import Hardware, gpu_hours
+from olmo_sparsity.training.loop import Outcome
+from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.start import cost_of
+from tests.conftest import until
+
+MakeGrid = Callable[..., str]
+
+
+@pytest.fixture
+def make_grid(run_dict: dict, tmp_path: Path) -> MakeGrid:
+    def make(**sections: object) -> str:
+        run_dict.pop("run_folder", None)
+        (tmp_path / "tiny.yaml").write_text(json.dumps(run_dict))
+        grid = {"folder": str(tmp_path / "runs"), "models": ["tiny.yaml"], **sections}
+        (tmp_path / "grid.yaml").write_text(json.dumps(grid))
+        return str(tmp_path / "grid.yaml")
+
+    return make
+
+
+# --- from the grid to runs ------------------------------------------------------------------------
+
+
+def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) -> None:
+    path = make_grid(
+        grid={
+            "positions": {
+                "pose": {},
+                "rope": {"positions.scheme": "contiguous", "positions.target_length": None},
+            },
+            "optimizer.learning_rate": [1e-3],  # not a choice: it names nothing
+            "seed": [1, 2],
+            "init_from": ["runs/{positions}_{seed}_{other}"],
+        }
+    )
+    runs = read_experiment(path, ["--training.num_steps=9"]).models
+    names = [f"tiny_{positions}_seed{seed}" for positions in ("pose", "rope") for seed in (1, 2)]
+    assert [run.name for run in runs] == names
+    assert runs[2].overrides == [
+        "--positions.scheme=contiguous",
+        "--positions.target_length=null",
+        "--optimizer.learning_rate=0.001",
+        "--seed=1",
+        "--init_from=runs/rope_seed1_{other}",
+        "--training.num_steps=9",
+        f"--run_folder={tmp_path}/runs/tiny_rope_seed1",
+    ]
+    assert {run.num_steps for run in runs} == {9}
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"grids": {}}, "did you mean 'grid'"),
+        ({"models": []}, "needs `folder` and `models`"),
+        ({"models": ["tiny.yaml", "tiny.yaml"]}, "2 models would be called tiny"),
+        ({"grid": {"seed": 3}}, "grid.seed must be a list"),
+        ({"grid": {"seed": []}}, "grid.seed must be a list"),
+        ({"grid": {"sizes": {"small": 3}}}, "grid.sizes must be a list"),
+        ({"grid": {"sead": [1, 2]}}, "did you mean 'seed'"),
+        ({"grid": {"run_folder": ["a", "b"]}}, "grid.run_folder has no effect"),
+        (
+            {"grid": {"seed": [1, 2], "size": {"a": {"seed": 3}}}},
+            "grid.seed and grid.size set seed",
+        ),
+        ({"measure": {"lnog": 32}}, "unknown key 'measure.lnog'; did you mean 'long'"),
+        ({"measure": {"long": 24, "steps": [7]}}, "has training.num_steps=6; lower"),
+        ({"measure": {"long": 65, "ks": 1}}, "has model.max_sequence_length=64"),
+        ({"measure": {"long": 24, "models": ["tony"]}}, "measure.models=tony is none of tiny"),
+        ({"measure": {"long": 24, "short": 24}}, "short=24 must be below long=24"),
+    ],
+    ids=str,
+)
+def test_a_grid_that_cannot_be(make_grid: MakeGrid, sections: dict, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_experiment(make_grid(**sections))
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["--seed=9", "--run_folder=x", "--optimizer={}"])
+def test_an_override_of_what_the_grid_sets_is_refused(make_grid: MakeGrid, word: str) -> None:
+    """It would give several runs of one model."""
+    path = make_grid(grid={"seed": [1, 2], "optimizer.learning_rate": [1e-3, 1e-2]})
+    with pytest.raises(ConfigError, match=word.partition("=")[0]):
+        read_experiment(path, [word])
+
+
+MEASURE = {
+    "steps": [2, "last"],
+    "long": [12, 24],
+    "short": 8,
+    "stride": 8,
+    "ks": [1, 2],
+    "draws": 1,
+    "selectors": ["add_one", "random"],
+    "max_documents": 8,
+    "max_targets": 2,
+    "min_gap": 0.0,
+    "halves": 0,
+}
+
+
+def test_each_measurement_waits_for_its_model_and_for_what_chooses_its_targets(
+    make_grid: MakeGrid,
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]}, measure=MEASURE)
+    jobs = {job.name: job for job in jobs_of(read_experiment(path))}
+    first, second = "tiny_seed1", "tiny_seed2"
+    assert jobs[f"{first}-last-24"].needs == (first,)
+    assert jobs[f"{first}-2-24"].needs == (first, f"{first}-last-24")
+    assert jobs[f"{second}-last-12"].needs == (second, f"{first}-last-12")
+    assert jobs[f"{second}-last-24-transfer"].needs == (second, f"{first}-last-24")
+    assert jobs["figure"].needs == tuple(name for name in jobs if "-" in name)
+    model = jobs[first].model
+    assert model is not None
+    assert "--checkpoint.keep_steps=[2]" in model.overrides
+    # Only the measurement that chooses has the options of choosing.
+    shared = jobs[f"{second}-last-12"].measurement
+    assert shared is not None
+    assert "max_targets" not in shared.options
+    own = jobs_of(read_experiment(make_grid(measure=MEASURE | {"targets": "own"})))
+    assert all(len(job.needs) == 1 for job in own if job.kind == "measure")
+
+
+def test_a_model_that_starts_from_another_waits_for_it(make_grid: MakeGrid, tmp_path: Path) -> None:
+    origin = f"{tmp_path}/runs/tiny_first"
+    second = {"init_from": origin}
+    path = make_grid(grid={"part": {"second": second, "first": {}}})
+    assert [(job.name, job.needs) for job in jobs_of(read_experiment(path))] == [
+        ("tiny_first", ()),
+        ("tiny_second", ("tiny_first",)),
+    ]
+
+
+def test_a_measurement_of_a_model_that_failed_has_its_reason(make_grid: MakeGrid) -> None:
+    jobs = {job.name: job for job in jobs_of(read_experiment(make_grid(measure=MEASURE)))}
+    measurement = jobs["tiny-last-24"]
+    assert reason_to_skip(measurement, jobs) == "trained to step 0 of 6"
+    with pytest.raises(ValueError, match="nan"), jobs["tiny"].recording():
+        raise ValueError("step 3: loss nan")
+    assert jobs["tiny"].state().name == "failed"
+    assert reason_to_skip(measurement, jobs) == "its training failed: step 3: loss nan"
+
+
+def test_a_measurement_is_running_while_one_of_its_processes_lives(make_grid: MakeGrid) -> None:
+    jobs = {job.name: job for job in jobs_of(read_experiment(make_grid(measure=MEASURE)))}
+    job = jobs["tiny-last-24"]
+    assert job.state().name == "waiting"
+    with job.recording("0-0"):
+        assert job.state().name == "running"
+        lock = job.locks / "0-0" / LOCK
+        os.utime(lock, (time.time() - STALE_S - 60,) * 2)
+        assert job.state().name == "failed"
+        assert job.state().detail.startswith("died on ")
+    assert job.state().name == "waiting"
+
+
+def test_the_longest_name_decides_the_time_limit() -> None:
+    flags = Flags("", "", times=["tiny=1:00", "tiny_seed1=2:00"])
+    assert [flags.time_of(name) for name in ("tiny_seed1", "tiny_seed2", "tinier")] == [
+        "2:00",
+        "1:00",
+        None,
+    ]
+    with pytest.raises(ConfigError, match="--time=huge=3:00 must be MODEL=TIME"):
+        Flags("", "", times=["huge=3:00"]).check(["tiny"])
+
+
+# --- how they stand -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(make_grid: MakeGrid) -> Job:
+    (run,) = jobs_of(read_experiment(make_grid()))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("owner", "age_s", "expected"),
+    [
+        ({}, 0, "running"),
+        ({"host": "elsewhere", "slurm_job": "17"}, STALE_S / 2, "running"),
+        ({"host": "elsewhere", "slurm_job": "17"}, STALE_S + 60, "failed"),
+    ],
+    ids=["here", "refreshed", "not refreshed"],
+)
+def test_a_run_is_running_while_its_owner_lives(
+    run: Job, owner: dict[str, Any], age_s: float, expected: str
+) -> None:
+    assert run.model is not None
+    folder = run.model.folder
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 4, "loss": 3.0}\n')
+    (folder / LOCK).write_text(json.dumps(asdict(Owner(**owner))))
+    os.utime(folder / LOCK, (time.time() - age_s,) * 2)
+    state = run.state()
+    assert (state.name, state.step) == (expected, 4)
+    assert state.detail.endswith("on elsewhere, job 17") == ("host" in owner)
+
+
+def test_a_run_with_other_settings_is_not_done(make_grid: MakeGrid) -> None:
+    """Whatever a start takes from the tokenizer and the device is no other setting."""
+    path = make_grid()
+    (run,) = read_experiment(path).models
+    model = replace(run.settings.model, vocab_size=300, embedding_size=384)
+    run.folder.mkdir(parents=True)
+    save_config(replace(run.settings, model=model), run.folder / "config.yaml")
+    (run.folder / "checkpoints/step000006").mkdir(parents=True)
+    for words, name in (
+        ([], "done"),
+        (["--training.precision=auto"], "done"),
+        (["--training.precision=bf16"], "failed"),
+    ):
+        (job,) = jobs_of(read_experiment(path, words))
+        assert job.state().name == name
+    assert "holds work with other settings" in job.state().detail
+
+
+# --- running them ---------------------------------------------------------------------------------
+
+
+def test_an_experiment_is_stopped_goes_on_and_says_what_failed(
+    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    monkeypatch.setattr(
+        "olmo_sparsity.base.folders.STALE_S", 60.0
+    )  # the run refreshes as users' do
+    assert Outcome.STOPPED_BY_SIGNAL == EXIT_STOPPED
+    path = make_grid(grid={"optimizer.max": {"ok": {}, "bad": {"optimizer.learning_rate": 1e30}}})
+    words = ["experiment", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
+    words += ["--logging.interval_steps=1"]
+    first, second = jobs_of(read_experiment(path, words[2:]))
+    assert first.model is not None
+    metrics = first.model.folder / "metrics.jsonl"
+    seen: list[str] = []
+
+    def stop() -> None:
+        until(lambda: len(list(read_metrics(metrics))) >= 3)
+        seen.append(first.state().name)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if it comes when the run has ended
+    try:
+        (stopping := threading.Thread(target=stop)).start()
+        assert main(words) == EXIT_STOPPED
+        stopping.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ["running"]
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("import time")]
+    imported = {line.rpartition("|")[2].strip() for line in lines}
+    assert {"torch", "olmo.model"} <= imported, "the process of the run"
+    assert not {"torch._dynamo", "transformers", "matplotlib", "deepspeed"} & imported
+    assert first.state().name == "waiting"
+    assert 0 < first.state().step < 200
+    assert second.state().step == 0
+
+    assert main(words) == EXIT_BAD_INPUT
+    assert first.state().name == "done"
+    assert second.state().name == "failed"
+    assert "lower optimizer.learning_rate" in second.state().detail
+    told = capfd.readouterr()
+    assert "1 done, 0 running, 1 failed, 0 waiting" in told.out
+    assert "tiny_bad: failed (reasons above); the same command tries again" in told.err
+
+    assert main([*words, "--list"]) == 0
+    assert capfd.readouterr().out.strip() == format_states([first, second])
+
+
+def test_slurm_gets_the_unfinished_runs_as_an_array(
+    make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_grid(grid={"seed": [1, 2, 3]})
+    first = read_experiment(path).models[0]
+    (first.folder / "checkpoints/step000006").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm/train.sbatch").touch()
+    (tmp_path / "slurm/measure.sbatch").touch()
+    pretend = tmp_path / "sbatch"
+    pretend.write_text('#!/bin/sh\necho "$@" >>said; echo $((40 + $(wc -l <said)))\n')
+    pretend.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    flags = ["--slurm=--time=1:00", "--max-jobs=4"]
+    assert main(["experiment", path, *flags]) == 0
+    said = f"--parsable --time=1:00 --array=1,2%4 slurm/train.sbatch {path}\n"
+    assert Path("said").read_text() == said
+
+
+def test_slurm_measures_when_trainings_have_ended_well_or_not(
+    make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_grid(measure=MEASURE | {"shards": 2})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slurm").mkdir()
+    for name in ("train", "measure"):
+        (tmp_path / f"slurm/{name}.sbatch").touch()
+    for name, script in {
+        "sbatch": 'echo "$@" >>said; echo $((40 + $(wc -l <said)))',
+        "squeue": "echo 41 0; echo 42 0; echo 42 1; echo 43 0; echo 44 0; echo 45 N/A",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    words = ["experiment", path, "--slurm=--gpus=8", "--measure-slurm=--gpus=1"]
+    assert main(words) == 0
+    train, *measures, last = Path("said").read_text().splitlines()
+    assert train == f"--parsable --gpus=8 --array=0 slurm/train.sbatch {path}"
+    assert measures[0].startswith("--parsable --gpus=1 --dependency=afterany:41_0 --array=0-1 ")
+    assert measures[0].endswith(f"slurm/measure.sbatch {path} --only=tiny-last-12")
+    assert "--dependency=afterany:41_0:43 " in measures[2]  # the longest chose its targets
+    assert last.startswith("--parsable --gpus=1 --dependency=afterany:42:43:44 slurm/measure")
+    assert main(words) == 0  # all are in the queue
+    assert len(Path("said").read_text().splitlines()) == 5
+
+
+def test_an_experiment_has_a_price_before_anything_is_trained(
+    make_grid: MakeGrid, capsys: pytest.CaptureFixture
+) -> None:
+    path = make_grid(grid={"training.num_steps": [600, 1800], "seed": [1, 2]})
+    models = read_experiment(path).models
+    (models[0].folder / "checkpoints/step000600").mkdir(parents=True)
+    words = ["experiment", path, "--dry-run", "--gpus", "2", "--gpu", "h100"]
+    assert main([*words, "--gpu-hour", "2.5"]) == 0
+    *runs, total = capsys.readouterr().out.splitlines()
+    assert [run.partition(":")[0] for run in runs] == [model.name for model in models[1:]]
+    assert "parameters, 115,200 tokens in 1,800 steps; " in runs[-1]
+    assert re.fullmatch(r"3 of 4 models to train: [\d.e-]+ GPU-hours .* at \$2.5 a .*", total)
+    two = Hardware.of("h100", 2, 1)
+    hours = [gpu_hours(*cost_of(model.settings, two)[:2]) for model in models[1:]]
+    assert hours[1] == pytest.approx(3 * hours[0])
+    assert main(["experiment", path, "--dry-run"]) == 0
+    assert "3 of 4 models to train: pass --gpus N" in capsys.readouterr().out
+
+
+def test_a_measurement_of_an_untrained_model_has_the_price_of_the_trained_one(
+    make_grid: MakeGrid, capsys: pytest.CaptureFixture
+) -> None:
+    """By token-forwards that the measurement itself counts, for the same number of targets."""
+    path = make_grid(measure=MEASURE | {"steps": ["last"], "long": [24]})
+    words = ["experiment", path]
+    assert main([*words, "--dry-run", "--gpus=1", "--gpu=h100"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "token-forwards" in line]
+    found = re.search(r"about (\d+) targets, (\S+) token-forwards", line)
+    assert found is not None
+    assert main(words) == 0
+    capsys.readouterr()
+    experiment = saved_experiment(read_experiment(path).folder)
+    assert experiment is not None
+    (measurement,) = experiment.measurements
+    results = read_results(measurement.folder)
+    assert experiment.figure.read_bytes().startswith(b"\x89PNG")
+    counted = results.meta.token_forwards_of_last_start
+    ratio = len(results.targets) / float(found[1])
+    assert float(found[2]) == pytest.approx(counted, rel=0.5), ratio
+    assert main(["report", str(experiment.folder), "--out", f"{experiment.folder}/page.html"]) == 0
+    assert (experiment.folder / "page.html").exists()
