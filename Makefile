@@ -106,7 +106,7 @@ prose: corpus = $(if $(TEXT),--data.corpus.source=files --data.corpus.path='$(TE
 
 # Both readings of a model that is taught to copy: passages that repeat, then Wikipedia.
 positive-control: install
-	$(BIN)/olmo-sparsity experiment configs/experiments/positive_control.yaml
+	$(BIN)/olmo-sparsity experiment study/configs/experiments/positive_control.yaml
 
 # Every stored summary, computed again from the stored rows, and what pages print; `make test` checks a sample.
 results-check: install

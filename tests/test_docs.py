@@ -81,9 +81,15 @@ def test_configs_of_the_study_name_a_transform_that_accepts_their_options(
     assert load_transform(config.data, tokenizer, config.training.shortest) is not None
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/experiments").iterdir()), ids=str)
+@pytest.mark.parametrize(
+    "path",
+    sorted(
+        [*(ROOT / "configs/experiments").iterdir(), *(ROOT / "study/configs/experiments").iterdir()]
+    ),
+    ids=str,
+)
 def test_the_experiments_that_are_shipped(path: Path) -> None:
-    assert experiment_of(f"configs/experiments/{path.name}").measurements
+    assert experiment_of(str(path.relative_to(ROOT))).measurements
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "study/configs/tasks").glob("*.yaml")), ids=str)

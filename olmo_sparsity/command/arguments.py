@@ -111,7 +111,6 @@ def _add_experiment(sub: Parser) -> None:
     limit = "time limit of a model, or of all whose name begins so; may be given several times"
     sub.add("--time", action="append", metavar="MODEL=TIME", help=limit)
     _add_gpus(sub)
-    sub.add("--gpu-hour", type=float, metavar="DOLLARS", help="of --dry-run: price of a GPU-hour")
 
 
 def _add_gpus(sub: Parser) -> None:
