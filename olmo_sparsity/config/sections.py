@@ -18,21 +18,21 @@ class ModelConfig:
 
     # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
     # published OLMo configs, so that our YAML files state only differences.
-    d_model: int = option(768, least=1)
-    n_heads: int = option(12, least=1)
-    n_kv_heads: int | None = option(None, least=1)
+    d_model: int = option(768, least=1, most=10**6)
+    n_heads: int = option(12, least=1, most=10**5)
+    n_kv_heads: int | None = option(None, least=1, most=10**5)
     clip_qkv: float | None = option(None, least=1e-30, most=1e30)
-    n_layers: int = option(12, least=1)
-    mlp_ratio: int = option(4, least=1)
-    mlp_hidden_size: int | None = option(None, least=1)
+    n_layers: int = option(12, least=1, most=10**5)
+    mlp_ratio: int = option(4, least=1, most=10**5)
+    mlp_hidden_size: int | None = option(None, least=1, most=10**6)
     activation_type: Literal["gelu", "relu", "swiglu"] = "swiglu"
     block_type: Literal["sequential", "llama"] = "sequential"
     block_group_size: int = option(1, refused="FSDP wrapping is not available here")
     alibi: bool = False
-    alibi_bias_max: float = 8.0
+    alibi_bias_max: float = option(8.0, least=0, most=1e6)
     rope: bool = True
     rope_full_precision: bool = True
-    rope_theta: float = option(10_000.0, least=1)
+    rope_theta: float = option(10_000.0, least=1, most=1e12)
     """Base of RoPE's frequencies. OLMo: a whole number, hence the other type."""
 
     flash_attention: bool = option(False, refused="PyTorch's own fused attention is always used")
@@ -46,14 +46,14 @@ class ModelConfig:
     layer_norm_with_affine: bool = True
     layer_norm_eps: float = option(1e-5, least=0, most=1)
     attention_layer_norm_with_affine: bool = True
-    max_sequence_length: int = option(1024, least=1)
+    max_sequence_length: int = option(1024, least=1, most=10**9)
     include_bias: bool = False
     bias_for_layer_norm: bool | None = None
     scale_logits: bool = False
     vocab_size: int = option(0, least=0, most=10**9)
     """0: the tokenizer's size, rounded up to a multiple of 128 for fast matrix products."""
 
-    embedding_size: int | None = option(None, least=1)
+    embedding_size: int | None = option(None, least=1, most=10**9)
     weight_tying: bool = True
     eos_token_id: int = 0
     pad_token_id: int = 0
@@ -71,17 +71,17 @@ class ModelConfig:
     """gpt_neox, olmo3: transformers' GPTNeoXForCausalLM and Olmo3ForCausalLM, built from the same
     fields."""
 
-    sliding_window: int | None = option(None, least=1)
+    sliding_window: int | None = option(None, least=1, most=10**9)
     """Of olmo3: three of four layers attend to position IDs that differ by less than this."""
 
     rotary_fraction: float = 1.0
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
 
-    query_scale_length: float | None = option(None, least=2)
+    query_scale_length: float | None = option(None, least=2, most=1e12)
     """Multiply each query by ln(n + 1) / ln(this), n the number of keys it sees, so that attention
     is as sharp over many keys as over few. Not in the paper. None: no scaling."""
 
-    head_width: int | None = option(None, least=2)
+    head_width: int | None = option(None, least=2, most=10**6)
     """Width of a head. None: d_model / n_heads."""
 
     qkv_bias: bool = False
@@ -135,24 +135,40 @@ class OptimizerConfig:
 class StageConfig:
     """A stretch of steps with sequences of one length."""
 
-    tokens: int = option(128, least=2)
+    tokens: int = option(128, least=2, most=10**9)
     until: int | None = option(None, least=1)
     """Its last step. None: the run's last step."""
 
 
 @dataclass
 class TrainingConfig:
-    length: int = option(128, least=2)
+    length: int = option(128, least=2, most=10**9)
     """Tokens of a training sequence; or a list of stages (`StageConfig`), and then this is the
     longest."""
 
     lengths: list[StageConfig] = option([], several="length")
-    batch_size: int = option(32, least=1)
+    batch_size: int = option(32, least=1, most=10**9)
     """Sequences per optimizer step, all processes together. In a stage of shorter ones, each of
     these is cut: a step always has as many tokens."""
 
     micro_batch_size: int | None = option(
-        None, least=0, parse=lambda text: 0 if text == "auto" else text
+        None,
+        least=0,
+        most=10**9,
+        parse=lambda text: 0 if text == "auto" else text,
+        other_names=dict.fromkeys(
+            (
+                *(
+                    "gradient_accumulation_steps",
+                    "grad_accumulation_steps",
+                    "accumulate_grad_batches",
+                ),
+                *("gradient_accumulation", "grad_accum_steps", "device_train_microbatch_size"),
+                *("per_device_train_batch_size", "micro_batch", "accumulation_steps"),
+            ),
+            "set training.micro_batch_size (sequences per forward on one process, or auto); "
+            "gradients are added up until training.batch_size sequences are read",
+        ),
     )
     """Sequences per forward on one process, of the longest, at most: the largest divisor of a
     process's share is taken. None: no gradient accumulation. auto (or 0): as many as fit into
