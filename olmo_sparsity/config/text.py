@@ -49,8 +49,13 @@ class CorpusConfig:
     """Whether a file of plain text is one document, or several, separated by blank lines."""
 
     hub_name: str = option("allenai/c4", only_if=("source", "c4"))
+    """Data set on the hub."""
+
     hub_config: str | None = option("en", only_if=("source", "c4"))
+    """Its configuration."""
+
     hub_split: str = option("train", only_if=("source", "c4"))
+    """Its split."""
 
     max_documents: int | None = option(None, least=1)
     """Stop after this many good documents. None: read all of the source."""
@@ -121,6 +126,8 @@ class PositionsConfig:
     """Which position IDs tokens get in training, and how RoPE turns an ID into angles."""
 
     scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
+    """How position IDs are drawn. contiguous: 0, 1, 2, …; pose: runs with skips; randomized: sorted
+    random IDs."""
 
     target_length: int | None = option(None, least=2, most=10**9, only_if=_SPREAD, required=True)
     """Position IDs are drawn below this, the length that the model is trained to reach."""

@@ -24,7 +24,7 @@ from olmo_sparsity.base.files import (
     write_json,
     writing,
 )
-from olmo_sparsity.base.folders import WorkFolder, differences, refuse_changes
+from olmo_sparsity.base.folders import WorkFolder, differences
 from olmo_sparsity.base.runtime import device_name, provenance, say, typed_command
 from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.text import SCALING_FIELDS
