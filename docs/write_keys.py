@@ -22,7 +22,7 @@ from olmo_sparsity.config.schema import kinds_of
 from olmo_sparsity.config.sections import RunConfig
 
 PAGE = Path(__file__).parent / "keys.md"
-HEAD = """<!-- Written by `python -m docs.write_keys` from the docstrings of olmo_sparsity/config. -->
+HEAD = """<!-- Written by `python -m docs.write_keys` from olmo_sparsity/config. -->
 # All keys of a config
 
 Each key may be in a YAML file or follow a command as `--key=value`. `null` unsets one that has it \

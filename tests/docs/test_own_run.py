@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from olmo_sparsity.command.cli import main
+from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.text.corpus import olmo_data_folder
@@ -28,7 +28,8 @@ SIZES = {
 OTHER_BLOCKS = [
     block
     for block in re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
-    if block not in BLOCKS and "models" not in yaml.safe_load(block)  # an experiment has models
+    # A sweep has configs, and an experiment models.
+    if block not in BLOCKS and not {"configs", "models"} & yaml.safe_load(block).keys()
 ]
 
 
@@ -57,6 +58,17 @@ def test_each_block_names_its_file() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_the_section_loads_as_it_stands(name: str, folder: Path) -> None:
     assert load_config(name).run_folder == f"runs/{Path(name).stem}"
+
+
+def test_commands_of_the_section_parse_and_name_its_files(folder: Path) -> None:
+    lines = "".join(re.findall(r"```bash\n(.*?)```", SECTION, flags=re.DOTALL)).splitlines()
+    words = [
+        re.sub(r"^sbatch .*/train\.sbatch", "olmo-sparsity train", line).split() for line in lines
+    ]
+    assert len(words) >= 5
+    for command in words:
+        options, overrides = build_parser().parse_known_args(command[1:])
+        load_config(options.config, overrides)
 
 
 @pytest.mark.parametrize("block", OTHER_BLOCKS)
