@@ -40,7 +40,7 @@ def _sections(schema: type, above: str) -> Iterator[str]:
     title = f"`{above.rstrip('.')}`" if above else "The run"
     in_stages = {item.metadata.get("several") for item, _ in kinds_of(schema).values()}
     rows = []
-    inner = []
+    inner: list[tuple[Any, str]] = []
     for name, (item, kind) in kinds_of(schema).items():
         if is_dataclass(kind):
             inner.append((kind, f"{above}{name}."))
