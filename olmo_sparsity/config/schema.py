@@ -47,6 +47,8 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     refused       why setting the field has no effect
     required      it must be set, or with only_if: where it has an effect
     several       the sibling key that holds a section, or as here a list of sections
+    other_names, other_values   {what other programs call the key, or one of its values: what to
+                  write here}
     metavar, parse, hidden   on the command line: its placeholder, what reads its text, not there"""
     about |= {"help": help} if help else {}
     if isinstance(default, list | dict):
@@ -144,8 +146,14 @@ def _in_yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+LARGEST = 10**18
+"""No setting has a larger number: 64 bits hold those that are computed from a few of them."""
+
+
 def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
     kinds, origin = (kind, *get_args(kind)), get_origin(kind)
+    if isinstance(value, str) and (remedy := item.metadata.get("other_values", {}).get(value)):
+        raise ValueError(f"{place}={value}: {remedy}")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str) and "parse" in item.metadata:
         value = item.metadata["parse"](value)
@@ -158,13 +166,14 @@ def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
         what = "number" if is_number else "boolean"
         raise ValueError(f"{place} must be a string, but {value} is a {what} in YAML; quote it")
     value = conform(value, kind, place, _fill)
-    least, most = item.metadata.get("least"), item.metadata.get("most")
+    least = item.metadata.get("least", -LARGEST)
+    most = item.metadata.get("most", LARGEST)
     shown = spell(value) if isinstance(value, tuple) else value
     for number in value if isinstance(value, list | tuple) else [value]:
         if isinstance(number, int | float):
-            if least is not None and not number >= least:  # rejects NaN too
+            if not number >= least:  # rejects NaN too
                 raise ValueError(f"{place}={shown} must be at least {least}")
-            if most is not None and number > most:
+            if number > most:
                 raise ValueError(f"{place}={shown} must be at most {most}")
     if "some" in item.metadata and not value:
         raise ValueError(f"{place} is empty; list at least one")
@@ -178,6 +187,8 @@ def _explain_unknown(key: str, schema: type, given: Any) -> str:
         if name in given and name not in kinds_of(schema):
             return f"'{name}' belongs to `olmo-sparsity {command}`"
     known, plain = list(_known_keys(schema)), re.sub(r"\[\d+\]", "", key)
+    if remedy := _other_names(schema).get(plain.rpartition(".")[2]):
+        return f"unknown key '{key}': {remedy}"
     # The right name in the wrong section first, then the closest spelling.
     close = fnmatch.filter(known, f"*.{plain.rsplit('.', 1)[-1]}")
     close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
@@ -188,6 +199,16 @@ def _explain_unknown(key: str, schema: type, given: Any) -> str:
         return f"unknown key '{key}'; did you mean '{close[0]}'?"
     few = f"; choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
     return f"unknown key '{key}'{few}"
+
+
+def _other_names(schema: type) -> dict[str, str]:
+    """Return what other programs call a key of this schema or its sections, and what to write."""
+    remedies: dict[str, str] = {}
+    for item, kind in kinds_of(schema).values():
+        remedies |= item.metadata.get("other_names", {})
+        for section in _sections(kind):
+            remedies |= _other_names(section)
+    return remedies
 
 
 def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
@@ -250,6 +271,10 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str
         if not equals:
             kinds = f"an option (see --help), nor a setting with a value (--{text}=VALUE)"
             raise ConfigError(f"'{override}' is neither {kinds}")
+        if not value.strip():
+            # A variable of the shell that is not set would otherwise choose the schema's default.
+            remedy = f"write --{key}=VALUE, or --{key}=null to unset it"
+            raise ConfigError(f"override '{override}' has no value; {remedy}")
         try:
             names = key.split(".")
             nested = _parse_yaml(value, len(names))
@@ -339,21 +364,33 @@ class _Loader(_SafeLoader):
             raise ValueError(f"it has {', '.join(twice)} twice")
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: Any) -> int:
+        text = self.construct_scalar(node)
+        bases = {"0x": 16, "0o": 8}
+        return int(text, bases.get(text[:2], 10))
+
 
 class _Dumper(yaml.SafeDumper):
     pass
 
 
-_NUMBER = re.compile(
-    r"[-+]?(\d[\d_]*(\.[\d_]*([eE][-+]?\d+)?|[eE][-+]?\d+)|\.\d[\d_]*([eE][-+]?\d+)?"
-    r"|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+# Numbers are those of YAML 1.2. PyYAML reads YAML 1.1, where 010 is 8, 1:30 is 90, 1_0 is 10 and
+# 1e-3 is a text.
+_WHOLE = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_DECIMAL = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
 )
-for _dialect in (_Loader, _Dumper):  # 1e-3 is a number, and a date is a text
+for _dialect in (_Loader, _Dumper):  # and a date is a text
     _dialect.yaml_implicit_resolvers = {
-        first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":float"))]
+        first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":int", ":float"))]
         for first, pairs in _dialect.yaml_implicit_resolvers.items()
     }
-    _dialect.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
+    # The first that matches counts: a whole number is a decimal, too.
+    for _kind, _pattern in (("int", _WHOLE), ("float", _DECIMAL)):
+        _tag = f"tag:yaml.org,2002:{_kind}"
+        _dialect.add_implicit_resolver(_tag, _pattern, list("-+0123456789."))
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 @lru_cache(maxsize=64)  # the runs of a sweep share theirs

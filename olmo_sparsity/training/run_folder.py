@@ -25,7 +25,7 @@ from olmo_sparsity.base.files import (
     write_json,
     writing,
 )
-from olmo_sparsity.base.folders import WorkFolder, differences, refuse_changes
+from olmo_sparsity.base.folders import WorkFolder, differences
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import provenance, typed_command
 from olmo_sparsity.config.run import flatten, load_saved_config
@@ -91,7 +91,15 @@ def open_run_folder(path: Path, settings: Flat, text: str) -> Iterator[None]:
 
 
 def refuse_other_config(folder: Path, settings: Flat) -> None:
-    refuse_changes(str(folder), _changed(folder, settings, lambda k: not k.startswith(FREE_KEYS)))
+    changed = _changed(folder, settings, lambda key: not key.startswith(FREE_KEYS))
+    if changed:
+        # A branch keeps the model and the order of the text.
+        keys = [text.partition("=")[0] for text in changed]
+        remedy = "name a new run_folder"
+        saved = list_checkpoints(folder)
+        if saved and not any(key.startswith(("data.", *FIXED_KEYS)) for key in keys):
+            remedy += f"; with --branch_from={saved[0]} it continues from there"
+        raise ConfigError(f"{folder} holds work with {', '.join(changed)}; {remedy}")
 
 
 def is_work_of(folder: Path, settings: Flat) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.run import config_from_dict, flatten, load_saved_config, save_config
+from olmo_sparsity.config.schema import kinds_of
+from olmo_sparsity.config.sections import RunConfig
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
@@ -82,6 +87,18 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"model": {"residual_dropout": 1.5}}, "model.residual_dropout=1.5 must be at most 0.999"),
         ({"model": {"mlp_hidden_size": 3}}, "model.mlp_hidden_size=3 must be even"),
         ({"model": {"vocab_size": 300, "embedding_size": 10}}, "model.embedding_size=10 is below"),
+        ({"data": {"corpus": {"source": "jsonl"}}}, "data.corpus.source=files"),
+        ({"data": {"corpus": {"source": "parquet"}}}, "data.corpus.source=files"),
+        ({"training": {"gradient_accumulation_steps": 4}}, "training.micro_batch_size"),
+        ({"gradient_accumulation": 4}, "training.micro_batch_size"),
+        ({"data": {"tokenizer": {"eos_token": "</s>"}}}, "end-of-text token"),
+        ({"model": {"rope_theta": float("inf")}}, "model.rope_theta=inf must be at most"),
+        ({"model": {"query_scale_length": float("inf")}}, "query_scale_length=inf must be at most"),
+        ({"model": {"alibi_bias_max": float("inf"), "alibi": True}}, "alibi_bias_max=inf must be"),
+        (
+            {"positions": {"scheme": "pose", "target_length": 0}},
+            "positions.target_length=0 must be at least 2",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(wrong: dict, message: str) -> None:
@@ -117,3 +134,21 @@ def test_a_run_on_planted_text_of_an_earlier_version_loads_and_differs_from_any_
     loaded = load_saved_config(path)
     assert loaded.model == config.model
     assert flatten(loaded)["data.transform_options.planted.share"] == 0.5
+
+
+def _numbers(schema: type, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, (item, kind) in kinds_of(schema).items():
+        if is_dataclass(kind):
+            yield from _numbers(kind, (*above, name))
+        elif {int, float} & {kind, *get_args(kind)} and "refused" not in item.metadata:
+            yield (*above, name)
+
+
+@pytest.mark.parametrize("path", list(_numbers(RunConfig)), ids=".".join)
+def test_a_number_without_end_is_refused_for_every_setting(path: tuple[str, ...]) -> None:
+    for number in (10**31, float("inf"), float("nan")):
+        wrong: Any = number
+        for name in reversed(path):
+            wrong = {name: wrong}
+        with pytest.raises(ConfigError, match=rf"{'.'.join(path)}( |=)"):
+            config_from_dict(wrong)

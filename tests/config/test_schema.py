@@ -51,6 +51,56 @@ def test_numbers_dates_and_references_in_yaml(tmp_path: Path) -> None:
             load_config(path)
 
 
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [("010", 10), ("0100", 100), ("0o10", 8), ("0x1F", 31), ("+7", 7), ("08", 8)],
+)
+def test_a_number_is_read_by_the_rules_of_yaml_1_2(
+    written: str, number: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"data: {{tokenizer: {{train_vocab: 300}}}}\nseed: {written}\n")
+    assert load_config(path).seed == number
+    path.write_text("data: {tokenizer: {train_vocab: 300}}\n")
+    assert load_config(path, [f"--seed={written}"]).seed == number
+
+
+@pytest.mark.parametrize("written", ["1:30", "1_000", "0b11", "1:30.5", "0o9"])
+def test_what_is_a_number_in_yaml_1_1_alone_is_a_text(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("data: {tokenizer: {train_vocab: 300}}\n")
+    with pytest.raises(ConfigError, match=f"seed must be a whole number, not '{written}'"):
+        load_config(path, [f"--seed={written}"])
+    config = load_config(path, [f"--run_folder={written}"])
+    assert config.run_folder == written
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_saved_config(tmp_path / "saved.yaml") == config
+
+
+@pytest.mark.parametrize("written", ["010", "0o10", "0x1F", "1e3", "1.5", ".5", "-.inf", "true"])
+def test_a_text_that_looks_like_a_number_reads_back_as_text(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("data: {tokenizer: {train_vocab: 300}}\n")
+    config = replace(load_config(path), run_folder=written)
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_saved_config(tmp_path / "saved.yaml") == config
+
+
+def test_a_run_of_a_sweep_trains_the_seed_that_its_name_says(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("folder: runs/a\nconfigs: [quick.yaml]\ngrid: {seed: [010, 011]}\n")
+    models = read_experiment(str(path)).models
+    seeds = {model.name.rpartition("seed")[2]: model.settings.seed for model in models}
+    assert seeds == {"10": 10, "11": 11}
+
+
+@pytest.mark.parametrize("override", ["--seed=", "--seed= ", "--optimizer.learning_rate="])
+def test_an_override_without_a_value_is_refused_by_its_name(override: str) -> None:
+    key = override.strip("-= ")
+    with pytest.raises(ConfigError, match=re.escape(f"--{key}=VALUE")):
+        load_config("quick.yaml", [override])
+
+
 DEEP = "a: " + "[" * 50_000 + "]" * 50_000
 # Nine billion of the letter, when it is read.
 BOMB = "a: &a [x, x]\n" + "".join(

@@ -511,6 +511,20 @@ def test_what_a_branch_cannot_be_is_refused(
         train(make_config(checkpoint__keep_steps=None, **given))
 
 
+@pytest.mark.parametrize(
+    ("settings", "can_branch"),
+    [({"training__num_steps": 9}, True), ({"optimizer__learning_rate": 1e-4}, True),
+     ({"model__n_layers": 1}, False), ({"seed": 4}, False)],
+)  # fmt: skip
+def test_a_refused_change_names_branch_from_where_a_branch_may_have_it(
+    make_config: MakeConfig, trunk: Path, settings: dict, can_branch: bool
+) -> None:
+    with pytest.raises(ConfigError, match="name a new run_folder") as refused:
+        train(make_config(**settings))
+    last = trunk.with_name("step000006")
+    assert (f"--branch_from={last}" in str(refused.value)) == can_branch
+
+
 # --- export at the end ----------------------------------------------------------------------------
 
 

@@ -314,6 +314,7 @@ def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
 
     try:
         model = load_model(server.url, tokenizer=make_tokenizer())
+        server.model.recall = 0.0  # after the start, at which a server must read its whole context
         monkeypatch.setattr(Parts, "write", write)
         with pytest.raises(KeyboardInterrupt):
             measure(model, documents, **given, out=tmp_path)
