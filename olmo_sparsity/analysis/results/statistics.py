@@ -23,6 +23,7 @@ from math import pi, sqrt
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.results.columns import SUMMARY
 from olmo_sparsity.base.errors import DataError
 
 INDUCTION_SHARE = 0.15
@@ -66,13 +67,12 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """`rows`: of `pair`."""
     summary = []
     for names, (own, placebo) in _own_and_placebo(rows).items():
-        beyond = beyond_controls(own, placebo).items()
         ratios = own.own / own.gap if own.gap.min() >= NO_GAP_NATS else pd.Series(dtype=float)
         summary.append(
             {
                 **dict(zip(GROUPS, names, strict=True)),
                 "num_tokens": own.num_tokens_own.mean(),
-                **{name.removeprefix("recovery_"): value for name, value in beyond},
+                **_stored_names(beyond_controls(own, placebo)),
                 "mean_ratio": ratios.mean(),
                 "share_enough": (ratios >= ENOUGH).mean(),
                 "gap": own.gap.mean(),
@@ -83,6 +83,15 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(summary)
+
+
+def _stored_names(numbers: dict[str, float]) -> dict[str, float]:
+    """Rename the ends of intervals as `summary` stores them: those of recovery have no prefix."""
+    names = {}
+    for column in SUMMARY:
+        if column.has_interval:
+            names |= {f"{column.name}_low": column.low, f"{column.name}_high": column.high}
+    return {names.get(name, name): number for name, number in numbers.items()}
 
 
 def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
@@ -235,13 +244,15 @@ def _beyond_placebo(
 def _sums(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
     """Sum each of `SUMMED` over the targets of each document; NaN where it is never known.
     `DataFrame.groupby` takes ten times as long."""
-    of_T, sums = documents.get_indexer(rows.document), []
+    document_T = documents.get_indexer(rows.document)
+    sums = []
     for name in SUMMED:
         values_T = rows[name].to_numpy(float)
         known_T = ~np.isnan(values_T)
-        sums_D = np.bincount(of_T, np.where(known_T, values_T, 0.0), len(documents)).astype(float)
+        known_values_T = np.where(known_T, values_T, 0.0)
+        sums_D = np.bincount(document_T, known_values_T, len(documents)).astype(float)
         if not known_T.all():
-            sums_D[np.setdiff1d(of_T, of_T[known_T])] = np.nan
+            sums_D[np.setdiff1d(document_T, document_T[known_T])] = np.nan
         sums.append(sums_D)
     return np.stack(sums, axis=1)
 
@@ -256,7 +267,8 @@ def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
 
 def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
     """For each own target, the number of placebo targets that it is compared with, by gap."""
-    order, num = np.argsort(own.to_numpy(), kind="stable"), min(NUM_AROUND, len(own))
+    order = np.argsort(own.to_numpy(), kind="stable")
+    num = min(NUM_AROUND, len(own))
     ranks = np.searchsorted(own.to_numpy()[order], placebo) - num // 2
     around = np.clip(ranks, 0, len(own) - num)[:, None] + np.arange(num)
     return np.bincount(order[around].ravel(), minlength=len(own)) / num
@@ -302,12 +314,12 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     """Stretch the intervals of net excess, where few documents carry targets, from a normal
     distribution to Student's t."""
     stretch = summary[["num_documents", "num_placebo_documents"]].min(axis=1).map(_stretch_of)
-    ends = {
-        f"{name}_{end}": summary[name] + stretch * (summary[f"{name}_{end}"] - summary[name])
-        for name in ("net", "net_equal", "net_nats")
-        for end in ("low", "high")
-        if f"{name}_{end}" in summary
-    }
+    ends = {}
+    for column in SUMMARY:
+        if column.is_net and column.low in summary:
+            value = summary[column.name]
+            for end in (column.low, column.high):
+                ends[end] = value + stretch * (summary[end] - value)
     return summary.assign(**ends)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
+from olmo_sparsity.analysis.results.columns import COLUMN
 from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
@@ -213,6 +214,17 @@ def describe_induction(found: dict[str, Any], interpretation: Interpretation) ->
     return "\n".join(lines)
 
 
+_WIDTHS = {
+    "recovery": 19,
+    "excess": 21,
+    "net": 22,
+    "net_equal": 22,
+    "removal": 19,
+    "excess_nats": 6,
+}
+"""Characters of each column in a terminal."""
+
+
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     """Format the rows of one target set. `excess`: recovery minus an unrelated text's; `net`:
     excess minus the placebo's; `equal gaps`: the same, own targets weighted to gaps as the
@@ -235,28 +247,28 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
         lines.append("  intervals are over documents, which are too few to trust them")
     few_placebo = are_few or first.num_placebo_targets < FEW_DOCUMENTS
 
-    def column(name: str, ends: str, sign: str = "+") -> list[str]:
-        values = rows[[name, f"{ends}low", f"{ends}high"]].to_numpy(float)
+    def cells(name: str, sign: str = "+") -> list[str]:
+        values = rows[[*COLUMN[name].names]].to_numpy(float)
         return [with_interval(value, low, high, sign=sign) for value, low, high in values]
 
-    columns = {
-        "recovery": (19, column("recovery", "", "")),
-        "excess": (21, column("excess", "excess_")),
-    }
+    shown = {"recovery": cells("recovery", sign=""), "excess": cells("excess")}
     if has_placebo:
-        equal = column("net_equal", "net_equal_")
+        shown["net"] = cells("net")
+        shown["net_equal"] = cells("net_equal")
         if few_placebo:
-            equal = [cell if cell == "–" else "too few" for cell in equal]
-        columns |= {"net": (22, column("net", "net_")), "equal gaps": (22, equal)}
+            # Weights to the gaps of a handful of targets mean nothing.
+            shown["net_equal"] = [cell if cell == "–" else "too few" for cell in shown["net_equal"]]
     else:
-        nats = ["–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats]
-        columns |= {"removal": (19, column("removal", "removal_", "")), "nats": (6, nats)}
+        shown["removal"] = cells("removal", sign="")
+        shown["excess_nats"] = [
+            "–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats
+        ]
     if header:
-        head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
+        head = "".join(f"  {COLUMN[name].terminal:>{_WIDTHS[name]}}" for name in shown)
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")
     for number, row in enumerate(rows.itertuples()):
-        cells = "".join(f"  {shown[number]:>{width}}" for width, shown in columns.values())
-        lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{cells}")
+        values = "".join(f"  {column[number]:>{_WIDTHS[name]}}" for name, column in shown.items())
+        lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{values}")
     return "\n".join(lines)
 
 

@@ -14,8 +14,14 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.results.columns import (
+    COLUMN,
+    documented,
+    page_columns,
+)
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, compare, read_results
 from olmo_sparsity.analysis.results.statistics import (
+    ENOUGH,
     has_spans,
     losses_of_targets,
     net_differences,
@@ -133,3 +139,23 @@ def test_the_table_is_split_by_groups(results: Results) -> None:
         assert shown.split()[:4] == ["add_one", row.units, str(row.k), f"{row.recovery:.2f}"]
     assert "none of these" not in said
     assert "no group" not in describe(results)
+
+
+def test_the_page_on_measuring_lists_the_columns_of_the_summary() -> None:
+    page = (ROOT / "docs/measure.md").read_text(encoding="utf-8")
+    assert documented() in page
+
+
+def test_each_column_of_the_page_has_a_position_of_its_own() -> None:
+    positions = [column.page_position for column in page_columns()]
+    assert positions == list(range(1, len(positions) + 1))
+
+
+def test_the_heading_of_the_share_of_targets_names_the_threshold() -> None:
+    assert COLUMN["share_enough"].page.endswith(f"≥ {ENOUGH}")
+
+
+def test_the_stored_summary_has_the_ends_of_each_interval() -> None:
+    names = SCHEMAS["summary"].names
+    assert names[names.index("recovery") :][:3] == ["recovery", "low", "high"]
+    assert names[names.index("net") :][:3] == ["net", "net_low", "net_high"]
