@@ -82,7 +82,7 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
         )
     if not callable(added):
         raise ConfigError(
-            f"selectors: '{name}' is {type(added).__name__}; it must be a function "
+            f"selectors: '{name}' is not a function but {type(added).__name__}; pass one "
             "(scorer, question) → Choice"
         )
     return added if isinstance(added, Selector) else Selector(added)
