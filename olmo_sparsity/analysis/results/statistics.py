@@ -88,7 +88,7 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _stored_names(numbers: dict[str, float]) -> dict[str, float]:
     """Rename the ends of intervals as `summary` stores them: those of recovery have no prefix."""
-    names = {}
+    names: dict[str, str] = {}
     for column in SUMMARY:
         if column.has_interval:
             names |= {f"{column.name}_low": column.low, f"{column.name}_high": column.high}
