@@ -251,7 +251,7 @@ def losses_of(
         differ.insert(0, "dtype")
     if differ:
         raise DataError(
-            f"losses: they were computed with another {', '.join(differ)}; pass those of the same, "
+            f"losses: they are of another {', '.join(differ)}; pass those of the same, "
             "or omit losses"
         )
     by_document = given.losses.groupby("document", sort=False)
