@@ -25,7 +25,6 @@ class TableModel:
     """Each token depends on the two before it, and a little on all."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.recall = 1.0
         generator = np.random.default_rng(seed)
         self.last_VV, self.before_VV = generator.normal(size=(2, VOCABULARY, VOCABULARY))
 
@@ -35,7 +34,7 @@ class TableModel:
         logits_LV = 2 * self.last_VV[list(ids)] + self.before_VV[before]
         # A token that a text has is more probable from there on.
         seen_LV = np.maximum.accumulate(np.eye(VOCABULARY)[list(ids)], axis=0)
-        logits_LV = logits_LV + self.recall * seen_LV
+        logits_LV = logits_LV + seen_LV
         return logits_LV - np.log(np.exp(logits_LV).sum(1, keepdims=True))
 
     def truth(self, prefix: Sequence[int], continuation: Sequence[int]) -> np.ndarray:

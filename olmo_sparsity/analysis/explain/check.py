@@ -52,8 +52,9 @@ class Check:
     """The tables of `recover`, with own distant tokens and with unrelated texts."""
 
     def to_dict(self) -> dict[str, Any]:
-        given = vars(self) | {"table": self.table.to_dict("records")}
-        return {name: value for name, value in given.items() if name != "tables"}
+        """Return what JSON can hold, without the tables of `recover`."""
+        values = vars(self) | {"table": self.table.to_dict("records")}
+        return {name: value for name, value in values.items() if name != "tables"}
 
     @property
     def num_beyond(self) -> int:
@@ -140,10 +141,13 @@ class Check:
 
 def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
     """Evaluate the targets of an explanation. `foreign`: any text that open_documents reads."""
-    scorer, document, windows = prepared.scorer, prepared.document, prepared.windows
-    settings, chosen_by_gap = prepared.settings, prepared.spans is None
+    scorer = prepared.scorer
+    document = prepared.document
+    windows = prepared.windows
+    settings = prepared.settings
+    chosen_by_gap = prepared.spans is None
     if draws < 2:
-        raise ConfigError(f"draws={draws} must be at least 2")
+        raise ConfigError(f"draws={draws} must be at least 2: the interval is over draws")
     others = unrelated(prepared.model, foreign, document)
     apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
@@ -152,7 +156,8 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         losses = context_losses(scorer, document, windows, controls, prepared.blocks_to_select())
         losses = losses[losses.target >= first_place(windows, settings.units)]
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
-    k, before = settings.k, scorer.token_forwards
+    k = settings.k
+    before = scorer.token_forwards
     with Progress("checking", None, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
         tables = prepared.recover(parts, controls)
@@ -161,25 +166,32 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
     refuse_no_numbers(rows[rows.control == "foreign"].loss_set.to_numpy(), "unrelated texts")
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
-    own, others_N = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
-    own, others_N = own.groupby(["far_part", "target"]).mean(), others_N.unstack("draw")
-    excess = own - others_N.mean(axis=1)
-    draws_of = others_N.loc[DOCUMENT]
+    # A random selector is drawn several times for own distant tokens; take the mean.
+    own = falls_N.xs("own", level="control").groupby(["far_part", "target"]).mean()
+    by_draw = falls_N.xs("foreign", level="control").unstack("draw")
+    excess = own - by_draw.mean(axis=1)
+    own_T = own.loc[DOCUMENT]
+    unrelated_TD = by_draw.loc[DOCUMENT]
     table = targets.set_index("target")[["end", "text", "gap"]].assign(
-        own=own.loc[DOCUMENT],
-        foreign=draws_of.mean(axis=1),
-        foreign_most=draws_of.max(axis=1),
-        better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
+        own=own_T,
+        foreign=unrelated_TD.mean(axis=1),
+        foreign_most=unrelated_TD.max(axis=1),
+        better=unrelated_TD.ge(own_T, axis=0).sum(axis=1),
     )
-    value, gap = float(excess.loc[DOCUMENT].mean()), table.gap
-    excess_D = (own.loc[DOCUMENT].to_numpy()[:, None] - draws_of.to_numpy()).mean(0)
+    value = float(excess.loc[DOCUMENT].mean())
+    # The targets are given, so the interval is over draws of unrelated texts alone.
+    excess_D = (own_T.to_numpy()[:, None] - unrelated_TD.to_numpy()).mean(0)
     resampled_R = resample_weights(draws, settings.seed) @ excess_D / draws
+    # A share of a gap means something if there is a gap, at each target.
+    share = float("nan")
+    if table.gap.min() > 0 and table.gap.mean() > MIN_GAP:
+        share = value / table.gap.mean()
     return Check(
-        table.reset_index(),
-        draws,
-        k,
+        table=table.reset_index(),
+        draws=draws,
+        k=k,
         excess=interval(resampled_R, value),
-        share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
+        share=share,
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
         induction=repetition_drop(scorer, _passages(others), PASSAGE),
         apart=apart,

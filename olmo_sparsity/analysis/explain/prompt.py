@@ -31,13 +31,24 @@ from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.records import LARGEST_DOCUMENT
 from olmo_sparsity.text.windows import Block, Spans, Windows
 
-MOST_WINDOWS, MOST_TOKENS = 1024, 2**16
-"""How many local windows are computed to select targets, and how many tokens of long windows
-besides the one pass for those that begin with the text."""
+MOST_WINDOWS = 1024
+"""How many local windows are computed to select targets."""
 
-MOST_PROMPTS = 32  # so many local windows, where each is a whole prompt
-SHORT, NEW_TOKENS = 32, 32
-SAME_TEXT = 32  # tokens in a row that two texts share if one has something of the other
+MOST_TOKENS = 2**16
+"""How many tokens of long windows are computed besides the one pass for those that begin with the
+text."""
+
+MOST_PROMPTS = 32
+"""How many local windows are computed to select targets, where each is a whole prompt."""
+
+SHORT = 32
+"""Tokens of the local window of a text that is long enough."""
+
+NEW_TOKENS = 32
+"""Tokens of a generated answer, if no number is given."""
+
+SAME_TEXT = 32
+"""Tokens in a row that two texts share if one has something of the other."""
 
 
 @dataclass(frozen=True)
@@ -189,31 +200,35 @@ def unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents
     """Join documents to a text long enough to draw from. Documents that share a passage
     with the explained text are left out, as they may be the same text."""
     length = len(document.tokens)
-    wanted, texts, num_tokens = max(20 * length, 20_000), [], 0
-    own = set(passages(document.tokens))
-    for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
-        if not own.isdisjoint(passages(other.tokens)):
+    num_needed = max(20 * length, 20_000)
+    own_passages = set(passages(document.tokens))
+    texts = []
+    num_tokens = 0
+    for other in open_documents(foreign, model, limit=max(2, num_needed // 50)):
+        if not own_passages.isdisjoint(passages(other.tokens)):
             continue
         texts.append(other.tokens)
         num_tokens += len(other.tokens)
-        if num_tokens >= wanted:
+        if num_tokens >= num_needed:
             break
     if num_tokens < length:
-        found = f"{num_tokens:,} of its tokens share no passage with this text, of {length:,}"
-        raise DataError(f"foreign: {found} needed; pass more text")
+        raise DataError(
+            f"foreign: {num_tokens:,} of its tokens share no passage with this text, of "
+            f"{length:,} needed; pass more text"
+        )
     joined = Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)
     return Documents("unrelated text", [joined])
 
 
 def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
-    """All runs of `length` tokens, or the text itself if it is shorter."""
+    """Return all runs of `length` tokens, or the text itself if it is shorter."""
     tokens = tokens.astype("<i8")
     last = max(1, len(tokens) - length + 1)
     return (tokens[first : first + length].tobytes() for first in range(last))
 
 
 def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
-    """Token IDs before the prompt in the chat template, of the prompt, and after it."""
+    """Return the token IDs before the prompt in the chat template, of the prompt, and after it."""
     prompt = prompt.strip()
     before, after = split_template(
         model, lambda texts: [{"role": "user", "content": text} for text in texts], [prompt]
@@ -240,7 +255,8 @@ def split_template(
 
 
 def through_template(model: LoadedModel, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The messages as the tokenizer's chat template writes them, up to where the answer begins."""
+    """Return the messages as the tokenizer's chat template writes them, up to where the answer
+    begins."""
     tokenizer = model.transformers_tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"chat: the tokenizer of '{model.name}' has no chat template")
@@ -261,12 +277,16 @@ def generate(
     max_new_tokens: int,
     done: Callable[[list[int]], None] = lambda generated: None,
 ) -> list[int]:
-    """Greedy, up to the model's end-of-text token. `done` is called after each token."""
+    """Generate greedily, up to the model's end-of-text token. `done` is called after each token."""
     if model.engine is not None:
         answer: list[int] = model.engine.generate(tokens, max_new_tokens)
         return answer
-    lm, ends, device, generated = model.model, _end_ids(model), model.device, list[int]()
-    states, inputs = None, torch.tensor([tokens], device=device)
+    lm = model.model
+    ends = _end_ids(model)
+    device = model.device
+    generated: list[int] = []
+    states = None
+    inputs = torch.tensor([tokens], device=device)
     for num_before in range(len(tokens), len(tokens) + max_new_tokens):
         positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
         states = lm.far_states(inputs, positions, before=states)

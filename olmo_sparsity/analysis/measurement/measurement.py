@@ -1,6 +1,8 @@
 """Run a measurement: losses of all documents, then recovery of chosen targets, then the summary.
-What is finished is written, so a killed measurement resumes, and processes share a folder. The one
-that finds all documents finished writes the results."""
+
+What is finished is written, so a killed measurement resumes, and processes share a folder. The
+process that finds all documents finished writes the results.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,6 @@ from olmo_sparsity.analysis.measurement.plan import (
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
-    GROUPS,
     RELIABILITY,
     half_of,
     longppl,
@@ -50,9 +51,12 @@ PATIENCE_S = 60.0
 
 def measure(request: MeasureRequest) -> Results | None:
     """Answer a request. Return None if documents are left to other processes."""
-    out, num_processes = request.out, read_launch().world_size
+    out = request.out
+    num_processes = read_launch().world_size
     if out is None and num_processes > 1:
-        raise ConfigError(f"out=None: {num_processes} processes need a folder to share")
+        raise ConfigError(
+            f"out=None: {num_processes} processes need a folder to share; pass out=FOLDER"
+        )
     if out is not None:
         results_folder(out).refuse_others()
     planned = plan(request)
@@ -61,7 +65,7 @@ def measure(request: MeasureRequest) -> Results | None:
 
 
 def wait_for_results(out: str | Path) -> Results:
-    """Return what another process of the launch writes."""
+    """Wait for the results that another process of the launch writes, and return them."""
     say(f"{out}: waiting for the results, which another process writes")
     while not (Path(out) / MANIFEST).exists():
         time.sleep(0.5)
@@ -81,53 +85,60 @@ class _Measuring:
     """One process of a measurement."""
 
     def __init__(self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch) -> None:
-        self.plan, self.out, self.shard, self.launch = plan, out, shard, launch
+        self.plan = plan
+        self.out = out
+        self.shard = shard
+        self.launch = launch
         self.started = time.perf_counter()
-        self.made_by = provenance(device_name(plan.scorer.device))
+        self.provenance = provenance(device_name(plan.scorer.device))
         self.measured = plan.measured
         self.parts = Parts(out, plan.identity())
         # So that the processes of a shard share what `share_of(measured, *shard)` gives it.
-        index, of = shard[0] + shard[1] * launch.rank, shard[1] * launch.world_size
-        self.mine = share_of(self.measured, index, of)
+        shard_index, num_shards = shard
+        index = shard_index + num_shards * launch.rank
+        self.mine = share_of(self.measured, index, num_shards * launch.world_size)
         self.chosen = pd.DataFrame()
 
     def run(self, command: Sequence[str]) -> Results | None:
-        is_first, is_written = self.launch.rank == 0, False
+        is_first = self.launch.rank == 0
+        is_damaged = False
         if (self.out / MANIFEST).exists():
             try:
                 return read_results(self.out) if is_first else None
             except DataError as error:  # written again from the parts
                 say(str(error))
-            is_written = True
+            is_damaged = True
         induction = self.plan.induction() if is_first else {}
         if induction:
             shown = describe_induction(induction, self.plan.settings.interpretation)
             print(shown, file=sys.stderr)
         if not self._evaluate():
             return None
-        about = self.made_by | {
+        meta = self.provenance | {
             "command": list(command),
             "induction": induction,
             "seconds_of_last_start": time.perf_counter() - self.started,
             "token_forwards_of_last_start": self.plan.scorer.token_forwards,
         }
         with locked(self.out, waits=True):  # another launch may be at the same point
-            if is_written or verify_manifest(self.out, FILES) is not None:
+            if is_damaged or verify_manifest(self.out, FILES) is not None:
                 targets = self.chosen.reset_index(drop=True)
-                _sum_up(self.plan, self.parts, targets, about, self.out)
+                _sum_up(self.plan, self.parts, targets, meta, self.out)
             return read_results(self.out)
 
     def _evaluate(self) -> bool:
-        """Both phases; returns whether this process finds all documents finished."""
-        plan, parts, shown = self.plan, self.parts, self.launch.rank == 0
+        """Run both phases. Return whether this process finds all documents finished."""
+        plan = self.plan
+        parts = self.parts
+        shown = self.launch.rank == 0
         slowest = _work("losses", parts, self.mine, self._losses, shown)
         if plan.fits_threshold:
             half = [number for number in self.measured if half_of(number) == "threshold"]
             _wait_for("losses", parts, half, self._losses, slowest)
         # Read first: other processes may finish theirs while targets are chosen.
-        all_there = parts.finished("losses").issuperset(self.measured)
+        has_all_losses = parts.finished("losses").issuperset(self.measured)
         self._choose()
-        if all_there:
+        if has_all_losses:
             _check_any_target(plan, self.chosen, parts)  # before hours are spent on the placebo's
         mine = sorted(set(self.mine) & set(self.chosen.document))
         slowest = _work("recovery", parts, mine, self._recovery, shown)
@@ -145,8 +156,9 @@ class _Measuring:
             _check_any_target(plan, self.chosen, parts)
             missing = set(self.chosen.document) - parts.finished("recovery")
         if missing:
-            left = f"{len(missing)} documents are left to the others"
-            print(f"shard {self.shard[0]}/{self.shard[1]} is done; {left}", file=sys.stderr)
+            index, num_shards = self.shard
+            done = f"shard {index}/{num_shards} is done"
+            print(f"{done}; {len(missing)} documents are left to the others", file=sys.stderr)
         return not missing
 
     def _losses(self, number: int) -> None:
@@ -167,16 +179,17 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
         raise DataError(f"{out} holds no finished documents yet; run without --partial first")
     parts = Parts(out, plan.identity())
     targets, left = _finished_part(plan, parts, out)
-    about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
+    meta = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     (out / "partial").mkdir(exist_ok=True)
     with locked(out / "partial", waits=True):
-        _sum_up(plan, parts, targets, about, out / "partial", left)
+        _sum_up(plan, parts, targets, meta, out / "partial", left)
         return read_results(out / "partial")
 
 
 def _finished_part(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFrame, int]:
     """Return the targets of the documents finished so far, and how many documents are not."""
-    finished, missing = parts.finished("recovery"), set(plan.measured) - parts.finished("losses")
+    finished = parts.finished("recovery")
+    missing = set(plan.measured) - parts.finished("losses")
     nothing_yet = DataError(
         f"{out}: the losses of {len(plan.measured) - len(missing)} of {len(plan.measured)} "
         "documents are there, and no target was evaluated yet; run the measurement on"
@@ -194,9 +207,10 @@ def _finished_part(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFrame, i
 
 
 def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
-    found = set(targets.target_set[targets.far_part == "document"])
+    """Raise DataError if there is no target, or none of those chosen by their gap."""
+    target_sets = set(targets.target_set[targets.far_part == "document"])
     chosen_by_gap = plan.fits_threshold and "gap" in plan.settings.sets
-    if "gap" in found or (found and not chosen_by_gap):
+    if "gap" in target_sets or (target_sets and not chosen_by_gap):
         return
     if plan.given is not None:
         raise DataError("none of the targets has a full long window; lower long")
@@ -209,8 +223,9 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
 def _work(
     phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
 ) -> float:
-    """Run `do` on the documents that are not finished; returns the seconds of the slowest."""
-    finished, slowest = parts.finished(phase), 0.0
+    """Run `do` on the documents that are not finished. Return the seconds of the slowest."""
+    finished = parts.finished(phase)
+    slowest = 0.0
     todo = [number for number in numbers if number not in finished]
     with Progress(phase, len(numbers), "documents", enabled=shown) as progress:
         progress.resume_at(len(numbers) - len(todo))
@@ -230,37 +245,54 @@ def _wait_for(
 ) -> None:
     """Wait for documents of other processes. Without progress for a while, these have died or not
     begun, and their documents are measured here."""
-    arrived, since = -1, time.monotonic()
+    # A document may take as long there as the slowest did here; tests set the patience to 0.
+    patience_s = max(PATIENCE_S, 4 * slowest) if PATIENCE_S else 0.0
+    num_missing = -1
+    since = time.monotonic()
     while missing := sorted(set(numbers) - parts.finished(phase)):
-        if arrived != len(missing):
-            arrived, since = len(missing), time.monotonic()
-        elif time.monotonic() - since < max(PATIENCE_S, PATIENCE_S and 4 * slowest):
+        if num_missing != len(missing):
+            num_missing = len(missing)
+            since = time.monotonic()
+        elif time.monotonic() - since < patience_s:
             time.sleep(0.5)
         else:
             do(missing[-1])  # the last, as a process that has just begun measures the first
             parts.flush()
-            arrived = len(missing) - 1  # so that the next one is measured at once
+            num_missing = len(missing) - 1  # so that the next one is measured at once
 
 
 def _sum_up(
-    plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any], out: Path, left: int = 0
+    plan: Plan, parts: Parts, targets: pd.DataFrame, meta: dict[str, Any], out: Path, left: int = 0
 ) -> None:
-    """Write summary and final tables to `out`. `left`: number of unfinished documents."""
-    losses, recovery = parts.read("losses"), parts.read("recovery")
+    """Write summary and final tables to `out`. `meta`: what meta.json has of this run. `left`:
+    number of unfinished documents."""
+    losses = parts.read("losses")
+    recovery = parts.read("recovery")
     check_all_evaluated(parts.folder, targets, recovery)
     summary = summarize(losses, targets, recovery)
     costs = parts.read("costs").groupby(["units", "selector"]).sum(numeric_only=True)
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
-    summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
-    made = {"targets": with_ends(targets), "summary": summary}
     lds = mean_lds(targets, parts.read("lds"))
-    about = about | {"reliability": lds[lds.selector == RELIABILITY].to_dict("records")}
-    parts.finish(made, _meta(plan, losses, left, about), out)
+    summary = summary.merge(lds, how="left", on=["target_set", "units", "selector"])
+    meta = meta | {"reliability": lds[lds.selector == RELIABILITY].to_dict("records")}
+    tables = {"targets": with_ends(targets), "summary": summary}
+    parts.finish(tables, _meta(plan, losses, left, meta), out)
 
 
-def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) -> Meta:
-    settings, model, documents = plan.settings, plan.model, plan.documents
+def _meta(plan: Plan, losses: pd.DataFrame, left: int, of_run: dict[str, Any]) -> Meta:
+    """Return meta.json. `of_run`: the keys that differ between two runs of one measurement."""
+    settings = plan.settings
+    model = plan.model
+    documents = plan.documents
+    data: dict[str, Any] = {"source": documents.name, "fingerprint": documents.fingerprint}
+    if documents.groups:
+        data["groups"] = documents.groups
+    if plan.known:
+        data["losses_from"] = plan.known_from
+    windows = asdict(settings.windows)
+    for name in ("far_states", "replacements", "sample"):
+        windows[name] = getattr(settings, name)
     return Meta(
         model={
             "name": model.name,
@@ -269,12 +301,9 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
             "batch_noise": model.batch_noise,
             "trained": model.trained,
         },
-        data={"source": documents.name, "fingerprint": documents.fingerprint}
-        | ({"groups": groups} if (groups := documents.groups) else {})
-        | ({"losses_from": plan.known_from} if plan.known else {}),
+        data=data,
         dtype=model.dtype,
-        windows=asdict(settings.windows)
-        | {name: getattr(settings, name) for name in ("far_states", "replacements", "sample")},
+        windows=windows,
         units=list(settings.units),
         selectors=list(settings.selectors),
         ks=list(settings.ks),
@@ -288,5 +317,5 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
             "documents_too_short": documents.num_too_short + len(documents) - len(plan.measured),
             "documents_trained_on": documents.num_training,
         },
-        **about,
+        **of_run,
     )

@@ -1,6 +1,8 @@
-"""Store the rows of measured documents in one folder, written by any number of processes. A part
-appears by one rename; a damaged one is measured again. Rows are sorted, so the final tables do not
-depend on which process measured a document, or in which order (docs/measure.md)."""
+"""Store the rows of measured documents in one folder, written by any number of processes.
+
+A part appears by one rename; a damaged one is measured again. Rows are sorted, so the final tables
+do not depend on which process measured a document, or in which order (docs/measure.md).
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,7 @@ from olmo_sparsity.base.provenance import versions_of_numbers
 
 
 def results_folder(out: str | Path) -> WorkFolder:
+    """Return the folder of a measurement, which its identity.json tells from other folders."""
     return WorkFolder(Path(out), "out", "identity.json")
 
 
@@ -80,7 +83,8 @@ class Parts:
         self._began = self._flushed = time.monotonic()
 
     def finished(self, phase: str) -> set[int]:
-        """Documents that need not be measured again, those still in the buffer included."""
+        """Return the documents that need not be measured again, those still in the buffer
+        included."""
         known = self._known[phase]
         for part in sorted((self.folder / "parts" / phase).iterdir()):
             if part not in known and not is_partial(part):
@@ -89,14 +93,17 @@ class Parts:
         return set(self._buffer[phase]).union(*intact)
 
     def _verify(self, part: Path) -> _Contents | None:
-        """Read a part once per process: a part never changes."""
-        problem, contents = verify_manifest(part, ["finished.json"]), None
+        """Return the contents of a part, or None if it is damaged or of another measurement. A part
+        is read once per process, as it never changes."""
+        problem = verify_manifest(part, ["finished.json"])
+        contents = None
         if problem is None:
             try:
                 contents = read_json(part / "finished.json", _Contents, "")
                 problem = verify_manifest(part, [f"{name}.parquet" for name in contents.rows])
-                for name in contents.rows if problem is None else ():
-                    check_columns(part / f"{name}.parquet", name)
+                if problem is None:
+                    for name in contents.rows:
+                        check_columns(part / f"{name}.parquet", name)
             except DataError as error:
                 problem = str(error).rstrip("; ")
         if contents is not None and problem is None and contents.identity != self._identity:
@@ -107,7 +114,7 @@ class Parts:
         return None
 
     def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
-        """All rows of one document, without their `document` column."""
+        """Add all rows of one document, given without their `document` column."""
         schemas = PHASES[phase]
         assert tables.keys() <= schemas.keys(), f"no such table among {list(tables)}"
         self._buffer[phase][document] = {
@@ -116,7 +123,9 @@ class Parts:
             if len(columns)
         }
         now = time.monotonic()
-        pause = min(max(self.flush_every_s, (now - self._began) / 20), 30)  # others wait for it
+        # Fewer and larger parts in a long measurement, but not rarer than other processes, which
+        # wait for them, have patience.
+        pause = min(max(self.flush_every_s, (now - self._began) / 20), 30)
         if now - self._flushed >= pause or len(self._buffer[phase]) >= self.part_size:
             self.flush()
 
@@ -124,10 +133,11 @@ class Parts:
         for phase, buffer in self._buffer.items():
             if not buffer:
                 continue
-            tables = {
-                name: [t[name] for t in buffer.values() if name in t] for name in PHASES[phase]
-            }
-            joined = {name: pa.concat_tables(parts) for name, parts in tables.items() if parts}
+            joined = {}
+            for name in PHASES[phase]:
+                tables = [written[name] for written in buffer.values() if name in written]
+                if tables:
+                    joined[name] = pa.concat_tables(tables)
             rows = {name: table.num_rows for name, table in joined.items()}
             contents = _Contents(sorted(buffer), rows, self._identity)
             name = f"{min(buffer):06d}-{uuid.uuid4().hex[:8]}"
@@ -141,29 +151,33 @@ class Parts:
         self._flushed = time.monotonic()
 
     def read(self, name: str) -> pd.DataFrame:
-        """A table of all documents that are finished and flushed."""
+        """Return a table with the rows of all documents that are finished and flushed."""
         return self._collect(name).to_pandas()
 
     def _collect(self, name: str) -> pa.Table:
-        """If two processes measured the same document, the rows of one are taken."""
+        """Join a table of all parts. If two processes measured the same document, the rows of one
+        are taken."""
         phase = next(phase for phase, tables in PHASES.items() if name in tables)
-        tables, seen = [SCHEMAS[name].empty_table()], set[int]()
+        tables = [SCHEMAS[name].empty_table()]
+        collected: set[int] = set()
         for part, contents in sorted(self._known[phase].items()):
             if contents is None:
                 continue
             if name in contents.rows:
                 table = read_table(part / f"{name}.parquet", name)
-                again = np.isin(table["document"].to_numpy(), list(seen))
-                tables.append(table.filter(pa.array(~again)))
-            seen.update(contents.documents)
+                is_repeated = np.isin(table["document"].to_numpy(), list(collected))
+                tables.append(table.filter(pa.array(~is_repeated)))
+            collected.update(contents.documents)
         table = pa.concat_tables(tables)
         # Rows of one document are sorted already.
         order = np.argsort(table["document"].to_numpy(), kind="stable")
         return table.take(order).combine_chunks()
 
-    def finish(self, made: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None) -> None:
+    def finish(
+        self, derived: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None
+    ) -> None:
         """Write the final tables to `out` (default: the folder itself): the tables of the parts,
-        and those `made` from them. Called by one process at a time. The manifest comes last;
+        and those `derived` from them. Called by one process at a time. The manifest comes last;
         without it nothing reads them."""
         out = self.folder if out is None else out
         (out / MANIFEST).unlink(missing_ok=True)
@@ -171,7 +185,7 @@ class Parts:
             if name in MADE_OF_PARTS:
                 table = self._collect(name)
             else:
-                rows = made.get(name, pd.DataFrame(columns=schema.names))
+                rows = derived.get(name, pd.DataFrame(columns=schema.names))
                 columns: Columns = {column: rows[column].tolist() for column in schema.names}
                 table = to_table(name, columns, f"table {name}")
             with writing(out / f"{name}.parquet") as partial:
@@ -183,6 +197,6 @@ class Parts:
 
 def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
     num_rows = len(next(iter(dict(columns).values()), []))
-    given = {"document": np.full(num_rows, document)} | dict(columns)
-    table = to_table(name, given, f"document {document}, table {name}")
+    with_document = {"document": np.full(num_rows, document)} | dict(columns)
+    table = to_table(name, with_document, f"document {document}, table {name}")
     return table.sort_by([(column, "ascending") for column in table.schema.names])

@@ -1,15 +1,17 @@
-"""Evaluate the targets of one document: choose k far units for each, and compute the loss.
+"""Evaluate the targets of one document: choose k distant units for each, and compute the loss.
 
 A target is evaluated with the document's own distant context, or with the placebo's. For either,
-the same selector also ranks the units of unrelated texts at the same position IDs.
+the same selector also ranks the units of unrelated texts at the same position IDs. The tables call
+these two the control `own` and `foreign`, and the two kinds of distant context `far_part`.
 
-Dimension key: T targets, K numbers of far units.
+Dimension key: T targets, K numbers of distant units, A random halves of the units, G groups of
+units and none of them, R unrelated texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,34 +38,58 @@ from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Controls, Document, FarText
 from olmo_sparsity.text.windows import NOTHING, Block, Spans, Units, Windows
 
-DOCUMENT, PLACEBO = "document", "placebo"  # kinds of distant context
+DOCUMENT = "document"
+PLACEBO = "placebo"
+"""The kinds of distant context, as the column `far_part` stores them."""
 
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
     for name in ("recovery", "influence", "lds", "costs")
 }
+"""Columns of the tables of one document, which lack its number."""
+
+Bounds = tuple[int, int]
+"""A block, by the places of its first target and of one past its last in the document."""
 
 
 @dataclass(frozen=True)
 class _Text:
-    """One distant text of a block, and the targets evaluated with it."""
+    """One distant text of a block, and the targets that are evaluated with it."""
 
     context: Context
     far: FarText
-    control: str
-    draw: int
+    control: str  # "own" or "foreign"
+    draw: int  # which of the unrelated texts; 0 for an own text
     targets: dict[str, Spans]  # kind of distant context → targets (indices into the block)
 
+    @property
+    def is_own(self) -> bool:
+        """Return whether this is the distant context of the targets, or of their placebo."""
+        return self.control == "own"
+
+    @property
+    def is_documents_own(self) -> bool:
+        """Return whether this is the document's own distant context."""
+        return self.is_own and DOCUMENT in self.targets
+
+    @property
+    def all_targets(self) -> Spans:
+        """The targets of both kinds of distant context, each once."""
+        return sorted({span for targets in self.targets.values() for span in targets})
+
     def places(self, targets: Spans) -> np.ndarray:
+        """Return the first place of each target in the document."""
         return self.context.block.start + np.array([first for first, _ in targets])
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A selector's choice for a group of targets, and the rows that give L_k for every target and
-    k. For own units, as many rows follow with all far places except the chosen."""
+    """A selector's choice for several targets, and the rows whose losses are L_k.
 
-    about: dict[str, Any]
+    There is a row for each target and each k: the local window and the k chosen units. For an own
+    text, as many rows follow with all distant places except the chosen ones."""
+
+    labels: dict[str, Any]  # the columns `units`, `selector`, `control` and `draw`
     units: Units
     targets: Spans
     choice: Choice
@@ -92,50 +118,77 @@ def recover(
     every target with a full long window, in the document's own context). Two columns are spans,
     from the first place to one past the last, each evaluated as one target. Without `controls`
     there is neither placebo nor unrelated text; recovery should not be reported without them.
-    `num_halves`: random halves of the far units that `lds` is computed from. `choices`: ranked
+    `num_halves`: random halves of the distant units that `lds` is computed from. `choices`: ranked
     units of another measurement, in place of the selectors' own."""
-    units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
         targets = np.arange(windows.first_target, len(document.tokens))
     if not isinstance(targets, Mapping):
         targets = {DOCUMENT: np.asarray(targets)}
-    blocks = _by_block(windows, document, targets)
     evaluation = _Evaluation(
-        scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed, choices
+        scorer=scorer,
+        document=document,
+        windows=windows,
+        controls=controls,
+        units=_as_tuple(units),
+        selectors=_as_tuple(selectors),
+        ks=tuple(ks),
+        num_halves=num_halves,
+        seed=seed,
+        choices=choices,
     )
-    # With long="all" the distant texts of all blocks begin the same texts.
-    together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
-    for keys in filter(None, together):
-        evaluation.add({key: blocks[key] for key in keys})
-    return {
-        name: pd.DataFrame({column: np.concatenate(parts) for column, parts in columns.items()})
-        if all(columns.values())
-        else pd.DataFrame(columns=COLUMNS[name])
-        for name, columns in evaluation.tables.items()
-    }
+    blocks = dict(sorted(_by_block(windows, document, targets).items()))
+    if windows.long == "all":
+        # The distant texts of all blocks begin the same texts, so that their states are shared.
+        if blocks:
+            evaluation.add(blocks)
+    else:
+        for bounds, block_targets in blocks.items():
+            evaluation.add({bounds: block_targets})
+    return {name: _frame(name, columns) for name, columns in evaluation.tables.items()}
+
+
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _frame(name: str, columns: dict[str, list[np.ndarray]]) -> pd.DataFrame:
+    """Join the parts of each column of a table; no row was added if a column has no part."""
+    if not all(columns.values()):
+        return pd.DataFrame(columns=COLUMNS[name])
+    return pd.DataFrame({column: np.concatenate(parts) for column, parts in columns.items()})
 
 
 def _by_block(
     windows: Windows, document: Document, targets: Mapping[str, np.ndarray]
-) -> dict[tuple[int, int], dict[str, Spans]]:
-    """Bounds of a block → kind of distant context → targets, as places in the block."""
-    blocks: dict[tuple[int, int], dict[str, Spans]] = {}
-    least, length = windows.first_target, len(document.tokens)
-    for part, given in targets.items():
-        places = np.asarray(given)
-        spans = np.stack([places, places + 1], 1) if places.ndim == 1 else places
+) -> dict[Bounds, dict[str, Spans]]:
+    """Sort targets into blocks: bounds → kind of distant context → targets, as places in the
+    block."""
+    blocks: dict[Bounds, dict[str, Spans]] = {}
+    least = windows.first_target
+    length = len(document.tokens)
+    for far_part, places in targets.items():
+        spans = np.asarray(places)
+        if spans.ndim == 1:
+            spans = np.stack([spans, spans + 1], 1)
         for first, end in sorted({(int(first), int(end)) for first, end in spans}):
             if not least <= first < end <= length:
-                problem = f"has no full long window; choose from {least} to {length - 1}"
-                raise DataError(f"targets: {first}:{end} of document {document.number} {problem}")
+                raise DataError(
+                    f"targets: tokens {first}:{end} of document {document.number} have no full "
+                    f"long window before them; choose from {least} to {length - 1}"
+                )
             start = int(windows.start_of(first))
+            # A target of several tokens may reach beyond the block that its first token is in.
             last = min(max(start + windows.stride, end), length)
-            parts = blocks.setdefault((start, last), {})
-            parts.setdefault(part, []).append((first - start, end - start))
+            block_targets = blocks.setdefault((start, last), {})
+            block_targets.setdefault(far_part, []).append((first - start, end - start))
     return blocks
 
 
-@dataclass
+def _empty_tables() -> dict[str, dict[str, list[np.ndarray]]]:
+    return {name: {column: [] for column in columns} for name, columns in COLUMNS.items()}
+
+
+@dataclass(kw_only=True)
 class _Evaluation:
     """Evaluates blocks of one document and collects the rows of the tables."""
 
@@ -149,183 +202,238 @@ class _Evaluation:
     num_halves: int
     seed: int
     choices: Choices | None
+    tables: dict[str, dict[str, list[np.ndarray]]] = field(default_factory=_empty_tables)
+    """Table → column → its parts."""
 
-    def __post_init__(self) -> None:
-        self.tables: dict[str, dict[str, list[np.ndarray]]] = {
-            name: {column: [] for column in columns} for name, columns in COLUMNS.items()
-        }
+    last_start: int = 0
+    """The first target of the last of the blocks that `add` evaluates together."""
 
-    def add(self, blocks: dict[tuple[int, int], dict[str, Spans]]) -> None:
+    def add(self, blocks: dict[Bounds, dict[str, Spans]]) -> None:
         """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
         and all blocks of each, so that the states of one text at a time are in memory."""
         self.last_start = max(start for start, _ in blocks)
-        for part in dict.fromkeys(part for wanted in blocks.values() for part in wanted):
-            for bounds, wanted in blocks.items():
-                if part in wanted:
-                    self._add_own(bounds, part, wanted[part])
-        for draw in range(self.controls.num_draws if self.controls is not None else 0):
-            for bounds, wanted in blocks.items():
-                self._add_foreign(bounds, wanted, draw)
+        far_parts = dict.fromkeys(part for targets in blocks.values() for part in targets)
+        for far_part in far_parts:
+            for bounds, targets in blocks.items():
+                if far_part in targets:
+                    self._add_own_text(bounds, far_part, targets[far_part])
+        num_draws = 0 if self.controls is None else self.controls.num_draws
+        for draw in range(num_draws):
+            for bounds, targets in blocks.items():
+                self._add_unrelated_texts(bounds, targets, draw)
 
-    def _add_own(self, bounds: tuple[int, int], part: str, targets: Spans) -> None:
-        block, before = self._block(bounds), self.scorer.token_forwards
-        text = self._text(block, self._own(block, part), "own", 0, {part: targets})
-        self._cost("all", "shared", before, len(targets))
-        self._select(text)
+    def _add_own_text(self, bounds: Bounds, far_part: str, targets: Spans) -> None:
+        block = self._block(bounds)
+        before = self.scorer.token_forwards
+        far = self._own_far_text(block, far_part)
+        text = self._text(block, far, control="own", draw=0, targets={far_part: targets})
+        self._add_cost("all", "shared", before, len(targets))
+        self._evaluate(text)
 
-    def _add_foreign(self, bounds: tuple[int, int], wanted: dict[str, Spans], draw: int) -> None:
+    def _add_unrelated_texts(self, bounds: Bounds, targets: dict[str, Spans], draw: int) -> None:
+        """Evaluate the unrelated texts of one draw: one for the whole block, or, with other
+        controls than `unrelated`, one for each kind of distant context or each target token."""
         assert self.controls is not None
         block = self._block(bounds)
-        own = {part: (self._own(block, part), targets) for part, targets in wanted.items()}
+        own = {
+            far_part: (self._own_far_text(block, far_part), spans)
+            for far_part, spans in targets.items()
+        }
         for far, served in self.controls.foreign(self.document, block, own, draw):
-            self._select(self._text(block, far, "foreign", draw, served))
+            text = self._text(block, far, control="foreign", draw=draw, targets=served)
+            self._evaluate(text)
 
-    def _block(self, bounds: tuple[int, int]) -> Block:
+    def _block(self, bounds: Bounds) -> Block:
         return self.windows.block(self.document.tokens, *bounds)
 
-    def _own(self, block: Block, part: str) -> FarText:
-        if part == DOCUMENT:
+    def _own_far_text(self, block: Block, far_part: str) -> FarText:
+        if far_part == DOCUMENT:
             return FarText.at(self.document, block.first, block.num_far)
         assert self.controls is not None, "the placebo is a text of another document"
         return self.controls.placebo(self.document, block)
 
     def _text(
-        self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
+        self, block: Block, far: FarText, *, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
-        block, scorer, states = block.with_far(far.tokens_F), self.scorer, None
-        if self.windows.long == "all" and far.is_run and scorer.interpretation.keeps_states:
+        block = block.with_far(far.tokens_F)
+        states = None
+        keeps_states = self.scorer.interpretation.keeps_states
+        if self.windows.long == "all" and far.is_run and keeps_states:
             # One pass over a text serves all blocks: as far as the last one sees.
-            first, last = int(far.places_F[0]), self.windows.of_all(self.last_start)
-            last -= block.windows.short
-            tokens = far.document.tokens[first : first + last]
-            states = scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
-        return _Text(scorer.context(block, states), far, control, draw, targets)
+            first = int(far.places_F[0])
+            num_far = self.windows.of_all(self.last_start) - block.windows.short
+            far_tokens = far.document.tokens[first : first + num_far]
+            prefix = block.tokens[: block.num_prefix]
+            states = self.scorer.states(np.concatenate([prefix, far_tokens]))
+        context = self.scorer.context(block, states)
+        return _Text(context, far, control, draw, targets)
 
-    def _select(self, text: _Text) -> None:
+    def _evaluate(self, text: _Text) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
         choices: list[_Chosen] = []
-        all_targets = sorted({span for targets in text.targets.values() for span in targets})
         for kind in self.units:
             units = text.far.units(kind)
-            is_own = text.control == "own" and DOCUMENT in text.targets
-            is_tested = self.num_halves > 0 and is_own and len(units) > 1  # one has no half
-            kept_and_falls = self._halves(text, units, kind) if is_tested else None
-            for selector in self.selectors:
-                num_draws = find_selector(selector).draws if text.control == "own" else 1
-                for draw in range(text.draw, text.draw + num_draws):
-                    about = {"units": kind, "selector": selector, "control": text.control}
-                    chosen = self._choose(text, units, about | {"draw": draw}, all_targets)
-                    choices.append(chosen)
-                    if kept_and_falls is not None and draw == text.draw:
-                        # How well the sum of a half's scores predicts its fall in loss.
-                        kept_AU, fall_TA = kept_and_falls
-                        predicted_TA = chosen.choice.score_TU @ kept_AU.T
-                        lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
-                        self._add("lds", about, target=text.places(all_targets), lds=lds_T)
-            if is_own and self.scorer.interpretation.replaces:
-                self._reliability(text, units, kind)
-        # The rows of all choices share batches.
-        rows = [row for chosen in choices for row in chosen.rows]
-        loss_N = self.scorer.sums(rows)
+            choices += self._choices(text, kind, units)
+            if text.is_documents_own and self.scorer.interpretation.replaces:
+                self._add_reliability(text, units, kind)
+        # One call for the rows of all choices, so that they share batches.
+        loss_N = self.scorer.sums([row for chosen in choices for row in chosen.rows])
         first = 0
         for chosen in choices:
-            end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
-            none_TK = np.full(shape, np.nan)
-            loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
-            self._write(text, chosen, {"loss_set": loss_TK, "loss_without": without_TK})
+            end = first + len(chosen.rows)
+            shape = (len(chosen.targets), len(self.ks))
+            losses = loss_N[first:end].reshape(-1, *shape)
+            loss_TK = losses[0]
+            # Removal is measured for own texts only: an unrelated text has no long window.
+            without_TK = losses[1] if text.is_own else np.full(shape, np.nan)
+            self._add_choice(text, chosen, loss_TK, without_TK)
             first = end
 
+    def _choices(self, text: _Text, kind: str, units: Units) -> list[_Chosen]:
+        """Return the choice of each selector, and of each draw of a random one."""
+        kept_AU = fall_TA = None
+        # A single unit cannot be halved.
+        if self.num_halves > 0 and text.is_documents_own and len(units) > 1:
+            kept_AU, fall_TA = self._halves(text, units, kind)
+        choices = []
+        for selector in self.selectors:
+            # An unrelated text is itself one of several draws, so one choice of it is enough.
+            num_draws = find_selector(selector).draws if text.is_own else 1
+            for draw in range(text.draw, text.draw + num_draws):
+                labels = {
+                    "units": kind,
+                    "selector": selector,
+                    "control": text.control,
+                    "draw": draw,
+                }
+                chosen = self._choose(text, units, labels)
+                choices.append(chosen)
+                if kept_AU is not None and fall_TA is not None and draw == text.draw:
+                    # How well the sum of a half's scores predicts its fall in loss.
+                    predicted_TA = chosen.choice.score_TU @ kept_AU.T
+                    lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
+                    self._add("lds", labels, target=text.places(chosen.targets), lds=lds_T)
+        return choices
+
     def _halves(self, text: _Text, units: Units, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Random halves of the units, and the fall in loss that each gives to each target."""
-        block, targets = text.context.block, text.targets[DOCUMENT]
+        """Draw random halves of the units, and compute how far each lowers the loss of each
+        target."""
+        block = text.context.block
+        targets = text.targets[DOCUMENT]
         generator = stream(self.seed, "halves", self.document.number, block.start)
         before = self.scorer.token_forwards
         question = Question(text.context, units, targets, max(self.ks), generator)
         kept_AU = units.halves(self.num_halves, generator)
         fall_TA = falls_of_sets(self.scorer, question, kept_AU)
-        self._cost(kind, "halves", before, len(targets))
+        self._add_cost(kind, "halves", before, len(targets))
         return kept_AU, fall_TA
 
-    def _reliability(self, text: _Text, units: Units, kind: str) -> None:
-        """The rank correlation of groups' effects by two halves of the texts, Spearman–Brown."""
+    def _add_reliability(self, text: _Text, units: Units, kind: str) -> None:
+        """Add the reliability of the replacing texts to `lds`: the rank correlation of the effects
+        of groups of units between two halves of the texts, corrected by Spearman and Brown to
+        that of all texts."""
         assert isinstance(self.scorer, ReplacingScorer)
         groups = first_groups(units, text.context.block.num_far)
-        while len(groups) <= NUM_HALVED and (halves := halves_of(groups)):
+        while len(groups) <= NUM_HALVED:
+            halves = halves_of(groups)
+            if not halves:
+                break
             groups = halves
+        # One text has no halves, and few groups have no order to speak of.
         if self.scorer.num_texts < 2 or len(groups) <= NUM_HALVED:
             return
-        far, targets = [NOTHING, *(units.run(*one) for one in groups)], text.targets[DOCUMENT]
-        rows = [text.context.set_row(places, span) for span in targets for places in far]
+        targets = text.targets[DOCUMENT]
+        sets = [NOTHING, *(units.run(first, end) for first, end in groups)]
+        rows = [text.context.set_row(places, span) for span in targets for places in sets]
         losses = [nll_RW.sum(1) for nll_RW in self.scorer.by_text(rows)]
-        loss_TGR = np.array(losses).reshape(len(targets), len(far), -1)
-        one, other = (loss_TGR[..., first::2].mean(-1) for first in (0, 1))
-        falls = one[:, :1] - one[:, 1:], other[:, :1] - other[:, 1:]
-        r_T = np.maximum(-1 / 3, rank_correlations(falls[0], falls[1], of_equal_values=0.0))
-        lds_T = 2 * r_T / (1 + r_T)  # -1 at least
-        about = {"units": kind, "selector": RELIABILITY}
-        self._add("lds", about, target=text.places(targets), lds=lds_T)
+        loss_TGR = np.array(losses).reshape(len(targets), len(sets), -1)
+        even_TG = loss_TGR[..., 0::2].mean(-1)
+        odd_TG = loss_TGR[..., 1::2].mean(-1)
+        even_falls = even_TG[:, :1] - even_TG[:, 1:]
+        odd_falls = odd_TG[:, :1] - odd_TG[:, 1:]
+        r_T = rank_correlations(even_falls, odd_falls, of_equal_values=0.0)
+        r_T = np.maximum(-1 / 3, r_T)  # below, the correction would give less than −1
+        lds_T = 2 * r_T / (1 + r_T)
+        labels = {"units": kind, "selector": RELIABILITY}
+        self._add("lds", labels, target=text.places(targets), lds=lds_T)
 
-    def _choose(self, text: _Text, units: Units, about: dict[str, Any], targets: Spans) -> _Chosen:
+    def _choose(self, text: _Text, units: Units, labels: dict[str, Any]) -> _Chosen:
+        """Rank the units for all targets of a text, by a selector or as another measurement did."""
         block = text.context.block
-        keys = self.document.number, block.start, about["draw"], text.control
-        generator = stream(self.seed, "selector", *keys)
+        targets = text.all_targets
+        generator = stream(
+            self.seed, "selector", self.document.number, block.start, labels["draw"], text.control
+        )
         question = Question(text.context, units, targets, max(self.ks), generator)
         before = self.scorer.token_forwards
         if self.choices is None:
-            choice = find_selector(about["selector"])(self.scorer, question)
+            choice = find_selector(labels["selector"])(self.scorer, question)
         else:
             starts = text.places(targets).tolist()
-            choice = self.choices.pick(self.document.number, about, starts, units, block.first)
-        if text.control == "own" and DOCUMENT in text.targets and about["draw"] == 0:
-            self._cost(about["units"], about["selector"], before, len(targets))
-        far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
-        sets = [(far, span) for span, far_K in zip(targets, far_TK, strict=True) for far in far_K]
-        if text.control == "own":
-            sets += [(np.setdiff1d(np.arange(block.num_far), far), span) for far, span in sets]
+            choice = self.choices.pick(self.document.number, labels, starts, units, block.first)
+        # The cost that is reported is that of one choice: repeated draws and controls are not.
+        if text.is_documents_own and labels["draw"] == 0:
+            self._add_cost(labels["units"], labels["selector"], before, len(targets))
+        sets: list[tuple[np.ndarray, tuple[int, int]]] = []
+        for span, unit_K in zip(targets, choice.unit_TK, strict=True):
+            for k in self.ks:
+                sets.append((units.places(*unit_K[:k]), span))
         rows = [text.context.set_row(far, span) for far, span in sets]
-        num_tokens_TK = np.array([[len(far) for far in far_K] for far_K in far_TK])
-        return _Chosen(about, units, targets, choice, rows, num_tokens_TK)
+        if text.is_own:
+            all_far = np.arange(block.num_far)
+            rows += [text.context.set_row(np.setdiff1d(all_far, far), span) for far, span in sets]
+        num_tokens = np.array([len(far) for far, _ in sets])
+        num_tokens_TK = num_tokens.reshape(len(targets), len(self.ks))
+        return _Chosen(labels, units, targets, choice, rows, num_tokens_TK)
 
-    def _write(self, text: _Text, chosen: _Chosen, columns: dict[str, np.ndarray]) -> None:
-        """Add the rows of each kind of distant context, with `columns` by target and k. Places are
-        places of the document, also for an unrelated text."""
-        block, ks = text.context.block, np.array(self.ks)
-        for part, spans in text.targets.items():
-            rows = np.array([chosen.targets.index(span) for span in spans])
-            target = text.places(spans)
-            about = {"far_part": part} | chosen.about
+    def _add_choice(
+        self, text: _Text, chosen: _Chosen, loss_TK: np.ndarray, without_TK: np.ndarray
+    ) -> None:
+        """Add the rows of each kind of distant context. Places are places of the document, also for
+        an unrelated text, whose tokens have the same position IDs."""
+        block = text.context.block
+        for far_part, spans in text.targets.items():
+            index_T = np.array([chosen.targets.index(span) for span in spans])
+            target_T = text.places(spans)
+            labels = {"far_part": far_part} | chosen.labels
             self._add(
                 "recovery",
-                about,
-                target=target.repeat(len(ks)),
-                k=np.tile(ks, len(rows)),
-                num_tokens=chosen.num_tokens_TK[rows].ravel(),
-                **{name: values_TK[rows].ravel() for name, values_TK in columns.items()},
+                labels,
+                target=target_T.repeat(len(self.ks)),
+                k=np.tile(np.array(self.ks), len(spans)),
+                num_tokens=chosen.num_tokens_TK[index_T].ravel(),
+                loss_set=loss_TK[index_T].ravel(),
+                loss_without=without_TK[index_T].ravel(),
             )
-            if chosen.about["draw"] > 0:
+            # `influence` lists one ranking for each target: that of the first draw.
+            if chosen.labels["draw"] > 0:
                 continue
-            unit_TK = chosen.choice.unit_TK[rows]
-            first, end = chosen.units.first[unit_TK].ravel(), chosen.units.end[unit_TK].ravel()
+            unit_TK = chosen.choice.unit_TK[index_T]
+            num_ranks = unit_TK.shape[1]
+            first = chosen.units.first[unit_TK].ravel()
+            end = chosen.units.end[unit_TK].ravel()
             self._add(
                 "influence",
-                about,
-                target=target.repeat(unit_TK.shape[1]),
-                rank=np.tile(np.arange(1, unit_TK.shape[1] + 1), len(rows)),
+                labels,
+                target=target_T.repeat(num_ranks),
+                rank=np.tile(np.arange(1, num_ranks + 1), len(spans)),
                 far_first=block.first + first,
                 far_end=block.first + end,
                 far_text=[text.far.text(a, b) for a, b in zip(first, end, strict=True)],
-                influence=chosen.choice.influence_TK[rows].ravel(),
+                influence=chosen.choice.influence_TK[index_T].ravel(),
             )
 
-    def _cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
+    def _add_cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
+        """Add the token-forwards since the scorer had computed `before` of them."""
+        labels = {"units": kind, "selector": selector}
         spent = self.scorer.token_forwards - before
-        about = {"units": kind, "selector": selector}
-        self._add("costs", about, token_forwards=[spent], num_targets=[num_targets])
+        self._add("costs", labels, token_forwards=[spent], num_targets=[num_targets])
 
-    def _add(self, table: str, about: Mapping[str, Any], **values: Any) -> None:
+    def _add(self, table: str, labels: Mapping[str, Any], **values: Any) -> None:
+        """Add rows to a table: columns of `values`, and one label for all rows in the others."""
         num_rows = len(next(iter(values.values())))
         for column, parts in self.tables[table].items():
             # Arrays, and one frame in the end: a frame for each choice costs more than the choice.
-            value = values[column] if column in values else [about[column]] * num_rows
+            value = values[column] if column in values else [labels[column]] * num_rows
             is_text = num_rows > 0 and isinstance(value[0], str)
             parts.append(np.array(value, dtype=object if is_text else None))

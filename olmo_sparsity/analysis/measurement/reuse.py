@@ -1,6 +1,8 @@
-"""Reuse another measurement: its losses, its targets, or the units that its model ranked. A unit
-that lowers a loss of one model by chance lowers that of another no more than any other unit does,
-so recovery by ranked units needs no placebo."""
+"""Reuse another measurement: its losses, its targets, or the units that its model ranked.
+
+A unit that lowers a loss of one model by chance lowers that of another no more than any other unit
+does, so recovery by ranked units needs no placebo.
+"""
 
 from __future__ import annotations
 
@@ -45,40 +47,50 @@ class Matched:
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:
     """Return whether a document with targets has the same text here, in other tokens."""
-    for number, there in results.tokens.sort_values("place").groupby("document"):
-        here = documents[int(number)] if number < len(documents) else Document(np.array([]))
-        size = min(len(there), len(here.tokens))
-        is_same = np.array_equal(there.token_id[:size], here.tokens[:size])
-        if not is_same and _is_same_text(list(there.text), here.texts):
+    for number, tokens in results.tokens.sort_values("place").groupby("document"):
+        document = _document(documents, int(number))
+        size = min(len(tokens), len(document.tokens))
+        has_same_tokens = np.array_equal(tokens.token_id[:size], document.tokens[:size])
+        if not has_same_tokens and _is_same_text(list(tokens.text), document.texts):
             return True
     return False
+
+
+def _document(documents: Documents, number: int) -> Document:
+    """Return a document, or an empty one if there are fewer here."""
+    return documents[number] if number < len(documents) else Document(np.array([]))
 
 
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
     """Match the targets with the documents' own distant context."""
     targets = results.targets[results.targets.far_part == "document"]
-    matched, texts_of, num_elsewhere = [targets[:0].assign(there=0)], _texts_of(results), 0
+    texts_of = _texts_of(results)
+    # `there`: a target's place in the other measurement; `target` becomes its place here.
+    parts = [targets[:0].assign(there=0)]
+    num_in_other_text = 0
     for number, rows in targets.groupby("document"):
         texts = texts_of[int(number)]
-        here = documents[int(number)] if number < len(documents) else Document(np.array([]))
-        if not _is_same_text(texts, here.texts):
-            num_elsewhere += rows.target.nunique()
+        document = _document(documents, int(number))
+        if not _is_same_text(texts, document.texts):
+            num_in_other_text += rows.target.nunique()
             continue
-        place_B = boundaries(texts, here.texts)
-        of_here = {"target": place_B[rows.target], "end": place_B[rows.end]}
-        matched.append(rows.assign(there=rows.target, **of_here))
-    found = pd.concat(matched)
-    is_cut = (found.target < 0) | (found.end <= found.target)
-    start = windows.start_of(found.target)
-    is_outside = ~is_cut & (
-        (found.target < windows.first_target) | (start != windows.start_of(found.end - 1))
-    )
-    by_target = found.assign(cut=is_cut, outside=is_outside).drop_duplicates(["document", "there"])
-    kept = found[~is_cut & ~is_outside]
+        place_B = boundaries(texts, document.texts)
+        parts.append(
+            rows.assign(there=rows.target, target=place_B[rows.target], end=place_B[rows.end])
+        )
+    matched = pd.concat(parts)
+    is_cut = (matched.target < 0) | (matched.end <= matched.target)
+    # A target needs a full window before it, and all its tokens in one block.
+    is_early = matched.target < windows.first_target
+    is_split = windows.start_of(matched.target) != windows.start_of(matched.end - 1)
+    is_outside = ~is_cut & (is_early | is_split)
+    by_target = matched.assign(cut=is_cut, outside=is_outside)
+    by_target = by_target.drop_duplicates(["document", "there"])
+    kept = matched[~is_cut & ~is_outside]
     counts = {
         "targets": len(kept.drop_duplicates(KEYS)),
-        "of_targets": len(by_target) + num_elsewhere,
-        "targets_in_other_text": num_elsewhere,
+        "of_targets": len(by_target) + num_in_other_text,
+        "targets_in_other_text": num_in_other_text,
         "targets_cut_otherwise": int(by_target.cut.sum()),
         "targets_outside_windows": int(by_target.outside.sum()),
     }
@@ -89,29 +101,34 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     """Match targets, and the units that rank first among those that are distant here, too, as many
     as `ks` needs. A target for which fewer remain is left out. Units of unrelated texts are not
     matched."""
-    if tokens := [kind for kind in results.meta.units if span_width(kind) is not None]:
-        remedy = "rank --units words, sentences, paragraphs or your own there"
-        raise ConfigError(f"choices: {', '.join(tokens)} are of another tokenizer; {remedy}")
-    windows, most = settings.windows, max(settings.ks)
-    found, texts_of = match_targets(results, documents, windows), _texts_of(results)
+    of_tokens = [kind for kind in results.meta.units if span_width(kind) is not None]
+    if of_tokens:
+        raise ConfigError(
+            f"choices: {', '.join(of_tokens)} are of another tokenizer; rank --units words, "
+            "sentences, paragraphs or your own there"
+        )
+    windows = settings.windows
+    most = max(settings.ks)
+    matched_targets = match_targets(results, documents, windows)
+    texts_of = _texts_of(results)
     ranked = results.influence
     ranked = ranked[(ranked.far_part == "document") & (ranked.control == "own")]
     ranked = ranked[ranked.selector.isin(settings.selectors)]
-    of_here = found.targets[["document", "there", "target"]].drop_duplicates()
-    ranked = ranked.rename(columns={"target": "there"}).merge(of_here, on=["document", "there"])
-    matched = [ranked[:0]]
+    places = matched_targets.targets[["document", "there", "target"]].drop_duplicates()
+    ranked = ranked.rename(columns={"target": "there"}).merge(places, on=["document", "there"])
+    parts = [ranked[:0]]
     for (number, kind), rows in ranked.groupby(["document", "units"]):
         texts = texts_of[int(number)]
         units = _units(documents[int(number)], str(kind))
-        keys = characters(texts, rows.far_first.to_numpy(), rows.far_end.to_numpy())
+        begin, stop = characters(texts, rows.far_first.to_numpy(), rows.far_end.to_numpy())
         rows = rows.drop(columns=["far_first", "far_end"])
-        matched.append(rows.assign(begin=keys[0], stop=keys[1]).merge(units, "left"))
-    rows = pd.concat(matched)
+        parts.append(rows.assign(begin=begin, stop=stop).merge(units, "left"))
+    rows = pd.concat(parts)
     start = windows.start_of(rows.target)
     is_unit = rows.far_first.notna()
     is_far = rows.far_first >= windows.first_far(start)
     is_far &= rows.far_end <= start - windows.short
-    counts = found.counts | {
+    counts = matched_targets.counts | {
         "of_units": len(rows),
         "units_cut_otherwise": int((~is_unit).sum()),
         "units_not_distant": int((is_unit & ~is_far).sum()),
@@ -119,23 +136,25 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     rows = rows[is_far].astype({"far_first": int, "far_end": int}).sort_values([*RANKED_BY, "rank"])
     rows = rows.assign(rank=rows.groupby(RANKED_BY).cumcount() + 1)
     rows = rows[rows["rank"] <= most]
+    # A target is kept if each kind of units, by each selector, has as many units as are needed.
     num_full = rows[rows["rank"] == most].groupby(KEYS).size()
     full = num_full.index[num_full == len(settings.units) * len(settings.selectors)]
-    targets, rows = (
-        table[pd.MultiIndex.from_frame(table[KEYS]).isin(full)] for table in (found.targets, rows)
-    )
+    targets = matched_targets.targets
+    targets = targets[pd.MultiIndex.from_frame(targets[KEYS]).isin(full)]
+    rows = rows[pd.MultiIndex.from_frame(rows[KEYS]).isin(full)]
     counts |= {"targets": len(full), "targets_with_few_units": counts["targets"] - len(full)}
     return Matched(targets, rows, counts)
 
 
-def boundaries(there: Sequence[str], here: Sequence[str]) -> np.ndarray:
-    """Return for each boundary between tokens there (before the first, …, after the last) the one
-    here at the same character, or −1. Tokens that share a character have their boundary inside it:
-    only the first boundary at a character is one of characters."""
-    bounds, others = (np.cumsum([0, *map(len, texts)]) for texts in (there, here))
-    place = np.searchsorted(others, bounds)
-    is_same = np.append(others, -1)[place] == bounds
-    is_first = np.diff(bounds, prepend=-1) > 0
+def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray:
+    """Return for each boundary between tokens of one text (before the first, …, after the last) the
+    boundary of the other that is at the same character, or −1. Tokens that share a character have
+    their boundary inside it: only the first boundary at a character is one of characters."""
+    from_bounds = np.cumsum([0, *map(len, from_texts)])
+    to_bounds = np.cumsum([0, *map(len, to_texts)])
+    place = np.searchsorted(to_bounds, from_bounds)
+    is_same = np.append(to_bounds, -1)[place] == from_bounds
+    is_first = np.diff(from_bounds, prepend=-1) > 0
     return np.where(is_same & is_first, place, -1)
 
 
@@ -153,7 +172,7 @@ def characters(
 
 
 def _units(document: Document, kind: str) -> pd.DataFrame:
-    """All units of a document that are more than white space, by their characters."""
+    """Return all units of a document that are more than white space, by their characters."""
     units = document.units(kind, 0, len(document.tokens))
     begin, stop = characters(document.texts, units.first, units.end)
     columns = {"begin": begin, "stop": stop, "far_first": units.first, "far_end": units.end}
@@ -162,15 +181,19 @@ def _units(document: Document, kind: str) -> pd.DataFrame:
 
 
 def _texts_of(results: Results) -> dict[int, list[str]]:
-    """The text of each token, by document."""
+    """Return the text of each token, by document."""
     tokens = results.tokens.sort_values(["document", "place"])
     return {int(number): list(rows.text) for number, rows in tokens.groupby("document")}
 
 
-def _is_same_text(there: Sequence[str], here: Sequence[str]) -> bool:
+def _is_same_text(first: Sequence[str], second: Sequence[str]) -> bool:
     """Return whether one text begins the other: a shorter context ends a document earlier."""
-    one, other = ("".join(texts).rstrip("\ufffd") for texts in (there, here))
-    return bool(one) and bool(other) and (one.startswith(other) or other.startswith(one))
+    # A text may end inside a character, which decodes to the replacement character.
+    first_text = "".join(first).rstrip("\ufffd")
+    second_text = "".join(second).rstrip("\ufffd")
+    if not first_text or not second_text:
+        return False
+    return first_text.startswith(second_text) or second_text.startswith(first_text)
 
 
 OF_CHOICE = ["document", "units", "selector", "control", "target"]
@@ -186,18 +209,22 @@ def read_other(name: str, given: Any) -> Results | None:
     if isinstance(given, str | Path):
         return read_results(given)
     if given is not None and not isinstance(given, Results):
-        raise ConfigError(f"{name}={given} must be another measurement or its folder")
+        raise ConfigError(f"{name}={given!r:.80} must be what measure returned, or its folder")
     return given
 
 
 def _differences(given: Results, settings: Settings) -> list[str]:
     """Settings that decide which targets have losses and which text is the placebo's."""
-    ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
-    ours |= {"sample": settings.sample, "random_streams": VERSION}
+    current = plain(asdict(settings.windows)) | {
+        "seed": settings.seed,
+        "draws": settings.draws,
+        "sample": settings.sample,
+        "random_streams": VERSION,
+    }
     meta = given.meta
-    theirs = {"seed": meta.seed} | meta.windows | meta.controls
-    theirs["random_streams"] = meta.identity["random_streams"]
-    return [name for name, value in ours.items() if theirs.get(name) != value]
+    stored = {"seed": meta.seed} | meta.windows | meta.controls
+    stored["random_streams"] = meta.identity["random_streams"]
+    return [name for name, value in current.items() if stored.get(name) != value]
 
 
 def with_blocks_of(given: Results, documents: Documents, settings: Settings) -> Settings:
@@ -210,7 +237,8 @@ def with_blocks_of(given: Results, documents: Documents, settings: Settings) -> 
 def losses_of(
     given: Results, model: LoadedModel, documents: Documents, settings: Settings
 ) -> dict[int, pd.DataFrame]:
-    """The losses of each document there, which must be what would be computed here."""
+    """Return the losses of each document of another measurement, which must be what would be
+    computed here."""
     meta = given.meta
     if meta.targets.get("only_named"):
         raise DataError("losses: only the blocks of named targets have them; measure without `at`")
@@ -222,7 +250,10 @@ def losses_of(
     elif meta.dtype != model.dtype:
         differ.insert(0, "dtype")
     if differ:
-        raise DataError(f"losses: they are of another {', '.join(differ)}; pass matching ones")
+        raise DataError(
+            f"losses: they are of another {', '.join(differ)}; pass those of the same, "
+            "or omit losses"
+        )
     by_document = given.losses.groupby("document", sort=False)
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
 
@@ -230,11 +261,15 @@ def losses_of(
 def targets_of(
     given: Results, documents: Documents, settings: Settings, with_units: bool = False
 ) -> Matched:
-    """The targets of another measurement of the same text; `with_units`: and what it ranked."""
+    """Return the targets of another measurement of the same text. `with_units`: with the units that
+    it ranked."""
     windows = settings.windows
     most = given.influence["rank"].max()
     if with_units and max(settings.ks) > most:
-        raise ConfigError(f"ks: the other measurement ranked {most} units")
+        raise ConfigError(
+            f"ks: {max(settings.ks)} is more than the {most} units that the other measurement "
+            "ranked; pass smaller ks"
+        )
     if given.meta.data.get("fingerprint") == documents.fingerprint:
         targets = given.targets[given.targets.far_part == "document"]
         if not with_units:
@@ -274,6 +309,7 @@ class Choices:
         if not len(own):
             raise DataError("the other measurement has no ranked units; measure it again")
         columns = ["far_first", "far_end", "influence"]
+        # Rows of one target are neighbours, by rank, and are split where the next one begins.
         rows = own.sort_values([*OF_CHOICE, "rank"])
         is_first = ~rows.duplicated(OF_CHOICE).to_numpy()  # of the ranks of a target
         keys = rows.loc[is_first, OF_CHOICE].itertuples(index=False, name=None)
@@ -285,16 +321,26 @@ class Choices:
         return Choices(ranked, digest.hexdigest(), model, has_unrelated)
 
     def pick(
-        self, document: int, about: dict[str, Any], starts: Sequence[int], units: Units, offset: int
+        self,
+        document: int,
+        labels: dict[str, Any],
+        starts: Sequence[int],
+        units: Units,
+        offset: int,
     ) -> Choice:
-        """`starts`: places of the targets; `offset`: place of the first distant token."""
-        numbers = {pair: i for i, pair in enumerate(zip(units.first, units.end, strict=True))}
-        unit_TK, influence_TK = [], []
+        """Return the ranked units of targets, as a selector would. `labels`: kind of units,
+        selector and control; `starts`: places of the targets; `offset`: place of the first distant
+        token."""
+        unit_of_bounds = {
+            bounds: unit for unit, bounds in enumerate(zip(units.first, units.end, strict=True))
+        }
+        unit_TK = []
+        influence_TK = []
         for start in starts:
-            key = (document, about["units"], about["selector"], about["control"], start)
+            key = (document, labels["units"], labels["selector"], labels["control"], start)
             first_K, end_K, influence_K = self.ranked[key].T
             bounds = zip(first_K.astype(int) - offset, end_K.astype(int) - offset, strict=True)
-            unit_TK.append([numbers[pair] for pair in bounds])
+            unit_TK.append([unit_of_bounds[pair] for pair in bounds])
             influence_TK.append(influence_K)
         chosen_TK = np.array(unit_TK)
         score_TU = np.zeros((len(chosen_TK), len(units)))
@@ -306,8 +352,12 @@ def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Sett
     """Take the other measurement's settings, so that windows, targets and unrelated texts agree.
     `is_other`: windows are in tokens of another tokenizer, and those given here hold."""
     meta = results.meta
-    if wrong := [n for n in given if n not in FREE or (n in OF_WINDOWS and not is_other)]:
-        names = ", ".join(sorted(wrong))
+    determined = []
+    for name in given:
+        if name not in FREE or (name in OF_WINDOWS and not is_other):
+            determined.append(name)
+    if determined:
+        names = ", ".join(sorted(determined))
         raise ConfigError(f"{names}: `choices` takes this from the other measurement; omit it")
     if meta.identity["random_streams"] != VERSION and not is_other:
         raise DataError("choices: their unrelated texts differ from today's; measure again")

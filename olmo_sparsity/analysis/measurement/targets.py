@@ -49,19 +49,20 @@ def choose_targets(
     """Choose targets of the documents of the report half: `gap`, and `bigram`, of which a `share`
     of all targets of a document is drawn. A set keeps at most `max_targets` of a document, drawn
     at random."""
-    share, seed = settings.share, settings.seed
+    share = settings.share
+    seed = settings.seed
     reported = losses[losses.document.map(half_of) == "report"]
     rows = far_part_losses(reported)
     sizes = reported.groupby("document").size()
     most = int(min(settings.most_targets, len(losses)))
     least = -np.inf if threshold is None else threshold
-    parts = [
-        _sample(rows[rows.gap >= least], "gap", lambda _: most, seed),
-        _sample(
-            rows[rows.bigram], "bigram", lambda d: min(int(np.ceil(share * sizes[d])), most), seed
-        ),
-    ]
-    chosen = pd.concat(parts)[COLUMNS]
+
+    def most_bigrams(document: int) -> int:
+        return min(int(np.ceil(share * sizes[document])), most)
+
+    by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
+    by_bigram = _sample(rows[rows.bigram], "bigram", most_bigrams, seed)
+    chosen = pd.concat([by_gap, by_bigram])[COLUMNS]
     chosen = chosen[chosen.target_set.isin(settings.sets)]
     return chosen.sort_values(COLUMNS, ignore_index=True)
 
@@ -69,49 +70,61 @@ def choose_targets(
 def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.DataFrame:
     """Choose targets before any model, with the documents' own distant context: `every`, each token
     with the same chance, so that `max_targets` holds for the mean of all documents."""
-    measured = [places_of(sampled_blocks(document, settings)) for document in documents]
-    num = sum(map(len, measured))
-    most = min(num, settings.most_targets * len(documents))
-    rate = min(settings.share, most / max(num, 1)) if "every" in settings.sets else 0.0
-    parts = []
-    for document, places_T in zip(documents, measured, strict=True):
-        draws, size = stream(settings.seed, "every", document.number), len(places_T)
-        order = draws.permutation(size)
-        drawn = order[: int(rate * size + draws.random())] if rate else order[:0]
-        parts += [(document.number, int(place), "document", "every") for place in places_T[drawn]]
-    chosen = pd.DataFrame(parts, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
+    places_of_documents = [places_of(sampled_blocks(document, settings)) for document in documents]
+    num_places = sum(map(len, places_of_documents))
+    most = min(num_places, settings.most_targets * len(documents))
+    rate = 0.0
+    if "every" in settings.sets:
+        rate = min(settings.share, most / max(num_places, 1))
+    rows = []
+    for document, places_T in zip(documents, places_of_documents, strict=True):
+        generator = stream(settings.seed, "every", document.number)
+        size = len(places_T)
+        order = generator.permutation(size)
+        # The random number rounds up or down, so that the mean over documents is the rate.
+        num_drawn = int(rate * size + generator.random()) if rate else 0
+        for place in places_T[order[:num_drawn]]:
+            rows.append((document.number, int(place), "document", "every"))
+    chosen = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
     return chosen.sort_values(COLUMNS, ignore_index=True)
 
 
 def sampled_blocks(document: Document, settings: Settings) -> list[Block]:
-    """A random share of a document's blocks, in order. Each block of each document has the same
-    chance, so that means, quantiles and shares of their targets estimate all targets'."""
+    """Draw a random share of a document's blocks, in order. Each block of each document has the
+    same chance, so that means, quantiles and shares of their targets estimate those of all."""
     blocks = list(settings.windows.blocks(document.tokens))
     if settings.sample == 1:
         return blocks
-    draws = stream(settings.seed, "blocks", document.number)
-    num = int(settings.sample * len(blocks) + draws.random())
-    return [blocks[index] for index in np.sort(draws.permutation(len(blocks))[:num])]
+    generator = stream(settings.seed, "blocks", document.number)
+    # Rounded up or down at random: rounding down would leave short documents without a block.
+    num = int(settings.sample * len(blocks) + generator.random())
+    drawn = np.sort(generator.permutation(len(blocks))[:num])
+    return [blocks[index] for index in drawn]
 
 
 def places_of(blocks: Sequence[Block]) -> np.ndarray:
-    """The targets of all blocks."""
-    return np.concatenate([NOTHING, *(b.start + np.arange(b.num_targets) for b in blocks)])
+    """Return the places of the targets of all blocks."""
+    places = [NOTHING]
+    for block in blocks:
+        places.append(block.start + np.arange(block.num_targets))
+    return np.concatenate(places)
 
 
 def _sample(
-    rows: pd.DataFrame, target_set: str, wanted: Callable[[int], int], seed: int
+    rows: pd.DataFrame, target_set: str, most_of: Callable[[int], int], seed: int
 ) -> pd.DataFrame:
-    """Draw at most `wanted` targets of each document, of either kind of distant context."""
+    """Draw targets of each document, for either kind of distant context. `most_of`: how many of a
+    document at most."""
     parts = [rows[:0]]
-    for (document, part), group in rows.groupby(["document", "far_part"]):
-        draw = stream(seed, "targets", document, target_set, part)
-        parts.append(group.iloc[np.sort(draw.permutation(len(group))[: wanted(int(document))])])
+    for (document, far_part), group in rows.groupby(["document", "far_part"]):
+        generator = stream(seed, "targets", document, target_set, far_part)
+        drawn = generator.permutation(len(group))[: most_of(int(document))]
+        parts.append(group.iloc[np.sort(drawn)])
     return pd.concat(parts).assign(target_set=target_set)
 
 
 def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
-    """The tokens of the targets of records of prompt and target."""
+    """Return the tokens of the targets of records that hold a prompt and a target."""
     places = [
         (document.number, place, "document", "named")
         for document in documents
@@ -122,9 +135,9 @@ def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
 
 
 def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
-    """Targets of another measurement of the same text, so that two models are compared on equal
-    ones. Under other settings (windows, seed, controls) its placebo differs, and is left out, as
-    are targets without a full long window here."""
+    """Take the targets of another measurement of the same text, so that two models are compared on
+    equal ones. Under other settings (windows, seed, controls) its placebo differs, and is left out,
+    as are targets without a full long window here."""
     kept = targets.target >= windows.first_target
     if not same_settings:
         kept &= targets.far_part == "document"
@@ -132,10 +145,13 @@ def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) 
 
 
 def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
-    """All tokens that `at` names and that have a full long window."""
+    """Return all tokens that `at` names and that have a full long window."""
     spans = [(d.number, *span) for d in documents for span in find_spans(d, at, missing_ok=True)]
     if not spans:
-        raise DataError(f"{documents.name}: no document contains at={at!r}; pass words of the text")
+        raise DataError(
+            f"{documents.name}: no document contains at={at!r}; pass words of the text, a regular "
+            "expression, or tokens FIRST:END"
+        )
     places = [
         (number, place, "document", "named")
         for number, first, end in spans
@@ -146,41 +162,70 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
 
 def _named(places: list[tuple], documents: Documents, what: str) -> pd.DataFrame:
     if not places:
-        raise DataError(f"{documents.name}: no token of {what} has a full long window; lower long")
+        raise DataError(
+            f"{documents.name}: no token of {what} has a full long window; lower long, or name "
+            "later ones"
+        )
     return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
 
 def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
-    """Token spans that `at` names; words may occur several times."""
+    """Return the token spans that `at` names, of which words may have several. `missing_ok`: return
+    none instead of an error where nothing is named."""
     if isinstance(at, np.integer):
         at = int(at)
     if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
-        raise ConfigError(f"at={at!r} must be words, a re.Pattern, a number, a slice, or a list")
+        raise ConfigError(
+            f"at={at!r} must be words, a regular expression (re.compile), a token's number, a "
+            "slice of tokens, or a list of these"
+        )
     if not isinstance(at, str | re.Pattern | int | slice):
         if not len(at):
             raise ConfigError("at is empty; omit it, or pass words")
         return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
     if isinstance(at, int | slice):
-        every = range(len(document.tokens))
-        places = every[at] if isinstance(at, slice) else every[at : (at + 1) or None]
-        spans = [(places[0], places[-1] + 1)] if places and places.step == 1 else []
+        spans = _find_numbers(document, at)
         shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else str(at)
+        remedy = "pass tokens FIRST:END of the text"
+    elif isinstance(at, str):
+        spans = _find_words(document, at)
+        shown = at
+        remedy = "check spelling and case"
+        if at.isdecimal():
+            remedy = f"for the token of that number pass {at}:{int(at) + 1}"
     else:
-        shown = at if isinstance(at, str) else at.pattern
-        spans = _find_text(document, re.compile(re.escape(at)) if isinstance(at, str) else at)
-        reads = getattr(document.tokenizer, "normalizer", None)  # lower-cases, composes letters, …
-        if not spans and isinstance(at, str) and reads is not None:
-            as_read = reads.normalize_str(at).replace("▁", " ").strip()
-            spans = _find_text(document, re.compile(re.escape(as_read)))
+        spans = _find_text(document, at)
+        shown = at.pattern
+        remedy = "check spelling and case"
     if not spans and not missing_ok:
-        is_number = isinstance(at, str) and at.isdecimal()
-        hint = f"token {at} is {at}:{int(shown) + 1}" if is_number else "check spelling and case"
-        raise DataError(f"at={shown} does not occur in {len(document.tokens):,} tokens; {hint}")
+        raise DataError(f"at={shown} does not occur in {len(document.tokens):,} tokens; {remedy}")
     return spans
 
 
+def _find_numbers(document: Document, at: int | slice) -> Spans:
+    """Return the run of tokens that a number or a slice names; from the end, if it is negative."""
+    all_places = range(len(document.tokens))
+    if isinstance(at, int):
+        at = slice(at, (at + 1) or None)  # −1 ends at the end of the text
+    places = all_places[at]
+    if not places or places.step != 1:
+        return []
+    return [(places[0], places[-1] + 1)]
+
+
+def _find_words(document: Document, words: str) -> Spans:
+    """Return where words occur, as they are written or else as the tokenizer reads them."""
+    spans = _find_text(document, re.compile(re.escape(words)))
+    normalizer = getattr(document.tokenizer, "normalizer", None)  # lower-cases, composes letters, …
+    if spans or normalizer is None:
+        return spans
+    as_read = normalizer.normalize_str(words).replace("▁", " ").strip()
+    return _find_text(document, re.compile(re.escape(as_read)))
+
+
 def _find_text(document: Document, pattern: re.Pattern[str]) -> Spans:
-    matches = [m.span() for m in pattern.finditer("".join(document.texts)) if m.group()]
+    text = "".join(document.texts)
+    matches = [match.span() for match in pattern.finditer(text) if match.group()]
     # A token's leading white space is not part of what is named.
     begins = first_characters(document.texts)
     ends = np.cumsum([len(text) for text in document.texts])
@@ -195,7 +240,9 @@ def parse_at(text: str) -> At:
         try:
             return re.compile(text[1:-1])
         except re.error as error:
-            raise ConfigError(f"--at={text} is not a regular expression ({error})") from None
+            raise ConfigError(
+                f"--at={text} is not a regular expression ({error}); words are written without /"
+            ) from None
     if re.fullmatch(r"-?\d+:-?\d+", text):
         first, end = text.split(":")
         return slice(int(first), int(end))
@@ -203,13 +250,13 @@ def parse_at(text: str) -> At:
 
 
 def first_place(windows: Windows, units: str) -> int:
-    """The first place with a far unit and a full window before it."""
+    """Return the first place with a distant unit and a full window before it."""
     return max(windows.first_target, windows.short + (span_width(units) or 1))
 
 
 def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: int = 8) -> Spans:
-    """The tokens of one document with the largest gaps: of the first `num_targets`, all above
-    MIN_GAP, or else the first. `column`: the loss with the long window."""
+    """Return the tokens of one document with the largest gaps: of the first `num_targets`, all
+    above MIN_GAP, or else the first alone. `column`: the loss with the long window."""
     if not len(losses):
         return []
     gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
@@ -218,27 +265,29 @@ def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: i
 
 
 def targets_fingerprint(targets: pd.DataFrame) -> str:
+    """Return the SHA-256 of targets; `end` counts only where a target has several tokens."""
     columns = [*COLUMNS, "end"] if has_spans(targets) else COLUMNS
     return hashlib.sha256(targets[columns].to_csv(index=False).encode()).hexdigest()
 
 
 def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
-    """Kind of distant context → this document's targets, each once, from the first place to one
-    past the last."""
+    """Return this document's targets by kind of distant context, each once, from the first place to
+    one past the last."""
     rows = with_ends(targets[targets.document == document.number])
     groups = rows.groupby("far_part")[["target", "end"]]
     return {str(part): np.unique(spans.to_numpy(), axis=0) for part, spans in groups}
 
 
 def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
-    """Losses of two runs may differ in their last digits, so that a target close to the threshold
-    is chosen by only one of them."""
+    """Raise DataError if a target was not evaluated. Losses of two runs may differ in their last
+    digits, so that a target close to the threshold is chosen by only one of them."""
     by = ["document", "target", "far_part"]
     missing = pd.MultiIndex.from_frame(targets[by]).difference(
         pd.MultiIndex.from_frame(recovery[by])
     )
     if len(missing):
         document, target, _ = missing[0]
-        found = f"{len(missing)} targets were not evaluated, such as {target} of {document=}"
-        remedy = f"losses changed: delete {folder / 'parts/recovery'}, and run it again"
-        raise DataError(f"{folder}: {found}; {remedy}")
+        raise DataError(
+            f"{folder}: {len(missing)} targets were not evaluated, such as {target} of document "
+            f"{document}, as losses changed; delete {folder / 'parts/recovery'}, and run it again"
+        )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -17,9 +16,9 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
+from olmo_sparsity.analysis.results.columns import SummaryColumn, page_columns
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
 from olmo_sparsity.analysis.results.statistics import (
-    ENOUGH,
     losses_of_targets,
     with_ends,
     with_t_intervals,
@@ -214,34 +213,27 @@ def _summary_tables(results: Results) -> str:
         rows = summary[summary.target_set == target_set].sort_values(
             ["selector", "units", "k"], key=lambda c: c if c.name == "k" else c.map(order)
         )
-        first, intervals = rows.iloc[0], partial(_intervals, rows)
+        first = rows.iloc[0]
         caption = (
             f"Targets: {results.spell_set(target_set)} · {first.num_targets:,} targets in "
             f"{first.num_documents:,} documents; {describe_placebo(first)}. "
             "Intervals: 95%, over documents."
         )
-        columns = {
+        columns: dict[str, Iterable] = {
             "selector": rows.selector.map(spell),
             "units": rows.units,
             "k": rows.k,
-            "net excess": intervals("net"),
-            "net at equal gaps": intervals("net_equal"),
-            "excess": intervals("excess"),
-            "placebo": rows.placebo,
-            "recovery": intervals("recovery", ""),
-            "mean of ratios": rows.mean_ratio,
-            f"share of targets ≥ {ENOUGH}": rows.share_enough,
-            "unrelated text": rows.foreign,
-            "lost when removed": intervals("removal"),
-            "lost in the placebo": rows.placebo_removal,
-            "LDS": intervals("lds"),
-            "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
+        for column in page_columns():
+            columns[column.page] = _cells(rows, column)
         tables.append(html_table(caption, columns, target_set == main_set(summary.target_set)))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
 
 
-def _intervals(rows: pd.DataFrame, name: str, ends: str | None = None) -> Iterable[tuple]:
-    """A value and the ends of its interval in each row."""
-    ends = f"{name}_" if ends is None else ends
-    return rows[[name, f"{ends}low", f"{ends}high"]].itertuples(index=False, name=None)
+def _cells(rows: pd.DataFrame, column: SummaryColumn) -> Iterable:
+    """Return a column of the page: values, or values with the ends of their intervals."""
+    if column.has_interval and column.page_interval:
+        return rows[[*column.names]].itertuples(index=False, name=None)
+    if column.name == "token_forwards_per_target":
+        return [number(value, 0) for value in rows[column.name]]
+    return rows[column.name]

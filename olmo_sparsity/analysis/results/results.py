@@ -90,10 +90,11 @@ class Results:
     @property
     def missing(self) -> str:
         """A warning that the measurement is partial; empty if it is complete."""
-        counts = self.meta.counts
-        left = counts.get("documents_left", 0)
-        of = left + counts.get("documents_measured", 0)
-        return f"partial: {left:,} of {of:,} documents are not finished" if left else ""
+        left = self.meta.counts.get("documents_left", 0)
+        if not left:
+            return ""
+        num_documents = left + self.meta.counts.get("documents_measured", 0)
+        return f"partial: {left:,} of {num_documents:,} documents are not finished"
 
     @property
     def reported(self) -> pd.DataFrame:
@@ -111,10 +112,12 @@ class Results:
 
     def spell_set(self, name: str) -> str:
         """A readable name of a target set."""
-        spelled, chosen = SETS.get(name, spell(name)), self.meta.targets
-        if "given" in chosen:
+        spelled = SETS.get(name, spell(name))
+        if "given" in self.meta.targets:
             return spelled.replace("large gap", "chosen in other results")
-        return spelled.replace("large gap", "all") if chosen.get("share") == 1 else spelled
+        if self.meta.targets.get("share") == 1:
+            return spelled.replace("large gap", "all")
+        return spelled
 
 
 Kept = Results | str | Path
@@ -124,10 +127,13 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
     """Return net excess of the first minus net excess of the second, measured on the same text, in
     the same tokens: by target set, units, selector and k (of few documents by Student's t)."""
     first, second = _opened(first), _opened(second)
-    for one in (first, second):
-        if "placebo" not in set(one.targets.far_part):
-            why = "pass --transfer" if "choices" in one.meta.targets else "see docs/measure.md"
-            raise DataError(f"{one.meta.model.get('name')} has no placebo to compare; {why}")
+    for results in (first, second):
+        if "placebo" not in set(results.targets.far_part):
+            remedy = "measure it with the default --control and without --targets"
+            if "choices" in results.meta.targets:
+                remedy = "pass --transfer"
+            name = results.meta.model.get("name")
+            raise DataError(f"{name} has no placebo to compare; {remedy}")
     return with_t_intervals(net_differences(*_pairs(first, second)))
 
 
@@ -135,16 +141,17 @@ def transfer(first: Kept, second: Kept) -> pd.DataFrame:
     """Return for two models that each evaluated the other's choices (`measure` with `choices`) the
     mean of both recoveries, removals, …, by target set, units, selector and k."""
     first, second = _opened(first), _opened(second)
-    for one in (first, second):
-        if "choices" not in one.meta.targets:
-            name = one.meta.model.get("name")
+    for results in (first, second):
+        if "choices" not in results.meta.targets:
+            name = results.meta.model.get("name")
             raise DataError(f"{name} evaluated its own choices; pass the other's with --choices")
-    for one, other in ((first, second), (second, first)):
-        by = one.meta.targets.get("chosen_by", other.meta.model)
-        if by.get("fingerprint") != other.meta.model.get("fingerprint"):
-            names = f"{by['name']} chose, not {other.meta.model.get('name')}"
-            remedy = "give both directions of one pair of models"
-            raise DataError(f"{one.meta.model.get('name')} evaluated what {names}: {remedy}")
+    for evaluated, other in ((first, second), (second, first)):
+        chooser = evaluated.meta.targets.get("chosen_by", other.meta.model)
+        if chooser.get("fingerprint") != other.meta.model.get("fingerprint"):
+            raise DataError(
+                f"{evaluated.meta.model.get('name')} evaluated what {chooser['name']} chose, not "
+                f"{other.meta.model.get('name')}; pass both directions of one pair of models"
+            )
     return both_ways(*_pairs(first, second))
 
 
@@ -155,7 +162,7 @@ def _opened(given: Kept) -> Results:
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
     if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
         raise DataError("the measurements are of other texts or tokens; compare their net_nats")
-    return [pair(one.losses, one.targets, one.recovery) for one in (first, second)]
+    return [pair(results.losses, results.targets, results.recovery) for results in (first, second)]
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))

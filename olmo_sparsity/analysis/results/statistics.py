@@ -23,6 +23,7 @@ from math import pi, sqrt
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.results.columns import SUMMARY
 from olmo_sparsity.base.errors import DataError
 
 INDUCTION_SHARE = 0.15
@@ -30,9 +31,10 @@ INDUCTION_SHARE = 0.15
 share. A share has the same meaning for any text and vocabulary; nats have not. Of the stored models
 those that do not copy have 0.10 at most, those that do 0.17 or more."""
 
-LSD_NATS, LCL_NATS = 2.0, 2.0
-"""LongPPL (Fang et al. 2024): a token is key if the long context lowers its loss by more than the
-first, to below the second."""
+LSD_NATS = 2.0
+LCL_NATS = 2.0
+"""LongPPL (Fang et al. 2024): a token is key if the long context lowers its loss by more than
+`LSD_NATS`, to below `LCL_NATS`."""
 
 NUM_RESAMPLES = 2000
 
@@ -63,16 +65,15 @@ def summarize(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFram
 
 
 def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows`: of `pair`."""
+    """Return the summary of rows that `pair` returned."""
     summary = []
     for names, (own, placebo) in _own_and_placebo(rows).items():
-        beyond = beyond_controls(own, placebo).items()
         ratios = own.own / own.gap if own.gap.min() >= NO_GAP_NATS else pd.Series(dtype=float)
         summary.append(
             {
                 **dict(zip(GROUPS, names, strict=True)),
                 "num_tokens": own.num_tokens_own.mean(),
-                **{name.removeprefix("recovery_"): value for name, value in beyond},
+                **_stored_names(beyond_controls(own, placebo)),
                 "mean_ratio": ratios.mean(),
                 "share_enough": (ratios >= ENOUGH).mean(),
                 "gap": own.gap.mean(),
@@ -83,6 +84,15 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(summary)
+
+
+def _stored_names(numbers: dict[str, float]) -> dict[str, float]:
+    """Rename the ends of intervals as `summary` stores them: those of recovery have no prefix."""
+    names: dict[str, str] = {}
+    for column in SUMMARY:
+        if column.has_interval:
+            names |= {f"{column.name}_low": column.low, f"{column.name}_high": column.high}
+    return {names.get(name, name): number for name, number in numbers.items()}
 
 
 def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
@@ -168,18 +178,33 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float
 def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """From rows of `pair` of two measurements: net excess of the first minus the second's.
     Each document is resampled for both at once, which makes intervals narrower."""
-    groups, others = (_own_and_placebo(rows) for rows in (first, second))
-    shared = sorted(groups.keys() & others.keys())
+    first_groups = _own_and_placebo(first)
+    second_groups = _own_and_placebo(second)
+    shared = sorted(first_groups.keys() & second_groups.keys())
     if not shared:
-        raise DataError("the two measurements share no target set, units, selector and k")
+        raise DataError(
+            "the two measurements share no target set, units, selector and k; measure both with "
+            "the same options"
+        )
     differences = []
     for names in shared:
-        both = groups[names], others[names]
-        documents = _documents_of(*both[0], *both[1])
-        of_first, of_second = (_beyond_placebo(*rows, documents) for rows in both)
-        nets = {name: of_first[name] - of_second[name] for name in of_first if "net" in name}
-        own, placebo = (min(rows[part].document.nunique() for rows in both) for part in (0, 1))
-        counts = {"num_documents": own, "num_placebo_documents": placebo}
+        first_own, first_placebo = first_groups[names]
+        second_own, second_placebo = second_groups[names]
+        documents = _documents_of(first_own, first_placebo, second_own, second_placebo)
+        first_R = _beyond_placebo(first_own, first_placebo, documents)
+        second_R = _beyond_placebo(second_own, second_placebo, documents)
+        nets = {
+            column.name: first_R[column.name] - second_R[column.name]
+            for column in SUMMARY
+            if column.is_net
+        }
+        # An interval is as good as that of the measurement with fewer documents.
+        counts = {
+            "num_documents": min(first_own.document.nunique(), second_own.document.nunique()),
+            "num_placebo_documents": min(
+                first_placebo.document.nunique(), second_placebo.document.nunique()
+            ),
+        }
         differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets) | counts)
     return pd.DataFrame(differences)
 
@@ -187,16 +212,19 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """From rows of `pair` of two measurements, in which each of two models evaluates what the other
     chose: the mean of both. Each document is resampled for both at once."""
-    groups, others = (_own_and_placebo(rows) for rows in (first, second))
+    first_groups = _own_and_placebo(first)
+    second_groups = _own_and_placebo(second)
     means = []
-    for names in sorted(groups.keys() & others.keys()):
-        own = groups[names][0], others[names][0]
-        documents = _documents_of(*own)
-        one, other = (_quantities(_sums(rows, documents)) for rows in own)
-        mean = {name: (one[name] + other[name]) / 2 for name in one}
+    for names in sorted(first_groups.keys() & second_groups.keys()):
+        first_own, _ = first_groups[names]
+        second_own, _ = second_groups[names]
+        documents = _documents_of(first_own, second_own)
+        first_R = _quantities(_sums(first_own, documents))
+        second_R = _quantities(_sums(second_own, documents))
+        mean = {name: (first_R[name] + second_R[name]) / 2 for name in first_R}
         counts = {
-            "gap": (own[0].gap.mean() + own[1].gap.mean()) / 2,
-            "num_targets": len(own[0]) + len(own[1]),
+            "gap": (first_own.gap.mean() + second_own.gap.mean()) / 2,
+            "num_targets": len(first_own) + len(second_own),
             "num_documents": len(documents),
         }
         means.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(mean) | counts)
@@ -204,25 +232,31 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 
 
 def _own_and_placebo(rows: pd.DataFrame) -> dict[tuple, tuple[pd.DataFrame, pd.DataFrame]]:
-    """By target set, units, selector and k, where there are own targets."""
-    own, placebo = (rows[rows.far_part == part] for part in PARTS)
-    of_placebo = dict(list(placebo.groupby(GROUPS)))
+    """Return the rows of own and of placebo targets by target set, units, selector and k, where
+    there are own targets."""
+    own = rows[rows.far_part == "document"]
+    placebo = rows[rows.far_part == "placebo"]
+    placebo_groups = dict(list(placebo.groupby(GROUPS)))
     return {
-        names: (group, of_placebo.get(names, placebo[:0])) for names, group in own.groupby(GROUPS)
+        names: (group, placebo_groups.get(names, placebo[:0]))
+        for names, group in own.groupby(GROUPS)
     }
 
 
 def _documents_of(*rows: pd.DataFrame) -> pd.Index:
+    """Return the documents of all rows, which are resampled together."""
     return pd.Index(np.unique(np.concatenate([group.document for group in rows])))
 
 
 def _beyond_placebo(
     own: pd.DataFrame, placebo: pd.DataFrame, documents: pd.Index
 ) -> dict[str, np.ndarray]:
-    equal = own.assign(**own[SUMMED].mul(weights_of_equal_gaps(own.gap, placebo.gap), axis=0))
-    own_R, equal_R, placebo_R = (
-        _quantities(_sums(rows, documents)) for rows in (own, equal, placebo)
-    )
+    """Compute what own targets have beyond the placebo's, over all documents and each resample."""
+    weights_T = weights_of_equal_gaps(own.gap, placebo.gap)
+    equal = own.assign(**own[SUMMED].mul(weights_T, axis=0))
+    own_R = _quantities(_sums(own, documents))
+    equal_R = _quantities(_sums(equal, documents))
+    placebo_R = _quantities(_sums(placebo, documents))
     return {
         "placebo": placebo_R["excess"],
         "placebo_removal": placebo_R["removal"],
@@ -235,18 +269,22 @@ def _beyond_placebo(
 def _sums(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
     """Sum each of `SUMMED` over the targets of each document; NaN where it is never known.
     `DataFrame.groupby` takes ten times as long."""
-    of_T, sums = documents.get_indexer(rows.document), []
+    document_T = documents.get_indexer(rows.document)
+    sums = []
     for name in SUMMED:
         values_T = rows[name].to_numpy(float)
         known_T = ~np.isnan(values_T)
-        sums_D = np.bincount(of_T, np.where(known_T, values_T, 0.0), len(documents)).astype(float)
+        known_values_T = np.where(known_T, values_T, 0.0)
+        sums_D = np.bincount(document_T, known_values_T, len(documents)).astype(float)
         if not known_T.all():
-            sums_D[np.setdiff1d(of_T, of_T[known_T])] = np.nan
+            sums_D[np.setdiff1d(document_T, document_T[known_T])] = np.nan
         sums.append(sums_D)
     return np.stack(sums, axis=1)
 
 
 def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return each number with the ends of its interval. Of an array, the first is the value over
+    all documents, and the others are those over resamples."""
     numbers: dict[str, float] = {}
     for name, values_R in values.items():
         ends = (name, f"{name}_low", f"{name}_high")
@@ -255,14 +293,17 @@ def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
-    """For each own target, the number of placebo targets that it is compared with, by gap."""
-    order, num = np.argsort(own.to_numpy(), kind="stable"), min(NUM_AROUND, len(own))
+    """Return for each own target the number of placebo targets that it is compared with: each of
+    these is compared with the own targets of about its gap, with a weight of 1 in total."""
+    order = np.argsort(own.to_numpy(), kind="stable")
+    num = min(NUM_AROUND, len(own))
     ranks = np.searchsorted(own.to_numpy()[order], placebo) - num // 2
     around = np.clip(ranks, 0, len(own) - num)[:, None] + np.arange(num)
     return np.bincount(order[around].ravel(), minlength=len(own)) / num
 
 
 def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute ratios from the sums of each document, over all documents and each resample."""
     own_R, foreign_R, removed_R, gap_R, targets_R = resample(sums_DV).T
     with np.errstate(divide="ignore", invalid="ignore"):
         gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
@@ -276,14 +317,14 @@ def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def resample(counts: pd.DataFrame | np.ndarray) -> np.ndarray:
-    """Sums of each column: first over all documents, then over each resample."""
+    """Return the sums of each column: first over all documents, then over each resample."""
     counts_DV = np.ascontiguousarray(counts, float)  # the layout decides last digits
     return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV)) @ counts_DV])
 
 
 @lru_cache(maxsize=4)
 def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
-    """weights_RD: how often each document is drawn in each resample."""
+    """Return weights_RD: how often each document is drawn in each resample."""
     generator = np.random.default_rng(seed)
     share = np.full(num_documents, 1 / num_documents)
     return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
@@ -314,16 +355,18 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     """Stretch the intervals of net excess, where few documents carry targets, from a normal
     distribution to Student's t."""
     stretch = summary[["num_documents", "num_placebo_documents"]].min(axis=1).map(_stretch_of)
-    ends = {
-        f"{name}_{end}": summary[name] + stretch * (summary[f"{name}_{end}"] - summary[name])
-        for name in ("net", "net_equal", "net_nats")
-        for end in ("low", "high")
-        if f"{name}_{end}" in summary
-    }
+    ends = {}
+    for column in SUMMARY:
+        if column.is_net and column.low in summary:
+            value = summary[column.name]
+            for end in (column.low, column.high):
+                ends[end] = value + stretch * (summary[end] - value)
     return summary.assign(**ends)
 
 
 def _stretch_of(num_documents: float) -> float:
+    """Return by what a bootstrap interval of so few documents is too narrow: the quantile is
+    Student's, and a resample's variance is that of n documents, not of n − 1."""
     if num_documents >= FEW_FOR_BOOTSTRAP:
         return 1.0
     if not num_documents > 2:
@@ -333,7 +376,7 @@ def _stretch_of(num_documents: float) -> float:
 
 
 def tail(t: np.ndarray, freedom: int) -> np.ndarray:
-    """P(T > t) of Student's t, by its finite sums."""
+    """Return P(T > t) of Student's t, by its finite sums."""
     angle = np.arctan(t / sqrt(freedom))
     cosine = np.cos(angle)
     is_odd = freedom % 2
@@ -362,9 +405,15 @@ def quantile(p: float, freedom: int) -> float:
 def rank_correlations(
     x_NA: np.ndarray, y_NA: np.ndarray, of_equal_values: float = np.nan
 ) -> np.ndarray:
-    """Spearman's of each pair of rows; `of_equal_values` where all values of a row are equal."""
-    x_NA, y_NA = (pd.DataFrame(rows).rank(axis=1).to_numpy() for rows in (x_NA, y_NA))
-    x_NA, y_NA = (rows - rows.mean(1, keepdims=True) for rows in (x_NA, y_NA))
+    """Return Spearman's correlation of each pair of rows; `of_equal_values` where all values of a
+    row are equal."""
+
+    def centred_ranks(rows_NA: np.ndarray) -> np.ndarray:
+        ranks_NA = pd.DataFrame(rows_NA).rank(axis=1).to_numpy()
+        return ranks_NA - ranks_NA.mean(1, keepdims=True)
+
+    x_NA = centred_ranks(x_NA)
+    y_NA = centred_ranks(y_NA)
     scale_N = np.sqrt((x_NA**2).sum(1) * (y_NA**2).sum(1))
     products_N = (x_NA * y_NA).sum(1)
     with np.errstate(invalid="ignore"):
@@ -372,7 +421,8 @@ def rank_correlations(
 
 
 def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:
-    """The mean over targets, with its interval, for each target set, kind of units and selector."""
+    """Return the mean over targets, with its interval, for each target set, kind of units and
+    selector."""
     rows = []
     own = targets[targets.far_part == "document"].merge(lds, on=KEYS)
     for names, group in own.groupby(["target_set", "units", "selector"]):
@@ -385,7 +435,7 @@ def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:
 
 
 def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
-    """LongPPL over all targets together; the authors' package averages within each text."""
+    """Return LongPPL over all targets together; the authors' package averages within each text."""
     gap = losses.loss_short - losses.loss_long
     key = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
     return {

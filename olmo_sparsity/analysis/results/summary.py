@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
+from olmo_sparsity.analysis.results.columns import COLUMN
 from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
@@ -36,7 +37,9 @@ def in_order(results: Results) -> pd.DataFrame:
 
 
 def describe(results: Results) -> str:
-    meta, summary = results.meta, in_order(results)
+    """Describe a measurement for a terminal: its conclusion, then how it was made, then tables."""
+    meta = results.meta
+    summary = in_order(results)
     name = main_set(summary.target_set)
     long, short, stride, far = (meta.windows[n] for n in ("long", "short", "stride", "far_states"))
     distant = interpretation_of(far).description
@@ -56,9 +59,9 @@ def describe(results: Results) -> str:
     ppl = meta.longppl
     key = "no key tokens" if ppl["longppl"] is None else f"LongPPL {ppl['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
-    of = "losses of named targets' blocks" if meta.targets.get("only_named") else "losses"
+    losses = "losses of named targets' blocks" if meta.targets.get("only_named") else "losses"
     lines.append(
-        f"{of}: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
+        f"{losses}: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
         f"perplexity {ppl['ppl']:.2f}, {key} ({ppl['key_share']:.2%} of {len(gap):,} targets)"
     )
     if name is None:
@@ -67,13 +70,15 @@ def describe(results: Results) -> str:
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
     lines += _by_group(results, main.iloc[0])
-    # Of the other sets, the first selector with the smallest k.
-    beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
+    # Of the other sets, only the first selector with the smallest k.
+    briefly = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
     has_placebo = has_net(main)
     for target_set in dict.fromkeys([*SETS, *summary.target_set]):
-        rows = beside[beside.target_set == target_set]
+        rows = briefly[briefly.target_set == target_set]
         if len(rows) and target_set != name:
-            header, has_placebo = has_net(rows) != has_placebo, has_net(rows)
+            # With or without the placebo, the columns differ.
+            header = has_net(rows) != has_placebo
+            has_placebo = has_net(rows)
             lines.append(format_summary(rows, results.spell_set(target_set), header))
     without = sorted(set(summary.target_set[summary.net.notna()]) - set(BY_OUTCOME))
     if without:
@@ -85,7 +90,7 @@ def describe(results: Results) -> str:
 
 
 def _by_group(results: Results, first: pd.Series) -> list[str]:
-    """A row of the table once more, of the documents of each group."""
+    """Return a row of the table once more for the documents of each group."""
     lines = []
     for name, documents in results.meta.data.get("groups", {}).items():
         tables = (results.losses, results.targets, results.recovery)
@@ -105,8 +110,8 @@ def has_net(rows: pd.DataFrame) -> bool:
 
 
 def conclude(results: Results) -> str:
-    """One sentence: on what the main set of targets depends, by how much, and whether to believe
-    it."""
+    """Return one sentence: on what the main set of targets depends, by how much, and whether to
+    believe it."""
     meta, summary = results.meta, in_order(results)
     name = main_set(summary.target_set)
     if name is None:
@@ -133,13 +138,12 @@ def conclude(results: Results) -> str:
     low, high = row[f"{headline}_low"], row[f"{headline}_high"]
     if pd.isna(low):
         return f"{text}; too few documents, or too small gaps, for an interval."
-    believed = (
-        "the targets depend on it beyond chance"
-        if low > 0
-        else "less than by chance"
-        if high < 0
-        else "cannot be told from chance"
-    )
+    if low > 0:
+        verdict = "the targets depend on it beyond chance"
+    elif high < 0:
+        verdict = "less than by chance"
+    else:
+        verdict = "cannot be told from chance"
     doubts = []
     if row.num_documents < FEW_DOCUMENTS:
         doubts.append(f"{row.num_documents} documents are too few to trust the interval")
@@ -150,7 +154,7 @@ def conclude(results: Results) -> str:
         f"{with_interval(row[headline], low, high)} ({row[f'{headline}_nats']:+.2f} nats a target)"
     )
     beyond = "net excess" if headline == "net" else "excess over unrelated text"
-    return f"{text}; {beyond} {shown}: {believed}{but}."
+    return f"{text}; {beyond} {shown}: {verdict}{but}."
 
 
 def describe_noise(model: dict[str, Any]) -> str:
@@ -165,8 +169,9 @@ def describe_noise(model: dict[str, Any]) -> str:
 
 
 def describe_gap(results: Results) -> str:
-    """The gaps of the chosen targets, of all targets, and with an unrelated text."""
-    rows, targets = results.reported, results.targets[results.targets.far_part == "document"]
+    """Describe the gaps of the chosen targets, of all targets, and with an unrelated text."""
+    rows = results.reported
+    targets = results.targets[results.targets.far_part == "document"]
     main = targets[targets.target_set == main_set(targets.target_set)]
     chosen = losses_of_targets(results.losses, main).merge(main[KEYS], on=KEYS)
     if not len(rows):
@@ -194,7 +199,7 @@ def describe_gap(results: Results) -> str:
 
 
 def describe_induction(found: dict[str, Any], interpretation: Interpretation) -> str:
-    """The result of the induction check, and its consequence for the measurement."""
+    """Describe the result of the induction check, and its consequence for the measurement."""
     lines = [
         f"induction: loss {found['loss_first']:.2f} on a passage, {found['loss_repeated']:.2f} "
         f"when it is repeated, a drop of {found['drop']:.2f} nats "
@@ -211,6 +216,17 @@ def describe_induction(found: dict[str, Any], interpretation: Interpretation) ->
             "  tokens before it: measure with spans (span:4), or contextual far states, as well",
         ]
     return "\n".join(lines)
+
+
+_WIDTHS = {
+    "recovery": 19,
+    "excess": 21,
+    "net": 22,
+    "net_equal": 22,
+    "removal": 19,
+    "excess_nats": 6,
+}
+"""Characters of each column in a terminal."""
 
 
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
@@ -235,28 +251,28 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
         lines.append("  intervals are over documents, which are too few to trust them")
     few_placebo = are_few or first.num_placebo_targets < FEW_DOCUMENTS
 
-    def column(name: str, ends: str, sign: str = "+") -> list[str]:
-        values = rows[[name, f"{ends}low", f"{ends}high"]].to_numpy(float)
+    def cells(name: str, sign: str = "+") -> list[str]:
+        values = rows[[*COLUMN[name].names]].to_numpy(float)
         return [with_interval(value, low, high, sign=sign) for value, low, high in values]
 
-    columns = {
-        "recovery": (19, column("recovery", "", "")),
-        "excess": (21, column("excess", "excess_")),
-    }
+    shown = {"recovery": cells("recovery", sign=""), "excess": cells("excess")}
     if has_placebo:
-        equal = column("net_equal", "net_equal_")
+        shown["net"] = cells("net")
+        shown["net_equal"] = cells("net_equal")
         if few_placebo:
-            equal = [cell if cell == "–" else "too few" for cell in equal]
-        columns |= {"net": (22, column("net", "net_")), "equal gaps": (22, equal)}
+            # Weights to the gaps of a handful of targets mean nothing.
+            shown["net_equal"] = [cell if cell == "–" else "too few" for cell in shown["net_equal"]]
     else:
-        nats = ["–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats]
-        columns |= {"removal": (19, column("removal", "removal_", "")), "nats": (6, nats)}
+        shown["removal"] = cells("removal", sign="")
+        shown["excess_nats"] = [
+            "–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats
+        ]
     if header:
-        head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
+        head = "".join(f"  {COLUMN[name].terminal:>{_WIDTHS[name]}}" for name in shown)
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")
     for number, row in enumerate(rows.itertuples()):
-        cells = "".join(f"  {shown[number]:>{width}}" for width, shown in columns.values())
-        lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{cells}")
+        values = "".join(f"  {column[number]:>{_WIDTHS[name]}}" for name, column in shown.items())
+        lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{values}")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from olmo_sparsity.analysis.results.columns import kinds_of_columns
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_parquet, write_atomically
 
@@ -26,9 +27,11 @@ _TYPES = {"int": pa.int32(), "large": pa.int64(), "real": pa.float32(), "wide": 
 
 
 def _schema(**columns: str) -> pa.Schema:
-    """`real?` may be null, `real` may not."""
-    types = {name: (_TYPES[kind.rstrip("?")], kind[-1] == "?") for name, kind in columns.items()}
-    return pa.schema([pa.field(name, *type_and_null) for name, type_and_null in types.items()])
+    """Return a schema from the kind of each column: `real?` may be null, `real` may not."""
+    fields = []
+    for name, kind in columns.items():
+        fields.append(pa.field(name, _TYPES[kind.rstrip("?")], nullable=kind.endswith("?")))
+    return pa.schema(fields)
 
 
 # fmt: off
@@ -64,37 +67,23 @@ PHASES = {
 """The two phases of a measurement, with the tables of each."""
 
 MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
-_INTERVALS = {
-    f"{name}{end}": "wide?"
-    for name in (
-        "recovery", "foreign", "excess", "excess_nats", "placebo", "net", "net_equal", "net_nats",
-        "removal", "placebo_removal",
-    )
-    for end in ("", "_low", "_high")
-}
 SCHEMAS = MADE_OF_PARTS | {
     "targets": _schema(
         document="int", target="int", far_part="text", target_set="text", end="int"
     ),
-    "summary": _schema(
-        target_set="text", units="text", selector="text", k="int", num_tokens="wide",
-        **{name.replace("recovery_", ""): kind for name, kind in _INTERVALS.items()},
-        mean_ratio="wide?", share_enough="wide?",
-        lds="wide?", lds_low="wide?",
-        lds_high="wide?", gap="wide", num_targets="int", num_documents="int",
-        num_placebo_targets="int", num_placebo_documents="int", token_forwards_per_target="wide?",
-    ),
+    "summary": _schema(**kinds_of_columns()),
 }
 # fmt: on
 
 
-def joined(of_documents: Mapping[int, Columns]) -> pd.DataFrame:
-    """One frame of the rows of documents, by number."""
-    tables = {number: pd.DataFrame(dict(rows)) for number, rows in of_documents.items()}
+def joined(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
+    """Join the rows of documents, by number, into one frame with a column `document`."""
+    tables = {number: pd.DataFrame(dict(rows)) for number, rows in rows_of_documents.items()}
     return pd.concat(tables, names=["document"]).reset_index("document")
 
 
 def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
+    """Convert columns to a table of the schema `name`. `origin`: what an error calls the rows."""
     schema = SCHEMAS[name]
     assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
     lengths = {column: len(values) for column, values in columns.items()}
@@ -107,8 +96,10 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
         if not field.nullable and pa.types.is_floating(field.type):
             num_wrong = int((~np.isfinite(array.to_numpy(zero_copy_only=False))).sum())
         if num_wrong:
-            rows = f"is not a finite number in {num_wrong} of {len(array)} rows"
-            raise DataError(f"{origin}: {field.name} {rows}; load the model with another dtype")
+            raise DataError(
+                f"{origin}: {field.name} is not a finite number in {num_wrong} of {len(array)} "
+                "rows; load the model with another dtype, such as fp32"
+            )
         arrays.append(array)
     return pa.table(arrays, schema=schema)
 
@@ -124,13 +115,18 @@ def read_table(path: Path, name: str) -> pa.Table:
     return table.select(SCHEMAS[name].names)
 
 
-def check_columns(path: Path, name: str, found: pa.Schema | None = None) -> None:
-    found = pq.read_schema(path) if found is None else found
-    types = {field.name: field.type for field in found}
+def check_columns(path: Path, name: str, stored: pa.Schema | None = None) -> None:
+    """Raise DataError if a file lacks a column of the table `name`, or stores it as another type.
+    `stored`: the schema of the file, if it was read already."""
+    stored = pq.read_schema(path) if stored is None else stored
+    types = {field.name: field.type for field in stored}
     for field in SCHEMAS[name]:
         if types.get(field.name) != field.type:
-            rule = f"must be {field.type}, not {types.get(field.name, 'absent')}"
-            raise DataError(f"{path}: column {field.name} {rule}; run its command again")
+            stored_type = types.get(field.name, "absent")
+            raise DataError(
+                f"{path}: column {field.name} must be {field.type}, not {stored_type}; run the "
+                "command that wrote it again"
+            )
 
 
 def plain(value: Any) -> Any:

@@ -14,10 +14,15 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.distant_states import FarStates
 from olmo_sparsity.models.losses import LanguageModel
 
+GPU_FLOPS = 4e14
+"""What a second is reckoned as: 400 TFLOP, about what an H100 does in bf16 in practice."""
+
 
 @dataclass(frozen=True)
 class Cost:
     token_forwards: int
+    """How many tokens pass through the model."""
+
     num_parameters: int
     details: str = ""
     """For a measurement: documents, targets, memory and time, as found in a short trial."""
@@ -27,22 +32,28 @@ class Cost:
         return 2.0 * self.num_parameters * self.token_forwards
 
     def __str__(self) -> str:
-        if not self.num_parameters:  # of a server
-            return self.details or f"token-forwards  {self.token_forwards:,}"
-        return self.details or (
-            f"token-forwards  {self.token_forwards:,}\n"
-            f"FLOPs           {self.flops:.2e} (2 per parameter): {self.flops / 4e14:,.1f} s of a "
+        if self.details:
+            return self.details
+        tokens = f"token-forwards  {self.token_forwards:,}"
+        if not self.num_parameters:  # a server does not tell how many it has
+            return tokens
+        seconds = self.flops / GPU_FLOPS
+        return (
+            f"{tokens}\nFLOPs           {self.flops:.2e} (2 per parameter): {seconds:,.1f} s of a "
             "GPU that does 400 TFLOP/s"
         )
 
 
 def counting(scorer: Scorer) -> Scorer:
-    return scorer.counting() if isinstance(scorer, ReplacingScorer) else CountingScorer(scorer)
+    """Return a scorer that counts what this one would compute."""
+    if isinstance(scorer, ReplacingScorer):
+        return scorer.counting()
+    return CountingScorer(scorer)
 
 
 class CountingScorer(Scorer):
     """Counts the token-forwards of what is run with it, with a model that computes nothing and has
-    random losses. So any selector, control and unit is counted as it runs."""
+    random losses. So any selector, control and unit is counted by running it."""
 
     def __init__(self, real: Scorer) -> None:
         nothing = cast(LanguageModel, CountingModel(real.model))
@@ -61,8 +72,11 @@ class CountingModel(nn.Module):
 
     def __init__(self, real: LanguageModel) -> None:
         super().__init__()
-        self.real, self.vocab_size, self.device = [real], real.vocab_size, torch.device("cpu")
-        self.embedding, self.reach = nn.Embedding(real.vocab_size, 1), real.reach
+        self.real = [real]  # in a list, so that its weights are not weights of this module
+        self.vocab_size = real.vocab_size
+        self.device = torch.device("cpu")
+        self.embedding = nn.Embedding(real.vocab_size, 1)
+        self.reach = real.reach
 
     def hidden(
         self,

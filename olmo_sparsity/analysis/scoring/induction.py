@@ -1,4 +1,7 @@
-"""The induction check: whether a model copies text that it has just read."""
+"""The induction check: whether a model copies text that it has just read.
+
+Dimension key: P passages.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,27 @@ from olmo_sparsity.models.losses import repetition_losses, token_losses
 from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
 
-MOST, LEAST, TOKENS = 64, 4, 32768
-"""The most passages; fewer, but not fewer than `LEAST`, if these and their repetitions have more
-tokens. Thousands of tokens make a mean exact enough, and long windows would take minutes."""
+MOST = 64
+LEAST = 4
+TOKENS = 32768
+"""How many passages are read: at most `MOST`, fewer if they and their repetitions have more than
+`TOKENS` tokens, but not fewer than `LEAST`. Thousands of tokens make a mean exact enough, and long
+windows would take minutes."""
 
 
 def passages_of(documents: Sequence[Document], length: int, most: int = MOST) -> list[np.ndarray]:
-    """The first `length` tokens of the first documents that have as many."""
+    """Return the first `length` tokens of the first documents that have as many."""
     num = min(most, max(LEAST, TOKENS // (2 * length)))
-    return [d.tokens[:length] for d in documents if len(d.tokens) >= length][:num]
+    passages = []
+    for document in documents:
+        if len(document.tokens) >= length:
+            passages.append(document.tokens[:length])
+    return passages[:num]
 
 
 @with_model_in_use
 def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tensor:
-    """nll_P2: the mean loss on each passage, and on its repetition in the same context. All
+    """Return nll_P2: the mean loss on each passage, and on its repetition in the same context. All
     passages have one length."""
     if not passages:
         return torch.empty(0, 2)
@@ -49,12 +59,14 @@ def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tens
 def repetition_drop(
     scorer: Scorer, documents: Sequence[Document], length: int, most: int = MOST
 ) -> dict[str, float | bool | int]:
-    """The induction check: mean loss on passages of `length` tokens and on their repetition in the
-    same context. Copying is most of what far tokens give to models of text: one that copies little
+    """Measure the mean loss on passages of `length` tokens, and on their repetition in the same
+    context. Copying is most of what distant tokens give to models of text: one that copies little
     has few nats to show."""
     passages = passages_of(documents, length, most)
     losses = losses_of_repetition(scorer, passages)
-    first, repeated = losses.mean(0).tolist() if len(losses) else (0.0, 0.0)
+    first = repeated = 0.0
+    if len(losses):
+        first, repeated = losses.mean(0).tolist()
     drop = first - repeated
     return {
         "loss_first": first,

@@ -26,9 +26,9 @@ def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -
     a text of which the scorer keeps the states."""
 
     def count(node: Node, above: int) -> int:
-        own = 0 if node.is_known else node.depth - above
-        own += sum(len(rows[index]) - node.depth for index in node.leaves)
-        return own + sum(count(child, node.depth) for child in node.children)
+        shared = 0 if node.is_known else node.depth - above
+        ends = sum(len(rows[index]) - node.depth for index in node.leaves)
+        return shared + ends + sum(count(child, node.depth) for child in node.children)
 
     root, rows = plan(_different(prompts), known)
     return count(root, 0)
@@ -39,8 +39,10 @@ class CountingEngine:
     are random. `known`: as in `count_forwards`."""
 
     def __init__(self, shares: bool, known: np.ndarray | None = None) -> None:
-        self.shares, self.known = shares, known
-        self.num_prompts, self.token_forwards = 0, 0 if known is None else len(known)
+        self.shares = shares
+        self.known = known
+        self.num_prompts = 0
+        self.token_forwards = 0 if known is None else len(known)
         self._generator = np.random.default_rng(0)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
@@ -53,15 +55,20 @@ class CountingEngine:
 
 
 def logprobs_of(model: LoadedModel, batch_tokens: int | None) -> LogprobModel:
-    """The engine that a model is, or one of its states."""
+    """Return what computes log-probabilities: the engine behind a model, or one that we run on its
+    weights."""
     if model.engine is None:
         return ModelLogprobs(Scorer(model.model, batch_tokens=batch_tokens))
     if batch_tokens is not None:
-        raise ConfigError(f"batch_tokens={batch_tokens}: '{model.name}' has its own")
+        raise ConfigError(
+            f"batch_tokens={batch_tokens}: the engine of '{model.name}' forms batches by itself; "
+            "omit batch_tokens"
+        )
     return model.engine
 
 
 def _different(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return each prompt once, as several questions may ask for the same one."""
     return list({prompt.key: prompt for prompt in prompts}.values())
 
 
@@ -85,31 +92,33 @@ class ModelLogprobs:
             return []
         different = _different(prompts)
         with in_use(self.scorer.model), fast_kernels(self.scorer.device):
-            tokens, known = self.scorer.kept
-            root, rows = plan(different, tokens)
+            known_tokens, known_states = self.scorer.last_text
+            root, rows = plan(different, known_tokens)
 
             def extended(states: Any, node: Node, before: int) -> FarStates:
-                if node.is_known and known is not None:
-                    return known.first(node.depth)
+                if node.is_known and known_states is not None:
+                    return known_states.first(node.depth)
                 return self.scorer.extended(states, rows[node.indices[0]][before : node.depth])
 
             def scored(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
                 targets_BW = np.stack([different[index].continuation for index in indices])
 
                 def log_p(batch: Sequence[int]) -> Tensor:
-                    ids_BW, tokens = targets_BW[list(batch)], tokens_BL[list(batch)]
-                    hidden_BWD = self.scorer.hidden_after(states, tokens, ids_BW.shape[1])
-                    nll_N = self.scorer.nll_of(hidden_BWD.flatten(0, 1), ids_BW.ravel())
-                    return -nll_N.view(ids_BW.shape)
+                    batch_targets_BW = targets_BW[list(batch)]
+                    num_targets = batch_targets_BW.shape[1]
+                    inputs_BL = tokens_BL[list(batch)]
+                    hidden_BWD = self.scorer.hidden_after(states, inputs_BL, num_targets)
+                    nll_N = self.scorer.nll_of(hidden_BWD.flatten(0, 1), batch_targets_BW.ravel())
+                    return -nll_N.view(batch_targets_BW.shape)
 
                 num_tokens = len(rows[indices[0]])
                 batches = self.scorer.in_batches(range(len(indices)), num_tokens, log_p)
                 return [row_W for batch_BW in batches for row_W in batch_BW]
 
             pairs = list(scores_along(root, rows, different, extended, scored))
-        found = to_host([log_p for _, log_p in pairs])
-        of_key = {
-            different[index].key: log_p.astype(float)
-            for (index, _), log_p in zip(pairs, found, strict=True)
-        }
-        return [of_key[prompt.key] for prompt in prompts]
+        # All are copied at once, so that the host waits for a GPU once.
+        log_p_of_prompts = to_host([log_p for _, log_p in pairs])
+        by_key = {}
+        for (index, _), log_p in zip(pairs, log_p_of_prompts, strict=True):
+            by_key[different[index].key] = log_p.astype(float)
+        return [by_key[prompt.key] for prompt in prompts]

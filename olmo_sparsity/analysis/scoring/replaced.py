@@ -1,13 +1,16 @@
 """Losses of whole prompts in which unrelated texts replace distant tokens that a row leaves out.
 Nothing is masked and no position is skipped: whatever returns log-probabilities can be measured.
 
-Dimension key: R unrelated texts, F far places, W targets of a row.
+Dimension key: R unrelated texts, F distant places, W targets of a row, B passages, L tokens of a
+prompt's continuation.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -23,13 +26,29 @@ from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.text.documents import Controls, Document
 from olmo_sparsity.text.windows import NOTHING, Block, Windows
 
-TOGETHER = 512  # tokens whose log-probabilities one prompt returns at most; more take much memory
-Key = tuple[bytes, int]  # SHA-1 of a text up to its last target, and the place of its first
+TOGETHER = 512
+"""Tokens whose log-probabilities one prompt returns at most; more take much memory."""
+
+Key = tuple[bytes, int]
+"""SHA-1 of a text up to its last target, and the place of its first target."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A row's text with one of the unrelated texts in it, up to the last target."""
+
+    tokens: np.ndarray
+    first: int  # place of the first target
+
+    @cached_property
+    def key(self) -> Key:
+        return hashlib.sha1(self.tokens.tobytes()).digest(), self.first
 
 
 def scorer_of(
     model: LoadedModel, settings: Settings | AskSettings, batch_tokens: int | None
 ) -> Scorer:
+    """Return the scorer that the far states of the settings need."""
     if settings.interpretation.replaces:
         engine = logprobs_of(model, batch_tokens)
         return ReplacingScorer(engine, model.model, settings.replacements or 1)
@@ -40,35 +59,41 @@ class ReplacingScorer(Scorer):
     """Evaluates rows in which distant text is replaced. A loss is the mean over unrelated texts."""
 
     def __init__(self, engine: LogprobModel, model: Any, num_texts: int) -> None:
-        self.engine, self.model, self.num_texts = engine, model, num_texts
+        self.engine = engine
+        self.model = model
+        self.num_texts = num_texts
         self.interpretation = interpretation_of("replaced")
         self.device = torch.device(getattr(model, "device", "cpu"))
-        self.token_forwards, self.after_batch = 0, lambda: None
-        self._others: Callable[[Block], np.ndarray] | None = None
+        self.token_forwards = 0
+        self.after_batch = lambda: None
+        self._unrelated: Callable[[Block], np.ndarray] | None = None
+        """The unrelated texts of a block, unrelated_RF."""
+
         self._known: dict[Key, np.ndarray] = {}
+        """The losses of texts that were computed for this document: rows often share texts."""
 
     def of_document(self, document: Document, controls: Controls) -> Self:
         """Draw unrelated texts for this document, and forget what was computed for another."""
         draws = range(self.num_texts)
         self._known = {}
-        self._others = lambda block: np.stack(
+        self._unrelated = lambda block: np.stack(
             [controls.replacement(document, block, draw).tokens_F for draw in draws]
         )
         return self
 
     def counting(self) -> ReplacingScorer:
-        """The same with an engine that computes nothing, and counts."""
+        """Return the same scorer with an engine that computes nothing, and counts."""
         engine = CountingEngine(self.engine.shares)
-        found = ReplacingScorer(engine, None, self.num_texts)
-        found._others = self._others
-        return found
+        counting = ReplacingScorer(engine, None, self.num_texts)
+        counting._unrelated = self._unrelated
+        return counting
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
-        assert self._others is not None, "call of_document first"
-        return Context(block, others_RF=self._others(block))
+        assert self._unrelated is not None, "call of_document first"
+        return Context(block, unrelated_RF=self._unrelated(block))
 
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """nll_W of each row's targets, in nats."""
+        """Return nll_W of each row's targets, in nats."""
         return [nll_RW.mean(0) for nll_RW in self.by_text(rows)]
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
@@ -86,51 +111,65 @@ class ReplacingScorer(Scorer):
         return dict(zip(names, losses, strict=True))
 
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """nll_RW of each row's targets with each of the unrelated texts."""
+        """Return nll_RW of each row's targets with each of the unrelated texts."""
         texts = [[_text(row, draw) for draw in range(self.num_texts)] for row in rows]
-        new = {key: one for of_row in texts for key, one in of_row if key not in self._known}
-        self._score(new)
-        return [np.stack([self._known[key] for key, _ in of_row]) for of_row in texts]
+        unknown: dict[Key, _Text] = {}
+        for row_texts in texts:
+            for text in row_texts:
+                if text.key not in self._known:
+                    unknown[text.key] = text
+        self._score(unknown)
+        return [np.stack([self._known[text.key] for text in row_texts]) for row_texts in texts]
 
-    def _score(self, new: Mapping[Key, tuple[np.ndarray, int]]) -> None:
-        """A text that begins another one is part of its prompt."""
-        groups = list[list[Key]]()
-        for key in sorted(new, key=lambda key: new[key][0].tobytes(), reverse=True):
-            tokens, first = new[key]
-            longest = new[groups[-1][0]][0] if groups else NOTHING
-            begins = longest.tobytes().startswith(tokens.tobytes())
-            if not begins or len(longest) - first > TOGETHER:
+    def _score(self, unknown: dict[Key, _Text]) -> None:
+        """Compute the losses of texts, and keep them. A text that begins another one is part of its
+        prompt, so that neighbouring targets take one prompt."""
+        texts = sorted(unknown.values(), key=lambda text: text.tokens.tobytes(), reverse=True)
+        # In this order a text that begins others comes right behind them.
+        groups: list[list[_Text]] = []
+        for text in texts:
+            longest = groups[-1][0].tokens if groups else NOTHING
+            begins = longest.tobytes().startswith(text.tokens.tobytes())
+            if not begins or len(longest) - text.first > TOGETHER:
                 groups.append([])
-            groups[-1].append(key)
+            groups[-1].append(text)
         prompts = []
         for group in groups:
-            tokens, first = new[group[0]][0], min(new[key][1] for key in group)
-            prompts.append(Prompt(tokens[:first], tokens[first:]))
+            longest = group[0].tokens
+            first = min(text.first for text in group)
+            prompts.append(Prompt(longest[:first], longest[first:]))
         for group, prompt, log_p in zip(groups, prompts, self._log_p(prompts), strict=True):
-            for key in group:
-                (tokens, first), begin = new[key], len(prompt.prefix)
-                self._known[key] = -log_p[first - begin : len(tokens) - begin]
+            begin = len(prompt.prefix)
+            for text in group:
+                self._known[text.key] = -log_p[text.first - begin : len(text.tokens) - begin]
         self.after_batch()
 
     def _log_p(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        before, log_p = self.engine.token_forwards, self.engine.score(prompts)
+        before = self.engine.token_forwards
+        log_p = self.engine.score(prompts)
         self.token_forwards += self.engine.token_forwards - before
         return log_p
 
     def repetition(self, passages: Sequence[np.ndarray]) -> np.ndarray:
-        """loss_B2: mean losses of each passage, and of its repetition, without the first token."""
-        prompts = [Prompt(one[:1], np.concatenate([one[1:], one])) for one in passages]
-        nll_BL, length = -np.stack(self._log_p(prompts)), len(passages[0])
+        """Return loss_B2: the mean loss on each passage and on its repetition, both without the
+        first token, which nothing predicts the first time."""
+        prompts = [
+            Prompt(passage[:1], np.concatenate([passage[1:], passage])) for passage in passages
+        ]
+        nll_BL = -np.stack(self._log_p(prompts))
+        length = len(passages[0])
+        # The continuation holds length − 1 tokens of the passage, then all of its repetition.
         return np.stack([nll_BL[:, : length - 1].mean(1), nll_BL[:, length:].mean(1)], 1)
 
 
-def _text(row: Row, draw: int) -> tuple[Key, tuple[np.ndarray, int]]:
-    """The text of a row up to its last target, the place of its first target, and their key."""
-    block, others_RF = row.context.block, row.context.others_RF
-    assert others_RF is not None
-    assert row.wanted is not None
-    far_F = others_RF[draw].copy()
-    far_F[row.seen] = block.far_F[row.seen]
-    first, end = (block.num_before + place for place in row.wanted)
-    tokens = block.with_far(far_F).tokens[:end].astype(np.int64)
-    return (hashlib.sha1(tokens.tobytes()).digest(), first), (tokens, first)
+def _text(row: Row, draw: int) -> _Text:
+    """Replace the distant tokens of a row that it does not keep, up to its last target."""
+    block = row.context.block
+    unrelated_RF = row.context.unrelated_RF
+    assert unrelated_RF is not None
+    assert row.span is not None
+    far_F = unrelated_RF[draw].copy()
+    far_F[row.kept_far] = block.far_F[row.kept_far]
+    first, end = row.span
+    tokens = block.with_far(far_F).tokens[: block.num_before + end].astype(np.int64)
+    return _Text(tokens, block.num_before + first)

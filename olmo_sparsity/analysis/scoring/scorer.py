@@ -1,12 +1,16 @@
 """Compute the losses of targets given chosen parts of their context, in batches of short rows.
 
+Every measurement evaluates the model here; selectors and recovery differ only in their rows.
+
 A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
 apply. If distant tokens keep their states, a row is the local window alone, and attends to keys and
-values of the chosen distant tokens, computed once for all rows of a context. All forwards are
-counted.
+values of the chosen distant tokens, computed once for all rows of a context. Only the places that
+predict a target are unembedded. Every forward is counted in token-forwards, the unit of cost in all
+results.
 
-Dimension key: B rows, L tokens of a row, F far places, W targets of a row (its last places), D
-width, C targets of a chunk, V vocabulary.
+Dimension key: B rows, L tokens of a row, F distant places, K distant places that a row attends to,
+W targets of a row (its last places), N targets of all rows, D width, C targets of a chunk, V
+vocabulary, T targets of a document.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -43,8 +47,8 @@ TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
 
 FEW_PAIRS = 2**15
-"""On a CPU, rows that see different numbers of distant places share a forward if they have at most
-this many pairs of a token and a distant place: more would cost more in attention."""
+"""On a CPU, rows that attend to different numbers of distant places share a forward if they have at
+most this many pairs of a token and a distant place: more would cost more in attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +57,14 @@ class Context:
 
     block: Block
     states: FarStates | None = None
-    """States of the prefix and all far places, with contextual far states."""
+    """States of the prefix and all distant places, with contextual far states."""
 
-    others_RF: np.ndarray | None = None
-    """Unrelated texts that replace far places, with far states `replaced`."""
+    unrelated_RF: np.ndarray | None = None
+    """Unrelated texts that replace distant places, with far states `replaced`."""
 
     def long_row(self) -> Row:
         """The long window, for all targets of the block."""
-        if self.states is None and self.others_RF is None:
+        if self.states is None and self.unrelated_RF is None:
             return self.dense_row()
         return self.set_row(np.arange(self.block.num_far))
 
@@ -72,20 +76,24 @@ class Context:
     def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
         """The local window and the distant places `far` (indices, rising), for the
         targets `span` (default: all). The only place where far states differ."""
-        block, wanted = self.block, span
-        last = num_targets = block.num_targets
-        if self.others_RF is not None:
-            last = last if span is None else span[1]
-            return Row(self, np.arange(block.num_before + last - 1), last, far, span or (0, last))
+        block = self.block
+        if self.unrelated_RF is not None:
+            # A whole prompt, in which the distant tokens that are not kept are replaced.
+            last = block.num_targets if span is None else span[1]
+            places = np.arange(block.num_before + last - 1)
+            return Row(self, places, last, span=span or (0, last), kept_far=far)
+        first = 0
+        last = block.num_targets
         if span is not None:
             # Inputs after a target do not affect it: rows for neighbours get one shape.
             first = span[0] - span[0] % TOGETHER
-            last = max(min(first + TOGETHER, last), span[1])
-            num_targets, wanted = last - first, (span[0] - first, span[1] - first)
-        earlier, near = block.earlier(far), block.near(last)
+            last = max(min(first + TOGETHER, block.num_targets), span[1])
+            span = (span[0] - first, span[1] - first)
+        earlier = block.earlier(far)
+        local = block.near(last)
         if self.states is not None and len(earlier):
-            return Row(self, near, num_targets, earlier, wanted)
-        return Row(self, np.concatenate([earlier, near]), num_targets, wanted=wanted)
+            return Row(self, local, last - first, distant=earlier, span=span)
+        return Row(self, np.concatenate([earlier, local]), last - first, span=span)
 
 
 @dataclass(frozen=True)
@@ -99,27 +107,59 @@ class Row:
     num_targets: int
     """The targets are the tokens after the last `num_targets` inputs."""
 
-    seen: np.ndarray | None = None
-    """Earlier places, attended to with their states of the long window."""
+    distant: np.ndarray | None = None
+    """Position IDs of earlier places, attended to with their states of the long window."""
 
-    wanted: tuple[int, int] | None = None
-    """The targets to evaluate: from the first to one past the last."""
+    span: tuple[int, int] | None = None
+    """The targets to evaluate: from the first to one past the last (default: all)."""
+
+    kept_far: np.ndarray | None = None
+    """Indices of the distant tokens that unrelated texts do not replace."""
 
     def within(self, reach: int) -> Row:
-        """Without distant places that no layer sees from a later place: they have no effect."""
-        if self.seen is not None:
-            seen = self.seen[self.seen > self.places[0] - reach]
-            return replace(self, seen=seen if len(seen) else None)
-        ends = np.flatnonzero(np.diff(self.places) >= reach)
-        return replace(self, places=self.places[ends[-1] + 1 :]) if len(ends) else self
+        """Without distant places that no layer sees from a later place: they have no effect.
+        `reach`: how many places back a layer with a sliding window attends, itself included."""
+        if self.distant is not None:
+            distant = self.distant[self.distant > self.places[0] - reach]
+            return replace(self, distant=distant if len(distant) else None)
+        # Information passes from place to place, so it stops at a gap as wide as the reach.
+        gaps = np.flatnonzero(np.diff(self.places) >= reach)
+        if not len(gaps):
+            return self
+        return replace(self, places=self.places[gaps[-1] + 1 :])
 
     @property
     def targets(self) -> np.ndarray:
-        first, end = self.wanted or (0, self.num_targets)
-        return self.context.block.tokens[self.places[-self.num_targets :][first:end] + 1]
+        """Return the token IDs of the targets to evaluate."""
+        first, end = self.span or (0, self.num_targets)
+        inputs = self.places[-self.num_targets :][first:end]
+        return self.context.block.tokens[inputs + 1]
+
+
+class _Group(NamedTuple):
+    """Rows that can share forwards."""
+
+    indices: list[int]
+
+    is_masked: bool
+    """Whether each row gets all distant states of its context, under a mask (see `_hidden`)."""
+
+    num_keys: int
+    """The memory of a row, in tokens: a distant state takes as much as a state of the row."""
+
+
+@dataclass(frozen=True)
+class _LastText:
+    """The text whose states were computed last."""
+
+    tokens: np.ndarray
+    states: FarStates
+    model_state: State | None  # a change to the model makes the states stale
 
 
 class Scorer:
+    """Computes losses with one model, on one device, and counts what it computes."""
+
     def __init__(
         self,
         model: LanguageModel,
@@ -130,10 +170,14 @@ class Scorer:
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
         if isinstance(model, Engine):
-            only = "returns log-probabilities only, which `attribute` takes; load its weights"
-            raise ConfigError(f"model={type(model).__name__} {only}")
+            raise ConfigError(
+                f"model={type(model).__name__} returns log-probabilities only, and a Scorer needs "
+                "states; pass it to `attribute`, or load its weights with load_model"
+            )
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"model={model!r:.80} must be the `model` of what load_model returns")
+            raise ConfigError(
+                f"model={model!r:.80} must be a model in memory; pass load_model(…).model"
+            )
         interpretation = interpretation_of(far_states)
         if interpretation.replaces:
             raise ConfigError(
@@ -141,27 +185,31 @@ class Scorer:
                 "isolated"
             )
         if batch_tokens is not None and batch_tokens < 1:
-            raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
-        device = device or model.device
-        self.model, self.device = model, device
+            raise ConfigError(
+                f"batch_tokens={batch_tokens} must be at least 1; omit it for the default"
+            )
+        self.model = model
+        self.device = device or model.device
         self.interpretation: Interpretation = interpretation
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.batch_tokens = batch_tokens or self._tokens_at_once()
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None
-        self._last: tuple[np.ndarray, FarStates, State | None] | None = None
+        self._last: _LastText | None = None
 
     def _tokens_at_once(self) -> int:
+        """Return the default size of a batch, in tokens."""
         if self.device.type == "cpu":
             return 4096  # the states of a batch should stay in cache; 2,048 was as fast
         # A forward of a small model would be shorter than its launches.
         return int(16384 * min(max(1e9 / max(self.num_parameters, 1), 1), 8))
 
     def of_document(self, document: Document, controls: Controls) -> Self:
+        """Return the scorer of a document. Only one that replaces distant text depends on it."""
         return self
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
-        """Prepare a block for evaluation: the states of its far places are computed once, here.
+        """Prepare a block for evaluation: the states of its distant places are computed once, here.
         `states`: states of a longer text with the same beginning, to reuse."""
         if not self.interpretation.keeps_states:
             return Context(block)
@@ -176,26 +224,28 @@ class Scorer:
         text, for as long as the model stays the same."""
         with in_use(self.model), fast_kernels(self.device):
             state = state_of(self.model)
-            if self._last is not None and self._last[2] is not state:
+            if self._last is not None and self._last.model_state is not state:
                 self._last = None
-            if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
-                return self._last[1].first(len(tokens))
+            if self._last is not None:
+                beginning = self._last.tokens[: len(tokens)]
+                if np.array_equal(beginning, tokens):
+                    return self._last.states.first(len(tokens))
             self._last = None  # two may not fit in memory
             (tokens_BL,) = to_device([tokens[None]], self.device)
             positions_BL = torch.arange(len(tokens), device=self.device)[None]
             self.token_forwards += len(tokens)
             with threads_for(self.num_parameters):
                 states = self.model.far_states(tokens_BL, positions_BL, self.batch_tokens)
-            self._last = tokens, states, state
-            return self._last[1]
+            self._last = _LastText(tokens, states, state)
+            return states
 
     @property
-    def kept(self) -> tuple[np.ndarray | None, FarStates | None]:
-        """The last text that `states` was given, and its states, while the model is in use and as
-        it was."""
-        if self._last is None or self._last[2] is not state_of(self.model):
+    def last_text(self) -> tuple[np.ndarray | None, FarStates | None]:
+        """Return the last text that `states` was given, and its states; nothing unless the model is
+        in use and unchanged since."""
+        if self._last is None or self._last.model_state is not state_of(self.model):
             return None, None
-        return self._last[0], self._last[1]
+        return self._last.tokens, self._last.states
 
     @torch.no_grad()
     def extended(self, states: FarStates | None, tokens: np.ndarray) -> FarStates:
@@ -211,19 +261,18 @@ class Scorer:
     def hidden_after(self, states: FarStates | None, tokens_BL: np.ndarray, last: int) -> Tensor:
         """hidden_BWD of the last places of texts that begin with the text of `states`."""
         first = 0 if states is None else states.num_places
-        (given_BL,) = to_device([tokens_BL], self.device)
-        positions_BL = (first + torch.arange(tokens_BL.shape[1], device=self.device)).expand_as(
-            given_BL
-        )
+        (inputs_BL,) = to_device([tokens_BL], self.device)
+        positions_L = first + torch.arange(tokens_BL.shape[1], device=self.device)
+        positions_BL = positions_L.expand_as(inputs_BL)
         self.token_forwards += tokens_BL.size
         far = None if states is None else states.expand(len(tokens_BL))
         with threads_for(self.num_parameters):
-            return self.model.hidden(given_BL, positions_BL, far=far, last=last)
+            return self.model.hidden(inputs_BL, positions_BL, far=far, last=last)
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
         """hidden_WD of each row, at the places that predict its targets."""
-        return self._run(rows, lambda hidden_BWD, _: hidden_BWD)
+        return self._evaluate(rows, lambda hidden_BWD, _: hidden_BWD)
 
     @torch.no_grad()
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
@@ -233,7 +282,7 @@ class Scorer:
             targets_BW = np.stack([row.targets for row in batch])
             return self.nll_of(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(targets_BW.shape)
 
-        return self._run(rows, nll, to_host)
+        return self._evaluate(rows, nll, to_host)
 
     def window_losses(
         self, windows: Windows, groups: dict[str, list[Block]]
@@ -279,78 +328,96 @@ class Scorer:
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
         """`nll`, left on the device."""
         (labels_N,) = to_device([targets_N], self.device)
-        # One: small tensors made between chunks would keep the memory of logits from being reused.
+        # One tensor, filled in place: small ones made between chunks would keep the memory of the
+        # logits from being reused.
         loss_N = torch.empty(len(labels_N), dtype=torch.float, device=self.device)
-        for part in (slice(i, i + self.chunk) for i in range(0, len(labels_N), self.chunk)):
+        for first in range(0, len(labels_N), self.chunk):
+            part = slice(first, first + self.chunk)
             logits_CV = self.model.unembed(hidden_ND[part]).float()
             loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
         return loss_N
 
-    def _run(
+    def _evaluate(
         self,
         rows: Sequence[Row],
         read: Callable[[Tensor, Sequence[Row]], Tensor],
         finish: Callable[[list[Tensor]], Sequence[Any]] = lambda parts: parts,
     ) -> list[Any]:
-        """Return what `read` computes for each row; rows of equal shape share forwards. `finish`
-        gets the outputs of all batches at the end, so that the host waits for a GPU once."""
-        rows, each = _distinct(rows, self.model.reach)
-        order, parts = list[int](), list[Tensor]()
-        for indices, hides, num_keys in self._groups(rows):
+        """Return what `read` computes for each row, from the hidden states of a batch of rows.
+        `finish` gets the outputs of all batches at the end, so that the host waits for a GPU
+        once."""
+        distinct, index_of_row = _distinct(rows, self.model.reach)
+        order: list[int] = []
+        outputs: list[Tensor] = []
+        for group in self._groups(distinct):
 
-            def output(batch: Sequence[Row], hides: bool = hides) -> Tensor:
-                return read(self._hidden(batch, hides), batch)
+            def compute(batch: Sequence[Row], is_masked: bool = group.is_masked) -> Tensor:
+                return read(self._hidden(batch, is_masked), batch)
 
+            group_rows = [distinct[index] for index in group.indices]
             with threads_for(self.num_parameters):
-                parts += self.in_batches([rows[index] for index in indices], num_keys, output)
-            order += indices
-        results: list[Any] = [None] * len(rows)
-        for index, result in zip(order, chain(*finish(parts)), strict=True):
+                outputs += self.in_batches(group_rows, group.num_keys, compute)
+            order += group.indices
+        # Groups are in another order than the rows.
+        results: list[Any] = [None] * len(distinct)
+        for index, result in zip(order, chain(*finish(outputs)), strict=True):
             results[index] = result
-        return [results[index] for index in each]
+        return [results[index] for index in index_of_row]
 
-    def _groups(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], bool, int]]:
-        """Rows that share forwards, whether far places are hidden from them (see `_hidden`), and
-        the number of keys of each: a far state takes as much memory as a state of the row. Rows may
-        see different numbers of far places, if one forward holds them all: to launch one on a GPU,
-        and to read the weights on a CPU, takes longer than to compute a few rows."""
+    def _groups(self, rows: Sequence[Row]) -> Iterator[_Group]:
+        """Sort rows into groups that share forwards.
+
+        Rows of one shape that attend to no distant states share forwards, whatever their context.
+        Rows with distant states share forwards if these are of one context and, in general, as
+        many, so that copies of them stack. Rows with different numbers of them share one as well,
+        under a mask, if it is a single forward and costs no copies: to launch a forward on a GPU,
+        or to read the weights on a CPU, takes longer than to compute a few rows."""
+        # Shape → number of distant states → rows.
         shapes: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for index, row in enumerate(rows):
-            context, num_seen = (None, 0) if row.seen is None else (row.context, len(row.seen))
-            num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
-            of_shape = shapes[len(row.places), row.num_targets, num_wanted, context]
-            of_shape[num_seen].append(index)
-        for (length, _, _, context), of_shape in shapes.items():
-            every = list(chain(*of_shape.values()))
+            context = None if row.distant is None else row.context
+            num_distant = 0 if row.distant is None else len(row.distant)
+            num_evaluated = None if row.span is None else row.span[1] - row.span[0]
+            shape = (len(row.places), row.num_targets, num_evaluated, context)
+            shapes[shape][num_distant].append(index)
+        for (length, _, _, context), indices_by_number in shapes.items():
+            all_indices = list(chain(*indices_by_number.values()))
             if context is None:
-                yield every, False, length
+                yield _Group(all_indices, False, length)
                 continue
             num_places = context.states.num_places
+            # Whether the model attends to distant states without a copy for each row.
             shares = self.model.shares_far(num_places, length)
-            num_tokens = len(every) * length
-            fits = num_tokens <= self.batch_tokens
+            num_tokens = len(all_indices) * length
+            is_one_forward = num_tokens <= self.batch_tokens
             if self.device.type == "cpu":
-                fits &= num_tokens * num_places <= FEW_PAIRS
-            if shares and len(of_shape) > 1 and fits:
-                yield every, True, length
+                is_one_forward &= num_tokens * num_places <= FEW_PAIRS
+            if shares and len(indices_by_number) > 1 and is_one_forward:
+                yield _Group(all_indices, True, length)
                 continue
-            for num_seen, indices in of_shape.items():
-                hides = self._hides(context, num_seen)
-                num_far = num_seen if not hides else 0 if shares else num_places
-                yield indices, hides, length + num_far
+            for num_distant, indices in indices_by_number.items():
+                is_masked = self._prefers_mask(context, num_distant)
+                if not is_masked:
+                    num_copied = num_distant
+                elif shares:
+                    num_copied = 0
+                else:
+                    num_copied = num_places
+                yield _Group(indices, is_masked, length + num_copied)
 
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
     ) -> list[Output]:
-        """The output of `compute` for each batch of items with `num_tokens` tokens each. If a batch
-        runs out of memory, batches are halved from it on."""
+        """Return the output of `compute` for each batch of items with `num_tokens` tokens each. If
+        a batch runs out of memory, batches are halved from it on."""
         with in_use(self.model), fast_kernels(self.device):
             return self._in_batches(items, num_tokens, compute)
 
     def _in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
     ) -> list[Output]:
-        outputs, first = list[Output](), 0
+        outputs: list[Output] = []
+        first = 0
         while first < len(items):
             batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
             before = self.token_forwards
@@ -364,93 +431,111 @@ class Scorer:
                 self.after_batch()
                 continue
             # Outside of `except`, as its traceback would keep the memory alive.
-            self.batch_tokens, self.token_forwards = len(batch) // 2 * num_tokens, before
+            self.batch_tokens = len(batch) // 2 * num_tokens
+            self.token_forwards = before  # what failed is computed again
             say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         return outputs
 
-    def _hides(self, context: Context, num_seen: int) -> bool:
-        """Whether the far places that a row does not see are hidden from it: where they are few,
-        that avoids copying nearly all states for each row. A model that scales its queries by the
-        number of keys would count them."""
+    def _prefers_mask(self, context: Context, num_distant: int) -> bool:
+        """Return whether rows that attend to `num_distant` distant states get all of them, under a
+        mask. If a row attends to more than half of them, that avoids a copy of nearly all states
+        for each row. A model that scales its queries by the number of keys would count the masked
+        ones."""
         config = getattr(self.model, "config", None)
         counts_keys = getattr(config, "query_scale_length", None) is not None
         states = context.states
-        return states is not None and 2 * num_seen > states.num_places and not counts_keys
+        return states is not None and 2 * num_distant > states.num_places and not counts_keys
 
-    def _hidden(self, batch: Sequence[Row], hides: bool) -> Tensor:
-        """hidden_BWD at the places that predict targets. `hides`: rows are given all far states,
-        and what they do not see is hidden; else copies of those that they see."""
-        seen = [NOTHING if row.seen is None else row.seen for row in batch]
+    def _hidden(self, batch: Sequence[Row], is_masked: bool) -> Tensor:
+        """Return hidden_BWD at the places that predict targets. `is_masked`: rows get all distant
+        states of their context, and those that they do not attend to are masked; otherwise each
+        row gets copies of its own ones."""
         states = batch[0].context.states
-        if hides:
+        distant = [NOTHING if row.distant is None else row.distant for row in batch]
+        if is_masked:
             assert states is not None
             visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
-            for visible_F, places in zip(visible_BF, seen, strict=True):
+            for visible_F, places in zip(visible_BF, distant, strict=True):
                 visible_F[places] = True
-            seen = list(visible_BF)
-        wanted = [np.arange(*(row.wanted or (0, row.num_targets))) for row in batch]
-        tokens_BL, positions_BL, seen_BK, wanted_BW = as_tensors(batch, self.device, seen, wanted)
+            distant = list(visible_BF)
+        evaluated = [np.arange(*(row.span or (0, row.num_targets))) for row in batch]
+        # One copy to the device for all four.
+        tokens_BL, positions_BL, distant_BK, evaluated_BW = as_tensors(
+            batch, self.device, distant, evaluated
+        )
         self.token_forwards += tokens_BL.numel()
         far = None
-        if batch[0].seen is not None and states is not None:
-            if not hides:
-                far = states.choose(seen_BK)
+        if batch[0].distant is not None and states is not None:
+            if not is_masked:
+                far = states.choose(distant_BK)
             elif visible_BF.all():
                 far = states.expand(len(batch))
             else:
                 shape = (len(batch), states.num_places)
                 bias_BF = torch.zeros(shape, dtype=torch.float, device=self.device)
-                bias_BF.masked_fill_(seen_BK == 0, torch.finfo(torch.float).min)
+                bias_BF.masked_fill_(distant_BK == 0, torch.finfo(torch.float).min)
                 far = states.expand(len(batch), bias_BF)
         hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
-        if batch[0].wanted is None:
+        if batch[0].span is None:
             return hidden_BWD
-        return hidden_BWD.take_along_dim(wanted_BW[..., None], 1)
+        return hidden_BWD.take_along_dim(evaluated_BW[..., None], 1)
 
 
 def _distinct(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
-    """The rows to compute, and which of them gives each row: without what is beyond the reach of a
-    model many are the same."""
+    """Return the rows to compute, and the index of the one among them that serves each row. Without
+    the places beyond the reach of a model many rows are the same."""
     if reach is None:
         return rows, range(len(rows))
-    found: dict[Any, tuple[int, Row]] = {}
-    each = []
-    for row in (row.within(reach) for row in rows):
-        seen = None if row.seen is None else row.seen.tobytes()
-        key = id(row.context), row.places.tobytes(), row.num_targets, seen, row.wanted
-        each.append(found.setdefault(key, (len(found), row))[0])
-    return [row for _, row in found.values()], each
+    distinct: list[Row] = []
+    index_of_key: dict[Any, int] = {}
+    index_of_row = []
+    for row in rows:
+        reduced = row.within(reach)
+        distant = None if reduced.distant is None else reduced.distant.tobytes()
+        key = (
+            id(reduced.context),
+            reduced.places.tobytes(),
+            reduced.num_targets,
+            distant,
+            reduced.span,
+        )
+        if key not in index_of_key:
+            index_of_key[key] = len(distinct)
+            distinct.append(reduced)
+        index_of_row.append(index_of_key[key])
+    return distinct, index_of_row
 
 
 def as_tensors(
-    batch: Sequence[Row], device: torch.device, *others: Sequence[np.ndarray]
+    batch: Sequence[Row], device: torch.device, *arrays: Sequence[np.ndarray]
 ) -> list[Tensor]:
-    """tokens_BL and positions_BL of rows of equal length, and `others`, an array for each row."""
+    """Return tokens_BL and positions_BL of rows of equal length, then `arrays`, each with an array
+    for each row."""
     places = [row.places for row in batch]
     tokens = [row.context.block.tokens[row.places] for row in batch]
-    return to_device([np.stack(of_rows) for of_rows in (tokens, places, *others)], device)
+    return to_device([np.stack(row_arrays) for row_arrays in (tokens, places, *arrays)], device)
 
 
 def to_host(parts: Sequence[Tensor]) -> list[np.ndarray]:
-    """Copy all at once."""
+    """Copy tensors to arrays of the same shapes, all in one transfer."""
     if not parts:
         return []
     numbers = torch.cat([part.flatten() for part in parts]).cpu().numpy()
     ends = np.cumsum([part.numel() for part in parts])
-    return [
-        part_N.reshape(part.shape)
-        for part_N, part in zip(np.split(numbers, ends[:-1]), parts, strict=True)
-    ]
+    pieces = np.split(numbers, ends[:-1])
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
-def refuse_no_numbers(losses: np.ndarray, of: str) -> None:
-    """`losses`: a row, or a number, for each of them."""
+def refuse_no_numbers(losses: np.ndarray, what: str) -> None:
+    """Raise DataError if a loss is NaN or infinite. `what`: the plural of what has losses."""
     finite = np.isfinite(losses.astype(float))
     if not finite.all():
-        found = f"{(~finite).sum()} of {finite.size} losses of {of} are not finite"
-        raise DataError(f"{found}: weights hold NaN, or the dtype overflows (try dtype=fp32)")
+        raise DataError(
+            f"{(~finite).sum()} of {finite.size} losses of {what} are not finite: weights hold "
+            "NaN, or the dtype overflows; check the weights, or pass dtype=fp32"
+        )
 
 
 # --- the losses of a document ---------------------------------------------------------------------
@@ -482,34 +567,35 @@ def context_losses(
     targets = np.concatenate([np.arange(b.start, b.start + b.num_targets) for b in blocks])
     table = {"target": targets, "token_id": document.tokens[targets]}
     table |= scorer.window_losses(windows, groups)
-    return _with_bigrams(table, groups)
-
-
-def _with_bigrams(table: dict[str, Any], groups: dict[str, list[Block]]) -> pd.DataFrame:
-    for name, group in groups.items() if len(groups) > 1 else ():  # with controls
-        table[f"{name}bigram"] = np.concatenate([bigrams(block) for block in group])
+    if controls is not None:
+        for name, group in groups.items():
+            table[f"{name}bigram"] = np.concatenate([bigrams(block) for block in group])
     return pd.DataFrame(table)
 
 
 @torch.no_grad()
 def _long_hidden(scorer: Scorer, windows: Windows, blocks: list[Block]) -> Tensor:
-    """hidden_TD at the targets of all blocks of one document, with their long windows. With
-    `long="all"` one pass over the far text serves all blocks: over the document, if it is the
-    document's own, and then that pass is all there is."""
+    """Return hidden_TD at the targets of all blocks of one document, with their long windows."""
+    # With `long="all"` the long windows of the first blocks begin where the text begins.
     from_start = [block for block in blocks if windows.long == "all" and block.first == 0]
     contexts = [Context(block) for block in blocks[len(from_start) :]]
     hidden_TD: list[Tensor] = []
     if from_start:
         last = from_start[-1]
         if all(_begins(block, last) for block in from_start):
+            # The document's own distant text: one pass over the document predicts all targets.
             last_TD = scorer.states(last.tokens[:-1]).hidden_BFD
             assert last_TD is not None
             for block in from_start:
                 end = block.num_before + block.num_targets - 1
                 hidden_TD.append(last_TD[0, end - block.num_targets : end])
         else:
+            # An unrelated distant text: one pass over it, then the local windows of all blocks.
             states = scorer.states(last.tokens[: last.num_prefix + last.num_far])
-            shared = [Context(b, states.first(b.num_prefix + b.num_far)) for b in from_start]
+            shared = [
+                Context(block, states.first(block.num_prefix + block.num_far))
+                for block in from_start
+            ]
             contexts = shared + contexts
     return torch.cat(hidden_TD + scorer.hidden([context.long_row() for context in contexts]))
 
@@ -522,12 +608,12 @@ def bigrams(block: Block) -> np.ndarray:
     """Return for each target, from the text alone, whether its token and the one before it occur
     together among the far tokens, and nowhere in the short window."""
     tokens = block.tokens.astype(np.int64)
-    pairs = (tokens[:-1] << 32) + tokens[1:]  # the pair that ends at place i + 1
-    first, before = block.num_prefix, block.num_before
-    far, near = set(pairs[first : first + block.num_far - 1]), first + block.num_far
-    return np.array(
-        [
-            (pair := pairs[before + i - 1]) in far and pair not in pairs[near : before + i - 1]
-            for i in range(block.num_targets)
-        ]
-    )
+    pairs = (tokens[:-1] << 32) + tokens[1:]  # pairs[i]: the tokens at places i and i + 1
+    first_far = block.num_prefix
+    first_local = first_far + block.num_far
+    distant = set(pairs[first_far : first_local - 1])
+    recurs = []
+    for target in range(block.num_before, block.num_before + block.num_targets):
+        pair = pairs[target - 1]
+        recurs.append(pair in distant and pair not in pairs[first_local : target - 1])
+    return np.array(recurs)

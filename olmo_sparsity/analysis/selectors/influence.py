@@ -68,17 +68,24 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
     """Return a rule by its name. With an `interpretation`, reject a rule that it cannot serve."""
     replaces = interpretation is not None and interpretation.replaces
     if replaces and find_selector(name).reads_states:
-        fit = ", ".join(n for n, rule in SELECTORS.items() if not rule.reads_states)
-        raise ConfigError(f"selectors: '{name}' needs states; with far_states=replaced pass {fit}")
+        allowed = ", ".join(n for n, selector in SELECTORS.items() if not selector.reads_states)
+        raise ConfigError(
+            f"selectors: '{name}' needs states; with far_states=replaced pass {allowed}"
+        )
     if name in SELECTORS:
         return SELECTORS[name]
-    found = find_added(name, "olmo_sparsity.selectors", "selectors")
-    if found is None:
-        known = f"one of {', '.join(SELECTORS)}, or your_file.py:your_rule"
-        raise ConfigError(f"selectors: '{name}' is not a selector; pass {known}")
-    if not callable(found):
-        raise ConfigError(f"selectors: '{name}' is not a function (scorer, question) → Choice")
-    return found if isinstance(found, Selector) else Selector(found)
+    added = find_added(name, "olmo_sparsity.selectors", "selectors")
+    if added is None:
+        raise ConfigError(
+            f"selectors: '{name}' is not a selector; pass one of {', '.join(SELECTORS)}, or "
+            "your_file.py:your_rule"
+        )
+    if not callable(added):
+        raise ConfigError(
+            f"selectors: '{name}' is not a function but {type(added).__name__}; pass one "
+            "(scorer, question) → Choice"
+        )
+    return added if isinstance(added, Selector) else Selector(added)
 
 
 @with_model_in_use
@@ -126,67 +133,95 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
 
     A unit is missed if it helps less than the rest of its group harms, and its gradient is small.
     """
-    units, num_opened = question.units, max(NUM_OPENED, 2 * question.k)
-    inside = [np.arange(len(units))] * len(question.spans)  # for each target, remaining candidates
+    units = question.units
+    num_opened = max(NUM_OPENED, 2 * question.k)
+    candidates = [np.arange(len(units))] * len(question.spans)  # of each target
     for size in GROUPS:
         if size * num_opened >= len(units):
             continue  # no group would be dropped
-        groups = [np.unique(unit // size) * size for unit in inside]
-        sets = [
-            [units.run(first, min(first + size, len(units))) for first in firsts.tolist()]
-            for firsts in groups
-        ]
+        # The groups of each target, by their first units, and the distant places of each group.
+        groups = [np.unique(target_units // size) * size for target_units in candidates]
+        sets = []
+        for firsts in groups:
+            ends = np.minimum(firsts + size, len(units))
+            bounds = zip(firsts.tolist(), ends.tolist(), strict=True)
+            sets.append([units.run(first, end) for first, end in bounds])
         falls = loss_reductions(scorer, question, sets)
-        inside = []
+        candidates = []
         for firsts, fall in zip(groups, falls, strict=True):
             best = firsts[np.argsort(-fall, kind="stable")[:num_opened]]
             opened = (np.sort(best)[:, None] + np.arange(size)).ravel()
-            inside.append(opened[opened < len(units)])
-    if len(inside[0]) < len(units):
+            candidates.append(opened[opened < len(units)])
+    if len(candidates[0]) < len(units):
+        # A gradient may find a unit whose group the loss hides.
         screened = _screened(scorer, question)
-        inside = [np.union1d(*found) for found in zip(inside, screened, strict=True)]
-    return _exact(scorer, question, inside)
+        candidates = [
+            np.union1d(nested, gradient_best)
+            for nested, gradient_best in zip(candidates, screened, strict=True)
+        ]
+    return _exact(scorer, question, candidates)
 
 
-GROUP, MANY, NUM_HALVED = 64, 1024, 4
-"""Tokens of the first groups of `halving` (twice as many, of more than `MANY` distant ones), and
-how many of the best groups it halves."""
+GROUP = 64
+"""Tokens of the first groups of `halving`; twice as many, of more than `MANY` distant ones."""
+
+MANY = 1024
+
+NUM_HALVED = 4
+"""How many of the best groups `halving` halves."""
 
 
 def first_groups(units: Units, num_far: int) -> list[tuple[int, int]]:
-    size = max(1, (GROUP if num_far <= MANY else 2 * GROUP) * len(units) // num_far)
-    return [(a, min(a + size, len(units))) for a in range(0, len(units), size)]
+    """Cut the units into groups of about as many tokens, each from its first unit to one past its
+    last."""
+    num_tokens = GROUP if num_far <= MANY else 2 * GROUP
+    size = max(1, num_tokens * len(units) // num_far)
+    return [(first, min(first + size, len(units))) for first in range(0, len(units), size)]
 
 
 def halves_of(groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    middles = [(a, (a + b) // 2, b) for a, b in sorted(groups) if b - a > 1]
-    return [half for a, middle, b in middles for half in ((a, middle), (middle, b))]
+    """Return both halves of each group of two units or more, in order."""
+    halves = []
+    for first, end in sorted(groups):
+        if end - first > 1:
+            middle = (first + end) // 2
+            halves += [(first, middle), (middle, end)]
+    return halves
 
 
 def halving(scorer: Scorer, question: Question) -> Choice:
     """add_one from coarse to fine by losses alone: groups of 64 or 128 tokens, then both halves of
     the best 4, and so on to single units. A unit that was not evaluated ranks behind those that
     were, by its share of the smallest group around it."""
-    units, spans = question.units, question.spans
-    groups = [first_groups(units, question.context.block.num_far)] * len(spans)
-    score_TU = np.zeros((len(spans), len(units)))
+    units = question.units
+    num_targets = len(question.spans)
+    groups = [first_groups(units, question.context.block.num_far)] * num_targets  # of each target
+    score_TU = np.zeros((num_targets, len(units)))
     is_single_TU = np.zeros(score_TU.shape, dtype=bool)
     while any(groups):
-        sets = [[units.run(*group) for group in own] for own in groups]
-        falls, halves = loss_reductions(scorer, question, sets), []
-        for t, (own, fall) in enumerate(zip(groups, falls, strict=True)):
-            for (first, end), nats in zip(own, fall.tolist(), strict=True):
-                score_TU[t, first:end] = nats / (end - first)
-                is_single_TU[t, first:end] = end - first == 1
-            best = [own[i] for i in np.argsort(-fall, kind="stable")[:NUM_HALVED]]
-            halves.append(halves_of(best))
+        sets = [[units.run(*group) for group in target_groups] for target_groups in groups]
+        falls = loss_reductions(scorer, question, sets)
+        halves = []
+        for target, (target_groups, fall) in enumerate(zip(groups, falls, strict=True)):
+            for (first, end), nats in zip(target_groups, fall.tolist(), strict=True):
+                score_TU[target, first:end] = nats / (end - first)
+                is_single_TU[target, first:end] = end - first == 1
+            order = np.argsort(-fall, kind="stable")
+            halves.append(halves_of([target_groups[index] for index in order[:NUM_HALVED]]))
         groups = halves
-    return scored(np.lexsort((-score_TU, ~is_single_TU), axis=1)[:, : question.k], score_TU)
+    # Units that were evaluated alone come first, then by score.
+    unit_TU = np.lexsort((-score_TU, ~is_single_TU), axis=1)
+    return scored(unit_TU[:, : question.k], score_TU)
 
 
-NUM_FIRST, NUM_AGAIN, NUM_PARTNERS = 9, 2, 4
-"""How many units `pairs` opens one by one, at least, how many after these, and how many partners it
-tries for each."""
+NUM_FIRST = 9
+"""How many units `pairs` opens one by one, at least."""
+
+NUM_AGAIN = 2
+"""How many it opens after these."""
+
+NUM_PARTNERS = 4
+"""How many partners it tries for each."""
 
 WEIGHT_OF_ALL = 16  # as many open far tokens the nearly masked ones weigh together, at most
 
@@ -202,23 +237,26 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     units that were not opened yet are opened then: one of two that help together may have come in
     as a partner of a third. A unit's score is half of the fall of the best pair that it is in.
     """
-    units, spans, num = question.units, question.spans, max(NUM_FIRST, question.k)
+    units = question.units
+    spans = question.spans
     if len(units) == 1:
         return add_one(scorer, question)
     gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_far)
     gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
     falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
-    first = best_of(gate_TU, num).unit_TK.tolist()
+    first = best_of(gate_TU, max(NUM_FIRST, question.k)).unit_TK.tolist()
     _try_partners(scorer, question, first, falls, gate)
     again = [
         [unit for unit in _of_best_pairs(fall) if unit not in opened][:NUM_AGAIN]
         for fall, opened in zip(falls, first, strict=True)
     ]
     _try_partners(scorer, question, again, falls, gate)
-    chosen, score_TU = [], np.zeros((len(spans), len(units)))
+    chosen = []
+    score_TU = np.zeros((len(spans), len(units)))
     for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
         # Of two that are of one pair, the one that does more alone is the first.
         tried = _of_best_pairs(fall)[: question.k + 1]
+        # The best pair is written last, so that a unit keeps the score of its best pair.
         for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
             score_U[list(pair)] = nats / 2
         of_target = replace(question, spans=[span])
@@ -229,7 +267,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
 
 
 def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
-    """Units, from the best pairs first."""
+    """Return the units of all pairs, each once, those of the best pair first."""
     ordered = sorted(falls, key=lambda pair: -falls[pair])
     return list(dict.fromkeys(unit for pair in ordered for unit in pair))
 
@@ -244,26 +282,36 @@ def _try_partners(
     """Open each of a target's units, and add to its `falls` how far the loss falls with one and a
     partner."""
     units = question.units
-    each = [unit for own in opened for unit in own]
-    spans = [span for span, own in zip(question.spans, opened, strict=True) for _ in own]
-    if not each:
+    # One row of gates for each opened unit of each target.
+    row_units: list[int] = []
+    row_spans: Spans = []
+    for span, target_units in zip(question.spans, opened, strict=True):
+        row_units += target_units
+        row_spans += [span] * len(target_units)
+    if not row_units:
         return
-    places = [units.places(unit) for unit in each]
-    gate_NU = units.total(gate_gradients(scorer, question.context, spans, gate, places))
-    gate_NU[np.arange(len(each)), each] = -np.inf  # no pair with itself
-    partners = iter(best_of(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK.tolist())
-    for span, fall, own in zip(question.spans, falls, opened, strict=True):
-        new = {(min(a, b), max(a, b)) for a in own for b in next(partners)}
-        both = sorted(new - fall.keys())
+    places = [units.places(unit) for unit in row_units]
+    gate_NU = units.total(gate_gradients(scorer, question.context, row_spans, gate, places))
+    gate_NU[np.arange(len(row_units)), row_units] = -np.inf  # no pair with itself
+    num_partners = min(NUM_PARTNERS, len(units) - 1)
+    partners_of_rows = iter(best_of(gate_NU, num_partners).unit_TK.tolist())
+    for span, fall, target_units in zip(question.spans, falls, opened, strict=True):
+        new_pairs = set()
+        for unit in target_units:
+            for partner in next(partners_of_rows):
+                new_pairs.add((min(unit, partner), max(unit, partner)))
+        untried = sorted(new_pairs - fall.keys())
         of_target = replace(question, spans=[span])
-        (nats,) = loss_reductions(scorer, of_target, [[units.places(*pair) for pair in both]])
-        fall.update(zip(both, nats.tolist(), strict=True))
+        sets = [units.places(*pair) for pair in untried]
+        (nats,) = loss_reductions(scorer, of_target, [sets])
+        fall.update(zip(untried, nats.tolist(), strict=True))
 
 
 def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:
-    """add_one on the candidates of each target, at least k."""
+    """Run add_one on the candidates of each target, which are at least k."""
     sets = [[question.units.places(unit) for unit in units.tolist()] for units in candidates]
-    chosen, score_TU = [], np.zeros((len(candidates), len(question.units)))
+    chosen = []
+    score_TU = np.zeros((len(candidates), len(question.units)))
     falls = loss_reductions(scorer, question, sets)
     for score_U, units, fall in zip(score_TU, candidates, falls, strict=True):
         chosen.append(units[np.argsort(-fall, kind="stable")[: question.k]])
@@ -287,7 +335,7 @@ def loss_reductions(
 
 
 def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np.ndarray:
-    """fall_TA: how far the loss of each target falls when each set of units is added."""
+    """Return fall_TA: how far the loss of each target falls when each set of units is added."""
     units = question.units
     sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
     return np.stack(loss_reductions(scorer, question, [sets] * len(question.spans)))
@@ -337,4 +385,5 @@ def best_of(influence_TU: np.ndarray, k: int) -> Choice:
 
 
 def scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
+    """Return the choice of these units, with their scores."""
     return Choice(unit_TK, np.take_along_axis(score_TU, unit_TK, axis=1), score_TU)

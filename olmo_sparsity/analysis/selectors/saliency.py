@@ -24,13 +24,15 @@ from olmo_sparsity.text.windows import NOTHING, Spans
 
 
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
-    """attention_THF: of each head, from the places that predict the target to the far places."""
-    block, states = context.block, context.states
+    """Return attention_THF: of each head, from the places that predict the target to the distant
+    places."""
+    block = context.block
+    states = context.states
     if states is None:
         states = scorer.states(block.tokens[: block.num_prefix + block.num_far])
     attention = []
     for first, end in spans:
-        of_span = []
+        token_attention = []
         for target in range(first, end):
             window = Row(context, block.near(target + 1), 1)
             tokens_BL, positions_BL = as_tensors([window], scorer.device)
@@ -38,8 +40,8 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
             with in_use(scorer.model), fast_kernels(scorer.device):
                 weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
             far = slice(block.num_prefix, block.num_prefix + block.num_far)
-            of_span.append(weights_BHK[0, :, far].float().cpu().numpy())
-        attention.append(sum(of_span))
+            token_attention.append(weights_BHK[0, :, far].float().cpu().numpy())
+        attention.append(sum(token_attention))
     return np.stack(attention)
 
 
@@ -58,13 +60,16 @@ def negative_logit(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
 def _of_targets(
     scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans, objective: Objective
 ) -> Tensor:
-    """Sum over rows of the objective of the row's own target. All rows end with the input before
-    the last target of the spans."""
+    """Return the sum over rows of the objective of the row's target. All rows end with the input
+    before the last target of the spans."""
     last = max(end for _, end in spans)
-    rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
+    rows = np.repeat(np.arange(len(spans)), [end - first for first, end in spans])
     targets = np.concatenate([np.arange(first, end) for first, end in spans])
-    wanted = (np.array(rows), targets - last, context.block.targets_W[targets])
-    rows_N, places_N, labels_N = to_device(wanted, hidden_BLD.device)
+    # Counted from the end: the last place of a row predicts the target before `last`.
+    places = targets - last
+    rows_N, places_N, labels_N = to_device(
+        (rows, places, context.block.targets_W[targets]), hidden_BLD.device
+    )
     logits_NV = scorer.model.unembed(hidden_BLD[rows_N, places_N]).float()
     return objective(logits_NV, labels_N)
 
@@ -80,13 +85,13 @@ def embedding_saliency(
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
     """Inside, no weight needs a gradient, for which layers would keep all their inputs."""
-    wanting = [weight for weight in model.parameters() if weight.requires_grad]
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
     try:
-        for weight in wanting:
+        for weight in trainable:
             weight.requires_grad_(False)
         yield
     finally:
-        for weight in wanting:
+        for weight in trainable:
             weight.requires_grad_()
 
 
@@ -119,9 +124,9 @@ def _saliency_batch(
 
 GATE = 0.1
 SCORES = 2**13
-"""Attention scores of key-value heads, kept for the backward pass of the gates, that count as one
-token. With the copies of keys and values that are kept, too, a batch on a CPU takes 2 GiB at most,
-if its context has up to 8,192 tokens and the model is as large as SmolLM2-135M."""
+"""How many attention scores of key-value heads, kept for the backward pass of the gates, count as
+one token. With the copies of keys and values that are kept, too, a batch on a CPU takes 2 GiB at
+most, if its context has up to 8,192 tokens and the model is as large as SmolLM2-135M."""
 
 MANY_SCORES = 2**24
 """From here on it takes less time to return their memory than to compute them, by far."""
@@ -137,7 +142,8 @@ def gate_gradients(
     """Return gradient_TF of gates that nearly mask the distant places. `opened`: places for each
     target with open gates. Only the window's places are computed, and attend to far states, so
     that there are S × F scores instead of all pairs."""
-    block, states = context.block, context.states
+    block = context.block
+    states = context.states
     if states is None:
         states = _states_alone(scorer, context)
     num_keys = states.num_places + len(block.near())
@@ -145,14 +151,16 @@ def gate_gradients(
     num_tokens = max(1, num_scores // SCORES)
     pairs = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
     of_batch = partial(_gate_batch, scorer, context, states, gate)
-    found = np.concatenate(scorer.in_batches(pairs, num_tokens, of_batch))
+    gradient_TF = np.concatenate(scorer.in_batches(pairs, num_tokens, of_batch))
     if num_scores > MANY_SCORES and scorer.device.type == "cpu":
-        release_freed_memory()  # each document has another length
-    return found
+        # Each document has another length, so the freed memory fits no later request.
+        release_freed_memory()
+    return gradient_TF
 
 
 def _states_alone(scorer: Scorer, context: Context) -> FarStates:
-    """States of the prefix, and of each far token as if it followed the prefix directly."""
+    """Return states of the prefix, and of each distant token as if it followed the prefix
+    directly."""
     block = context.block
     rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
 
@@ -172,7 +180,8 @@ def _gate_batch(
     gate: float,
     pairs: Sequence[tuple[tuple[int, int], np.ndarray]],
 ) -> np.ndarray:
-    block, device = context.block, scorer.device
+    block = context.block
+    device = scorer.device
     spans = [span for span, _ in pairs]
     opened = [row * block.num_far + places for row, (_, places) in enumerate(pairs)]
     window = Row(context, block.near(max(end for _, end in spans)), 0)

@@ -14,8 +14,14 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.results.columns import (
+    COLUMN,
+    documented,
+    page_columns,
+)
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, compare, read_results
 from olmo_sparsity.analysis.results.statistics import (
+    ENOUGH,
     has_spans,
     losses_of_targets,
     net_differences,
@@ -42,7 +48,7 @@ def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
     ratios = widths[0] / widths[1]  # 5 documents: 2.776 / 1.96 · √(5 / 4)
     assert 1.5 < ratios.min() <= ratios.max() < 1.7
     own = replace(results, targets=results.targets.query("far_part == 'document'"))
-    with pytest.raises(DataError, match="no placebo to compare; see docs"):
+    with pytest.raises(DataError, match=r"no placebo to compare; .*without --targets"):
         compare(results, own)
     with pytest.raises(DataError, match="other texts"):
         compare(results, other)
@@ -133,3 +139,23 @@ def test_the_table_is_split_by_groups(results: Results) -> None:
         assert shown.split()[:4] == ["add_one", row.units, str(row.k), f"{row.recovery:.2f}"]
     assert "none of these" not in said
     assert "no group" not in describe(results)
+
+
+def test_the_page_on_measuring_lists_the_columns_of_the_summary() -> None:
+    page = (ROOT / "docs/measure.md").read_text(encoding="utf-8")
+    assert documented() in page
+
+
+def test_each_column_of_the_page_has_a_position_of_its_own() -> None:
+    positions = [column.page_position for column in page_columns()]
+    assert positions == list(range(1, len(positions) + 1))
+
+
+def test_the_heading_of_the_share_of_targets_names_the_threshold() -> None:
+    assert COLUMN["share_enough"].page.endswith(f"≥ {ENOUGH}")
+
+
+def test_the_stored_summary_has_the_ends_of_each_interval() -> None:
+    names = SCHEMAS["summary"].names
+    assert names[names.index("recovery") :][:3] == ["recovery", "low", "high"]
+    assert names[names.index("net") :][:3] == ["net", "net_low", "net_high"]

@@ -300,7 +300,7 @@ def test_the_command_measures_a_recurrent_model(tmp_path: Path, capsys: Any) -> 
 def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
     documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's model depends on two tokens, of which one is distant here."""
+    """The server's model depends on two tokens, of which one is distant, and a little on all."""
     server = FakeServer(make_tokenizer())
     given: dict[str, Any] = {"long": 16, "short": 1, "stride": 1, "far_states": "replaced"}
     given |= {"share": 0.3, "min_gap": 0.1, "max_targets": 2, "ks": 1}
@@ -314,7 +314,6 @@ def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
 
     try:
         model = load_model(server.url, tokenizer=make_tokenizer())
-        server.model.recall = 0.0  # after the start, at which a server must read its whole context
         monkeypatch.setattr(Parts, "write", write)
         with pytest.raises(KeyboardInterrupt):
             measure(model, documents, **given, out=tmp_path)
@@ -325,9 +324,10 @@ def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
     losses = resumed.losses.set_index(["document", "target"])
     for row in resumed.recovery.query("far_part == 'document' and control == 'own'").itertuples():
         tokens, found = documents[row.document].tokens, losses.loc[row.document, row.target]
-        truth = server.model.truth(tokens[: row.target].tolist(), [int(tokens[row.target])])
+        window = [*resumed.meta.windows["prefix"], *tokens[row.target - 16 : row.target].tolist()]
+        truth = server.model.truth(window, [int(tokens[row.target])])
         assert found.loss_long == pytest.approx(-float(truth[0]), abs=1e-4)
-        assert row.loss_set == pytest.approx(found.loss_long, abs=1e-4)
+        assert abs(row.loss_set - found.loss_long) < 0.5 * abs(found.loss_short - found.loss_long)
     best = resumed.influence.query("control == 'own' and far_part == 'document' and rank == 1")
-    assert (best.target - best.far_first).tolist() == [2] * len(best)
-    assert resumed.summary.recovery.iloc[0] == pytest.approx(1, abs=1e-4)
+    assert ((best.target - best.far_first) == 2).mean() > 0.5
+    assert resumed.summary.recovery.iloc[0] == pytest.approx(1, abs=0.3)

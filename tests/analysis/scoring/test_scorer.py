@@ -156,9 +156,9 @@ def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
     context = scorer.context(block)
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
-    hiding = [scorer._hides(context, num) for num in (5, 6, 9)]
+    hiding = [scorer._prefers_mask(context, num) for num in (5, 6, 9)]
     assert hiding == [False, *["query_scale_length" not in change] * 2]
-    scorer._hides = lambda *_: False  # type: ignore[method-assign] # states are copied
+    scorer._prefers_mask = lambda *_: False  # type: ignore[method-assign] # states are copied
     np.testing.assert_allclose(hidden, scorer.losses(rows), atol=1e-5)
 
 
@@ -193,11 +193,12 @@ def test_rows_hold_what_they_say(block: Block) -> None:
     alone = Context(block)
     states: Any = object()
     seeing = Context(block, states)
-    replaced = Context(block, others_RF=np.zeros((2, 10)))
+    replaced = Context(block, unrelated_RF=np.zeros((2, 10)))
 
     def shape(row: Row) -> tuple[Any, ...]:
-        seen = None if row.seen is None else row.seen.tolist()
-        return row.places.tolist(), row.num_targets, seen, row.wanted
+        distant = row.distant if row.kept_far is None else row.kept_far
+        distant = None if distant is None else distant.tolist()
+        return row.places.tolist(), row.num_targets, distant, row.span
 
     near = every[num_far:].tolist()
     assert shape(alone.long_row()) == (every.tolist(), 20, None, None)
@@ -225,7 +226,8 @@ def test_rows_that_see_different_places_share_a_forward_if_these_are_few(
     monkeypatch.setattr(type(scorer.model), "shares_far", lambda *_: True)
 
     def groups() -> list[Any]:
-        return [(indices, bool(hides), num - size) for indices, hides, num in scorer._groups(rows)]
+        found = scorer._groups(rows)
+        return [(indices, is_masked, num - size) for indices, is_masked, num in found]
 
     apart = [([0], False, 1), ([1], False, 5), ([2, 3], True, 0)]
     for few, batch_tokens, together in (
@@ -271,19 +273,19 @@ def test_batches_are_halved_from_the_one_on_that_is_too_large(block: Block) -> N
 def test_states_of_a_beginning_are_not_computed_again(document: np.ndarray) -> None:
     model = tiny("olmo")
     scorer, spent = Scorer(model, CPU), []
-    assert scorer.kept == (None, None)
+    assert scorer.last_text == (None, None)
     for tokens in (document[:9], document[:5], document[:12], document[1:5], document[1:5]):
         assert scorer.states(tokens).num_places == len(tokens)
         spent.append(scorer.token_forwards)
     assert spent == [9, 9, 21, 25, 25]
-    tokens, states = scorer.kept
+    tokens, states = scorer.last_text
     assert tokens is not None
     assert tokens.tolist() == document[1:5].tolist()
     assert states is not None
     with torch.no_grad():
         next(model.parameters()).add_(1.0)
     with in_use(model):
-        assert scorer.kept == (None, None)
+        assert scorer.last_text == (None, None)
     scorer.states(document[1:5])
     assert scorer.token_forwards == 29
 
@@ -331,7 +333,7 @@ def test_a_row_keeps_what_a_layer_can_reach_from_a_later_place(seen: bool) -> No
             kept = row.within(reach)
             if seen:
                 near = [place for place in range(places[0]) if places[0] - place < reach]
-                assert ([] if kept.seen is None else kept.seen.tolist()) == near
+                assert ([] if kept.distant is None else kept.distant.tolist()) == near
             else:
                 assert kept.places.tolist() == reached
 
