@@ -82,7 +82,7 @@ class ShardWriter:
             os.replace(self.folder / f"{name}.tmp", self.folder / name)
         tokens, ends, groups = self.names
         tokens_sha256, ends_sha256, groups_sha256 = (d.hexdigest() for d in self.digests)
-        file = ShardFile(
+        shard_file = ShardFile(
             split=self.split,
             tokens=tokens,
             ends=ends,
@@ -93,4 +93,4 @@ class ShardWriter:
             groups=groups,
             groups_sha256=groups_sha256,
         )
-        return [file]
+        return [shard_file]
