@@ -56,8 +56,9 @@ class ShardWriter:
             )
         self.num_tokens += len(ids)
         self.num_documents += len(ends)
-        if not self.files:
-            self.files = [(self.folder / f"{name}.tmp").open("wb") for name in self.names]
+        # One at a time, so that those opened before an error or a signal are closed too.
+        for name in self.names[len(self.files) :]:
+            self.files.append((self.folder / f"{name}.tmp").open("wb"))
         arrays = [tokens, np.array(ends, dtype="<u8"), np.array(groups, dtype="<u8")]
         for file, digest, array in zip(self.files, self.digests, arrays, strict=True):
             file.write(array.data)
