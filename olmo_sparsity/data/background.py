@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 def in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
-    """The same items, prepared by a thread, with at most `depth` of them waiting."""
-    end = object()
+    """Yield the same items, which a thread prepares ahead, at most `depth` of them at a time."""
+    end = object()  # `None` may be an item
     with contextlib.closing(items), ThreadPoolExecutor(max_workers=1) as thread:
         waiting = deque(thread.submit(next, items, end) for _ in range(depth))
         while (item := waiting.popleft().result()) is not end:

@@ -1,13 +1,18 @@
 """Make batches of token shards and positions, in an order that does not depend on the world size.
 
-Sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`; each process
-takes every world-size-th of a global batch. Dimension key: B batch, L length."""
+Sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`, as a test
+confirms: each shard is cut into sequences of equal length, and all sequences are shuffled once per
+epoch. A global batch is the next B sequences of that order. Each process takes every world-size-th
+of them, so the sequences of a batch are the same for any number of processes. In steps of shorter
+sequences the longest ones are cut: text and order stay the same.
+
+Dimension key: B batch, L length."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, product
+from itertools import count
 
 import numpy as np
 import torch
@@ -36,26 +41,30 @@ class Batch:
     """Labels of the whole step, on all processes, where they are known without asking these."""
 
     def to(self, device: torch.device) -> Batch:
+        """Return a copy on the device, except for `documents_BL`."""
         moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
         moved.documents_BL = self.documents_BL
         return moved
 
     def pinned(self) -> Batch:
-        """In pinned memory, for asynchronous copies to a GPU."""
+        """Return a copy in pinned memory, from which copies to a GPU are asynchronous."""
         return self._each(Tensor.pin_memory)
 
     def rows(self, rows: slice) -> Batch:
+        """Return some of the sequences."""
         return self._each(lambda tensor: tensor[rows])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        changed = Batch(change(self.tokens_BL), change(self.positions_BL), change(self.labels_BL))
-        if self.documents_BL is not None:
-            changed.documents_BL = change(self.documents_BL)
-        changed.num_labels = self.num_labels
-        return changed
+        return Batch(
+            tokens_BL=change(self.tokens_BL),
+            positions_BL=change(self.positions_BL),
+            labels_BL=change(self.labels_BL),
+            documents_BL=None if self.documents_BL is None else change(self.documents_BL),
+            num_labels=self.num_labels,
+        )
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Micro-batches, in order."""
+        """Yield micro-batches of `size` sequences, in order; the last one may be smaller."""
         for start in range(0, len(self.tokens_BL), size):
             yield self.rows(slice(start, start + size))
 
@@ -64,11 +73,14 @@ class Sequences:
     """The shards cut into sequences of `length` tokens; the rest of a shard is unused."""
 
     def __init__(self, shards: TokenShards, length: int) -> None:
-        self.length, self.paths, self.vocab_size = length, shards.paths, shards.vocab_size
-        # As plain arrays, as a slice of them takes half the time.
+        self.length = length
+        self.paths = shards.paths
+        self.vocab_size = shards.vocab_size
+        # As plain arrays: a slice of them takes half the time of a slice of a memmap.
         maps = [np.memmap(path, dtype=shards.dtype, mode="r") for path in shards.paths]
         self.arrays = [np.asarray(array) for array in maps]
-        self.first_of_shard = np.cumsum([0] + [len(array) // length for array in self.arrays])
+        num_sequences = [len(array) // length for array in self.arrays]
+        self.first_of_shard = np.cumsum([0, *num_sequences])
 
     def __len__(self) -> int:
         return int(self.first_of_shard[-1])
@@ -77,19 +89,34 @@ class Sequences:
         shard = int(np.searchsorted(self.first_of_shard, index, side="right")) - 1
         start = (index - int(self.first_of_shard[shard])) * self.length
         tokens = self.arrays[shard][start : start + self.length].astype(np.int64)
+        # A GPU would fail in the embedding, with an assertion that names no file.
         if tokens.max() >= self.vocab_size:
-            problem = f"holds token {tokens.max()} near place {start:,}, of {self.vocab_size}"
-            raise DataError(f"{self.paths[shard]} {problem}; `olmo-sparsity prepare` checks files")
+            raise DataError(
+                f"{self.paths[shard]} holds token {tokens.max()} near place {start:,}, but its "
+                f"tokenizer has {self.vocab_size}: the file is damaged; `olmo-sparsity prepare` "
+                "checks all files"
+            )
         return tokens
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A sequence of the longest length."""
+    """A sequence of the longest length, and the numbers that its random draws are seeded by."""
 
     epoch: int
     index: int
     text: np.ndarray
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A row of a batch: a drawn sequence, or a part of one in steps of shorter sequences."""
+
+    epoch: int
+    index: int
+    """Number of the piece in all text, if all of it is cut into pieces of this length."""
+
+    text_L: np.ndarray
 
 
 class TrainingBatches:
@@ -110,29 +137,38 @@ class TrainingBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`length_at`: in the step of a number, from 1, sequences of `length` tokens are cut into
-        shorter ones of so many."""
-        self.positions, self.length = positions, length
+        """`length_at`: returns the length of the sequences of a step (1 is the first), into which
+        those of `length` tokens are cut."""
+        self.positions = positions
+        self.length = length
         self.length_at = length_at or (lambda step: length)
-        self.batch_size, self.seed = batch_size, seed
-        self.rank, self.world_size = rank, world_size
-        self.mask_documents, self.eos_id = mask_documents, shards.eos_id
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.mask_documents = mask_documents
+        self.eos_id = shards.eos_id
         self.skipped: Sequence[int] = ()
         """Numbers of batches that are left out, from 0: later steps move up."""
-        self.transform, self.vocab_size = transform, shards.vocab_size
+        self.transform = transform
+        self.vocab_size = shards.vocab_size
         self.sequences = Sequences(shards, length)
         if len(self.sequences) < batch_size:
-            found = f"{len(self.sequences)} sequences of {length} tokens, below {batch_size=}"
-            remedy = "prepare more text, or lower training.batch_size or training.length"
-            raise DataError(f"{shards.paths[0].parent} holds {found}; {remedy}")
+            raise DataError(
+                f"{shards.paths[0].parent} holds {len(self.sequences)} sequences of {length} "
+                f"tokens, below {batch_size=}; prepare more text, or lower training.batch_size or "
+                "training.length"
+            )
         self._order: tuple[int, np.ndarray] | None = None
+        """The epoch drawn last, and its order, so that each epoch is shuffled once."""
 
     @property
     def steps_per_epoch(self) -> int:
         return len(self.sequences) // self.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """This process's share of the batches of steps `step`, `step + 1`, … (0 is the first)."""
+        """Yield this process's share of the batches of `step` and all later steps (0 is the
+        first)."""
         return map(self.__getitem__, count(step))
 
     def __getitem__(self, step: int) -> Batch:
@@ -142,8 +178,8 @@ class TrainingBatches:
         return self._collate(list(drawn), self.length_at(step + 1))
 
     def _draw(self, number: int) -> Drawn:
-        """The n-th sequence. Each epoch has an order of its own, and ends with its last full batch,
-        as OLMo's does."""
+        """Return the sequence of a number, counted from 0 over all epochs. Each epoch has its own
+        order, and ends with its last full batch, as OLMo's does."""
         epoch, place = divmod(number, self.steps_per_epoch * self.batch_size)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, epoch_order(len(self.sequences), self.seed, epoch)
@@ -151,50 +187,63 @@ class TrainingBatches:
         return Drawn(epoch, index, self.sequences[index])
 
     def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:
-        pieces = self.length // length
-        each = product(range(pieces), drawn)
-        cut = [(of, piece, of.index * pieces + piece) for piece, of in each]
-        tokens_BL = np.empty((len(cut), length), np.int64)
-        labels_of: dict[int, np.ndarray] = {}
-        is_one_document_B = np.zeros(len(cut), bool)
-        for row, (of, piece, index) in enumerate(cut):
-            text = of.text[piece * length :][:length]
-            seeds = [self.seed, of.epoch, index]
-            tokens_BL[row] = text
-            changed = None
-            if self.transform is not None:
-                changed = apply(self.transform, text, seeds, self.vocab_size)
-            if changed is not None:
-                tokens_BL[row] = changed.tokens_L
-                is_one_document_B[row] = True
-                if changed.labels_L is not None:
-                    labels_of[row] = changed.labels_L
+        pieces = self._cut(drawn, length)
+        tokens_BL = np.empty((len(pieces), length), np.int64)
+        transformed_labels: dict[int, np.ndarray] = {}
+        is_one_document_B = np.zeros(len(pieces), bool)
+        for row, piece in enumerate(pieces):
+            tokens_BL[row] = piece.text_L
+            if self.transform is None:
+                continue
+            seeds = [self.seed, piece.epoch, piece.index]
+            changed = apply(self.transform, piece.text_L, seeds, self.vocab_size)
+            if changed is None:
+                continue
+            tokens_BL[row] = changed.tokens_L
+            is_one_document_B[row] = True
+            if changed.labels_L is not None:
+                transformed_labels[row] = changed.labels_L
+
         labels_BL = np.full_like(tokens_BL, IGNORED)
         labels_BL[:, :-1] = tokens_BL[:, 1:]
-        for row, labels in labels_of.items():
-            labels_BL[row] = labels
+        for row, labels_L in transformed_labels.items():
+            labels_BL[row] = labels_L
+
         documents_BL = number_documents(tokens_BL, self.eos_id)
         documents_BL[is_one_document_B] = 0
         positions_BL = np.empty_like(tokens_BL)
-        for row, (of, _, index) in enumerate(cut):
+        for row, piece in enumerate(pieces):
             positions_BL[row] = draw_positions(
                 self.positions,
                 length,
                 seed=self.seed,
-                epoch=of.epoch,
-                index=index,
+                epoch=piece.epoch,
+                index=piece.index,
                 documents_L=documents_BL[row] if self.positions.per_document else None,
             )
-        batch = Batch(
-            torch.from_numpy(tokens_BL),
-            torch.from_numpy(positions_BL),
-            torch.from_numpy(labels_BL),
-        )
-        if self.mask_documents:
-            batch.documents_BL = torch.from_numpy(documents_BL)
+        num_labels = None
         if self.transform is None:  # every row has as many labels
-            batch.num_labels = self.batch_size * pieces * (length - 1)
-        return batch
+            num_labels = self.batch_size * (self.length // length) * (length - 1)
+        return Batch(
+            tokens_BL=torch.from_numpy(tokens_BL),
+            positions_BL=torch.from_numpy(positions_BL),
+            labels_BL=torch.from_numpy(labels_BL),
+            documents_BL=torch.from_numpy(documents_BL) if self.mask_documents else None,
+            num_labels=num_labels,
+        )
+
+    def _cut(self, drawn: Sequence[Drawn], length: int) -> list[Piece]:
+        """Cut sequences into pieces of `length` tokens: the first piece of each, then the second of
+        each, and so on."""
+        num_pieces = self.length // length
+        pieces = []
+        for number in range(num_pieces):
+            start = number * length
+            for sequence in drawn:
+                index = sequence.index * num_pieces + number
+                text_L = sequence.text[start : start + length]
+                pieces.append(Piece(sequence.epoch, index, text_L))
+        return pieces
 
 
 def batch_of_step(step: int, skipped: Sequence[int]) -> int:
@@ -207,23 +256,27 @@ def batch_of_step(step: int, skipped: Sequence[int]) -> int:
 
 
 def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:
-    """documents_BL, counted from 0 along the last axis; EOS belongs to the document it ends."""
+    """Return documents_BL: the number of each token's document, from 0 in each row. EOS belongs to
+    the document that it ends."""
     ends_BL = tokens_BL == eos_id
     return ends_BL.cumsum(-1) - ends_BL
 
 
 def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
-    """The same order as OLMo's IterableDataset."""
+    """Return the order of the sequences in an epoch, which is that of OLMo's IterableDataset."""
     order = np.arange(num_sequences, dtype=np.uint32)
     np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
     return order
 
 
 def heldout_sequences(shards: TokenShards, length: int) -> Sequences:
+    """Cut held-out text into sequences, and raise DataError if it is too short for one."""
     sequences = Sequences(shards, length)
     if len(sequences) == 0:
-        folder, remedy = shards.paths[0].parent, "prepare more text, or lower evaluation.length"
-        raise DataError(f"{folder}: no held-out file holds {length:,} tokens; {remedy}")
+        raise DataError(
+            f"{shards.paths[0].parent}: no held-out file holds {length:,} tokens, one evaluation "
+            "sequence; prepare more text, or lower evaluation.length or training.length"
+        )
     return sequences
 
 
@@ -236,8 +289,8 @@ def heldout_batches(
     mask_documents: bool = False,
     per_document: bool = False,
 ) -> Iterator[Batch]:
-    """Held-out text from its start, cut into sequences of `length`, with contiguous IDs: of the
-    sequence, or of each document."""
+    """Yield held-out text from its start, cut into sequences of `length`. Position IDs are
+    contiguous; with `mask_documents` and `per_document` they begin at 0 in each document."""
     sequences = heldout_sequences(shards, length)
     count = min(num_sequences, len(sequences))
     for start in range(0, count, batch_size):

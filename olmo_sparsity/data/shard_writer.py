@@ -21,17 +21,24 @@ class ShardWriter:
     """One split of one shard, in .tmp files until it is published."""
 
     def __init__(self, folder: Path, split: str, index: int, dtype: str, eos_id: int) -> None:
-        self.folder, self.split, self.eos_id = folder, split, eos_id
+        self.folder = folder
+        self.split = split
+        self.eos_id = eos_id
         self.dtype = np.dtype(dtype).newbyteorder("<")
         kinds = (f"tokens.{dtype}", "ends.uint64", "groups.uint64")
         self.names = [f"{split}-{index:05d}.{kind}" for kind in kinds]
         self.digests = [hashlib.sha256() for _ in kinds]
         self.files: list[BinaryIO] = []
-        self.num_tokens = self.num_documents = 0
+        """Opened at the first token, so that a split without text leaves no files."""
+
+        self.num_tokens = 0
+        self.num_documents = 0
 
     def write(self, pieces: Iterable[tuple[list[int], int | None]]) -> None:
         """Append token IDs; with the last of a document comes its group."""
-        ids, ends, groups = list[int](), list[int](), list[int]()
+        ids: list[int] = []
+        ends: list[int] = []
+        groups: list[int] = []
         for piece, group in pieces:
             ids += piece
             if group is not None:
@@ -41,14 +48,18 @@ class ShardWriter:
         if not ids:
             return
         tokens = np.array(ids, dtype=self.dtype)
+        # Documents are told apart by EOS alone, so no text may contain it.
         if np.count_nonzero(tokens == self.eos_id) != len(ends):
-            problem = f"the tokenizer makes its end-of-text token ({self.eos_id}) of ordinary text"
-            raise DataError(f"{problem}; declare it as special in its tokenizer.json")
+            raise DataError(
+                f"the tokenizer makes its end-of-text token (ID {self.eos_id}) of ordinary text; "
+                "declare it as special in its tokenizer.json"
+            )
         self.num_tokens += len(ids)
         self.num_documents += len(ends)
+        # One at a time, so that those opened before an error or a signal are closed too.
         for name in self.names[len(self.files) :]:
             self.files.append((self.folder / f"{name}.tmp").open("wb"))
-        arrays = (tokens, *(np.array(values, dtype="<u8") for values in (ends, groups)))
+        arrays = [tokens, np.array(ends, dtype="<u8"), np.array(groups, dtype="<u8")]
         for file, digest, array in zip(self.files, self.digests, arrays, strict=True):
             file.write(array.data)
             digest.update(array.data)
@@ -60,8 +71,10 @@ class ShardWriter:
                 file.close()
 
     def publish(self) -> list[ShardFile]:
+        """Bring the files to the disk and give them their names. Return their line of the manifest,
+        or nothing for a split without text: an empty file cannot be mapped."""
         if not self.files:
-            return []  # An empty file cannot be mapped.
+            return []
         for file in self.files:
             file.flush()
             os.fsync(file.fileno())
@@ -69,6 +82,16 @@ class ShardWriter:
         for name in self.names:
             os.replace(self.folder / f"{name}.tmp", self.folder / name)
         tokens, ends, groups = self.names
-        of_tokens, of_ends, of_groups = (digest.hexdigest() for digest in self.digests)
-        counts = (self.num_tokens, self.num_documents)
-        return [ShardFile(self.split, tokens, ends, *counts, of_tokens, of_ends, groups, of_groups)]
+        tokens_sha256, ends_sha256, groups_sha256 = (d.hexdigest() for d in self.digests)
+        shard_file = ShardFile(
+            split=self.split,
+            tokens=tokens,
+            ends=ends,
+            num_tokens=self.num_tokens,
+            num_documents=self.num_documents,
+            tokens_sha256=tokens_sha256,
+            ends_sha256=ends_sha256,
+            groups=groups,
+            groups_sha256=groups_sha256,
+        )
+        return [shard_file]

@@ -40,6 +40,8 @@ SPLITS = ("train", "heldout")
 
 @dataclass(frozen=True)
 class ShardFile:
+    """The three files of one split of one shard."""
+
     split: str
     tokens: str
     ends: str
@@ -51,6 +53,7 @@ class ShardFile:
     groups_sha256: str
 
     def contents(self, token_size: int) -> dict[str, Listed]:
+        """Return the SHA-256 and the size of each file; a token has `token_size` bytes."""
         return {
             self.tokens: Listed(self.tokens_sha256, self.num_tokens * token_size),
             self.ends: Listed(self.ends_sha256, self.num_documents * 8),
@@ -109,9 +112,10 @@ class Manifest:
             manifest = conform(content, Manifest)
         except ValueError as error:
             raise DataError(f"{path} is not of a prepared folder ({error}); {remedy}") from None
-        for name in (name for file in manifest.files for name in file.names):
-            if not stays_inside(name):
-                raise DataError(f"{path} names '{name}', outside of its folder; {remedy}")
+        for file in manifest.files:
+            for name in file.names:
+                if not stays_inside(name):
+                    raise DataError(f"{path} names '{name}', outside of its folder; {remedy}")
         return manifest
 
 
@@ -122,9 +126,11 @@ def _remedy(folder: Path) -> str:
 def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] = ()) -> None:
     """Check the sizes of all files, and the SHA-256 of files in `hashed`."""
     size = np.dtype(manifest.dtype).itemsize
-    names = [name for file in hashed for name in file.names]
-    listed = {name: of for file in manifest.files for name, of in file.contents(size).items()}
-    if problem := verify_files(folder, listed, names.__contains__):
+    names_to_hash = {name for file in hashed for name in file.names}
+    listed: dict[str, Listed] = {}
+    for file in manifest.files:
+        listed |= file.contents(size)
+    if problem := verify_files(folder, listed, names_to_hash.__contains__):
         raise DataError(f"{folder}/{problem}; {_remedy(folder)}")
 
 
@@ -134,8 +140,10 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
         raise DataError(f"{path} is missing; {_remedy(folder)}")
     tokenizer = load_tokenizer(str(path))
     if tokenizer_fingerprint(tokenizer) != manifest.tokenizer_sha256:
-        problem = "is not the tokenizer the shards were written with"
-        raise DataError(f"{path} {problem}; restore it, or {_remedy(folder)}")
+        raise DataError(
+            f"{path} is not the tokenizer the shards were written with (its fingerprint is not "
+            f"that of manifest.json); restore it, or {_remedy(folder)}"
+        )
     return tokenizer
 
 
@@ -154,9 +162,12 @@ class TokenShards:
         ends_paths: list[Path],
         groups_paths: list[Path],
     ) -> None:
-        self.paths, self.ends_paths, self.groups_paths = paths, ends_paths, groups_paths
+        self.paths = paths
+        self.ends_paths = ends_paths
+        self.groups_paths = groups_paths
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.tokenizer, self.fingerprint = tokenizer, fingerprint
+        self.tokenizer = tokenizer
+        self.fingerprint = fingerprint
         self.vocab_size = count_vocabulary(tokenizer)
         self.eos_id = find_eos_id(tokenizer)
         self.num_tokens = sum(path.stat().st_size for path in paths) // self.dtype.itemsize
@@ -167,27 +178,34 @@ class TokenShards:
 
     @cached_property
     def ends(self) -> list[np.ndarray]:
-        """For each file, where its documents end."""
-        ends = [np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths]
-        for path, tokens, ends_of in zip(self.ends_paths, self.arrays, ends, strict=True):
-            _check_ends(path, ends_of, len(tokens))
-        return list(ends)
+        """Return for each file where its documents end, after their EOS."""
+        all_ends: list[np.ndarray] = []
+        for path, tokens in zip(self.ends_paths, self.arrays, strict=True):
+            ends = np.memmap(path, dtype="<u8", mode="r")
+            _check_ends(path, ends, len(tokens))
+            all_ends.append(ends)
+        return all_ends
 
     @cached_property
     def _groups(self) -> np.ndarray:
         return np.concatenate([np.fromfile(path, dtype="<u8") for path in self.groups_paths])
 
     def group(self, index: int) -> str:
-        """Equal for documents of one group."""
+        """Return a name of the document's group (one package, one article), equal for all documents
+        of it."""
         return f"{self._groups[index]:016x}"
 
     @cached_property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes per token, over the first million tokens; an end-of-text token has none."""
+        """Return UTF-8 bytes per token, over the first million tokens; an end-of-text token has
+        none."""
         tokens = self.arrays[0][: 2**20]
         text = self.tokenizer.decode(tokens[tokens != self.eos_id].tolist())
         if not text:
-            raise DataError(f"{self.paths[0]} decodes to no text; is its tokenizer another?")
+            raise DataError(
+                f"{self.paths[0]} decodes to no text with its tokenizer.json; "
+                f"{_remedy(self.paths[0].parent)}"
+            )
         return len(text.encode()) / len(tokens)
 
     @cached_property
@@ -198,21 +216,22 @@ class TokenShards:
         return self._first_documents[-1]
 
     def document(self, index: int) -> np.ndarray:
-        """Token IDs, without the final EOS."""
+        """Return the token IDs of a document, without the final EOS."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         shard = bisect_right(self._first_documents, index) - 1
         local = index - self._first_documents[shard]
-        ends, tokens = self.ends[shard], self.arrays[shard]
-        start, end = int(ends[local - 1]) if local else 0, int(ends[local])
-        return np.array(tokens[start : end - 1])
+        ends = self.ends[shard]
+        start = int(ends[local - 1]) if local else 0
+        end = int(ends[local])
+        return np.array(self.arrays[shard][start : end - 1])
 
 
 def open_shards(
     data: DataConfig, split: str, share: tuple[int, int] | None = (0, 1)
 ) -> TokenShards:
-    """Open the prepared folder. `share`: the i-th of n processes verifies its share of the files;
-    None: only their sizes."""
+    """Open one split of the prepared folder, and check the sizes of all its files. `share`: which
+    files this process hashes, the i-th of n shares; None: none."""
     assert split in SPLITS
     folder = Path(data.folder)
     if not (folder / "manifest.json").is_file():
@@ -226,18 +245,21 @@ def open_shards(
         raise DataError(f"{folder} has no {split} documents; raise data.heldout_share above 0")
     content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
     shards = TokenShards(
-        [folder / file.tokens for file in files],
-        manifest.dtype,
-        open_tokenizer(folder, manifest),
-        hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-        [folder / file.ends for file in files],
-        [folder / file.groups for file in files],
+        paths=[folder / file.tokens for file in files],
+        dtype=manifest.dtype,
+        tokenizer=open_tokenizer(folder, manifest),
+        fingerprint=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+        ends_paths=[folder / file.ends for file in files],
+        groups_paths=[folder / file.groups for file in files],
     )
     assert len(shards.ends) == len(files), "read now, to fail early"
     return shards
 
 
 def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
-    """A document has at least its EOS; the last one ends with the file."""
+    """Raise DataError unless each document has at least its EOS and the last ends with the file."""
     if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
-        raise DataError(f"{path} does not hold the ends of documents; {_remedy(path.parent)}")
+        raise DataError(
+            f"{path} does not hold the ends of documents, which rise to the {num_tokens:,} tokens "
+            f"of their file; {_remedy(path.parent)}"
+        )

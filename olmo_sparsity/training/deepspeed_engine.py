@@ -24,7 +24,7 @@ from olmo_sparsity.config.schema import CONFIGS
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.training.distributed import Processes, start_alone
-from olmo_sparsity.training.engine import Engine, adam_state
+from olmo_sparsity.training.engine import Engine, adam_state, count_processes
 from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
 
@@ -42,7 +42,8 @@ class ZeroEngine(Engine):
         """`settings`: of `deepspeed_settings`. `source`: the weights of a model without memory, of
         which each process makes one at a time and keeps it in the engine's precision, or its shard
         alone (ZeRO-3)."""
-        self.settings, self.source = settings, source
+        self.settings = settings
+        self.source = source
         self.stage = settings["zero_optimization"]["stage"]
         super().__init__(model, training, optimizer, processes)
 
@@ -60,11 +61,8 @@ class ZeroEngine(Engine):
         for name, weight in model.named_parameters():
             parameter = nn.Parameter(self.source[name].to(self.device, self.dtype))
             if self.stage == 3:  # keeps this process's shard
-                self.module.zero.Init(
-                    nn.ParameterList([parameter]),
-                    config_dict_or_path=self.settings,
-                    dtype=self.dtype,
-                )
+                holder = nn.ParameterList([parameter])  # `Init` takes modules alone
+                self.module.zero.Init(holder, config_dict_or_path=self.settings, dtype=self.dtype)
             placed[id(weight)] = parameter
         for module in model.modules():
             for name, weight in module._parameters.items():
@@ -96,20 +94,24 @@ class ZeroEngine(Engine):
         for state in self.optimizer.state.values():
             state["step"].zero_()  # BF16_Optimizer has made one, with gradients of 0
         self.source = None
-        num = self.processes.world_size
-        self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {num} process{'es' * (num > 1)}"
+        number = count_processes(self.processes.world_size)
+        self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {number}"
 
     def _refuse_another_engine(self, deepspeed: Any) -> None:
         """DeepSpeed may silently fall back on other engines and optimizers."""
-        expected = "DeepSpeedZeroOptimizer" + ("_Stage3" if self.stage == 3 else "")
+        expected = "DeepSpeedZeroOptimizer_Stage3" if self.stage == 3 else "DeepSpeedZeroOptimizer"
         model_type, summed_in = self.deepspeed.get_data_types()
         if self.stage == 1 and model_type != summed_in:
             expected = "BF16_Optimizer"
-        built = (type(self.deepspeed), type(self.zero).__name__)
+        engine_type = type(self.deepspeed)
+        optimizer_name = type(self.zero).__name__
         stage = self.deepspeed.zero_optimization_stage()
-        if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
-            found = f"{built[0].__name__} with {built[1]}, stage {stage}, not {expected}"
-            raise UserError(f"engine.name: DeepSpeed built {found}; change engine.deepspeed_config")
+        is_engine = engine_type is deepspeed.DeepSpeedEngine
+        if not is_engine or optimizer_name != expected or stage != self.stage:
+            raise UserError(
+                f"engine.name: DeepSpeed built {engine_type.__name__} with {optimizer_name}, stage "
+                f"{stage}, not {expected}, stage {self.stage}; change engine.deepspeed_config"
+            )
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -128,8 +130,10 @@ class ZeroEngine(Engine):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         # DeepSpeed knows the norm when it calls the optimizer, once or for each of its shards.
-        skips, step = cache(lambda: is_skipped(self.norm)), type(self.optimizer).step
-        self.optimizer.step = lambda: None if skips() else step(self.optimizer)
+        # `is_skipped` counts and communicates, so it must be called once a step.
+        decide_once = cache(lambda: is_skipped(self.norm))
+        optimizer_step = type(self.optimizer).step
+        self.optimizer.step = lambda: None if decide_once() else optimizer_step(self.optimizer)
         self.deepspeed.step()
         return self.norm
 
@@ -143,8 +147,11 @@ class ZeroEngine(Engine):
     def full(self, weight: Tensor) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        found: Tensor = safe_get_full_fp32_param(weight) if weight.requires_grad else weight
-        return found.detach()
+        # DeepSpeed knows parameters alone; buffers are whole on each process.
+        if not weight.requires_grad:
+            return weight.detach()
+        full: Tensor = safe_get_full_fp32_param(weight)
+        return full.detach()
 
     def copy_moments(self) -> Callable[[Path], Path]:
         return copy_moments(self.moments(), self.processes.rank, self.processes.world_size)
@@ -155,10 +162,12 @@ class ZeroEngine(Engine):
             if part is not None:
                 flat, offset, start, length = part
                 state = adam_state(self.optimizer, flat)
-                yield MomentSlice(name, start, {key: state[key][offset:][:length] for key in KEYS})
+                moments = {key: state[key][offset : offset + length] for key in KEYS}
+                yield MomentSlice(name, start, moments)
 
     def _part_1_2(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
-        """This process's flat shard, the offset in it, the offset in the parameter, the length."""
+        """Return this process's flat shard, the offset in it, the offset in the parameter, and the
+        length."""
         where = parameter._hp_mapping
         if where is None:
             return None  # it belongs to other processes
@@ -166,11 +175,12 @@ class ZeroEngine(Engine):
         if not hasattr(self.zero, name):  # BF16_Optimizer
             name = "fp32_groups_flat_partition"
         flat = getattr(self.zero, name)[where.param_group_index]
-        own = where.lp_fragment_address
-        return flat, where.hp_fragment_address.start, own.start, own.numel
+        in_parameter = where.lp_fragment_address
+        return flat, where.hp_fragment_address.start, in_parameter.start, in_parameter.numel
 
     def _part_3(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
-        """ZeRO-3 cuts each parameter into equal shards, the last one padded."""
+        """Return the same for ZeRO-3, which cuts each parameter into equal shards, the last one
+        padded."""
         group, offset, length = self.zero.grad_position[self.zero.get_param_id(parameter)]
         start = self.processes.rank * length
         length = min(length, parameter.ds_numel - start)
@@ -188,6 +198,7 @@ class ZeroEngine(Engine):
 
 
 OLDEST = "0.19.7"
+"""Older versions divide gradients by the number of micro-batches."""
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -198,9 +209,15 @@ def import_deepspeed(device: torch.device) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise ConfigError(f"engine.name: {error}; pip install 'deepspeed>={OLDEST}'") from None
+        raise ConfigError(
+            f"engine.name requires DeepSpeed, which cannot be imported ({error}): "
+            f"pip install 'deepspeed>={OLDEST}'"
+        ) from None
     if Version(deepspeed.__version__) < Version(OLDEST):
-        raise ConfigError(f"DeepSpeed {deepspeed.__version__}: pip install 'deepspeed>={OLDEST}'")
+        raise ConfigError(
+            f"engine.name requires a newer DeepSpeed than the installed {deepspeed.__version__}: "
+            f"pip install 'deepspeed>={OLDEST}'"
+        )
     # Disables shared-memory collectives, which are for inference, and the search for extensions,
     # which starts compilers. They would be compiled on first use, under a lock that a killed
     # process never releases.
@@ -212,36 +229,63 @@ def import_deepspeed(device: torch.device) -> Any:
 # --- settings -----------------------------------------------------------------------------------
 
 
+# Settings of communication and of logs. All others (optimizer, schedule, precision, offloading)
+# would change what is computed, or where.
 _TOP = {
-    *("zero_optimization", "communication_data_type", "prescale_gradients", "data_types"),
-    *("gradient_predivide_factor", "comms_logger", "flops_profiler", "wall_clock_breakdown"),
-    *("memory_breakdown", "steps_per_print"),
+    "zero_optimization",
+    "communication_data_type",
+    "prescale_gradients",
+    "data_types",
+    "gradient_predivide_factor",
+    "comms_logger",
+    "flops_profiler",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "steps_per_print",
 }
 _ZERO = {
-    *("stage", "overlap_comm", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size"),
-    *("allgather_partitions", "allgather_bucket_size", "round_robin_gradients"),
-    *("use_multi_rank_bucket_allreduce", "sub_group_size", "stage3_prefetch_bucket_size"),
-    *("stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
-    *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
+    "stage",
+    "overlap_comm",
+    "contiguous_gradients",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "allgather_partitions",
+    "allgather_bucket_size",
+    "round_robin_gradients",
+    "use_multi_rank_bucket_allreduce",
+    "sub_group_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
 }
 
 
 def deepspeed_settings(
     engine: EngineConfig, training: TrainingConfig, world_size: int
 ) -> dict[str, Any]:
-    """The engine's JSON settings, of communication alone, and the values of our config."""
+    """Return DeepSpeed's settings: those of the JSON file, which may concern communication alone,
+    and the values of our config."""
     path = Path(engine.deepspeed_config or CONFIGS / f"deepspeed/{engine.name}.json")
     settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")
-    others = [key for key, _ in leaves(settings) if not _is_passed_on(key)]
-    if others:
-        raise ConfigError(f"{path}: {others[0]} is not passed to DeepSpeed; remove it")
+    for key, _ in leaves(settings):
+        if not _is_passed_on(key):
+            raise ConfigError(
+                f"{path}: {key} is not passed to DeepSpeed, as it is no setting of communication, "
+                "or the run's config sets it; remove it"
+            )
     share = training.batch_size // world_size
     micro = training.micro_batch_size or share
     stage = int(engine.name.removeprefix("zero"))
-    if settings.get("zero_optimization", {}).get("stage", stage) != stage:
-        raise ConfigError(f"{path}: zero_optimization.stage is not that of {engine.name=!s}")
+    zero_settings = settings.get("zero_optimization", {})
+    if zero_settings.get("stage", stage) != stage:
+        raise ConfigError(
+            f"{path}: zero_optimization.stage={zero_settings['stage']} is not that of "
+            f"{engine.name=!s}; remove it"
+        )
     return settings | {
-        "zero_optimization": settings.get("zero_optimization", {}) | {"stage": stage},
+        "zero_optimization": zero_settings | {"stage": stage},
         "train_batch_size": training.batch_size,
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": share // micro,

@@ -38,7 +38,7 @@ class Processes(Launch):
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank."""
+        """Return the values of all processes, by rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -55,8 +55,11 @@ class Processes(Launch):
         return number if self.world_size == 1 else int(self.add_up(torch.tensor(number)))
 
     def first_text(self, text: str) -> str:
-        """The first text that is not empty, by rank; cheap while there is none."""
-        return next(filter(None, self.gather(text))) if self.sum(bool(text)) else ""
+        """Return the first text that is not empty, by rank. While there is none, processes exchange
+        one number alone, so that it can be called each step."""
+        if not self.sum(bool(text)):
+            return ""
+        return next(filter(None, self.gather(text)))
 
     @contextlib.contextmanager
     def agree(self) -> Iterator[None]:
@@ -105,7 +108,7 @@ def connect(limits: EngineConfig | None = None) -> Iterator[Processes]:
 
 
 def among(launch: Launch, patience: timedelta | None = None) -> Processes:
-    """The processes of an initialised group."""
+    """Return the processes of a group that is initialised."""
     group = (
         dist.group.WORLD
         if dist.get_backend() == "gloo"
@@ -168,11 +171,15 @@ def _backend() -> str:
 
 
 def _meeting_point() -> tuple[str, str]:
-    """As set by torchrun, deepspeed and slurm/job.sh."""
+    """Return address and port of the first process, as torchrun, deepspeed and slurm/job.sh set
+    them."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not address or not port:
         missing = "MASTER_PORT" if address else "MASTER_ADDR"
-        raise ConfigError(f"{missing} is not set: launch with torchrun, deepspeed or slurm/")
+        raise ConfigError(
+            f"{missing} is not set, which all processes must share: launch with torchrun, "
+            "deepspeed or slurm/job.sh"
+        )
     return address, port
 
 

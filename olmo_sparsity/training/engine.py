@@ -86,8 +86,10 @@ class Losses(nn.Module):
         self.clock = ForwardClock()
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
-        """nll_BL; or for training its sum divided by `num_labels` of the whole step."""
+        """Return nll_BL; or, for training, its sum divided by `num_labels`, the number of labels of
+        the whole step."""
         inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
+        # Found outside of compiled graphs, as the documents' lengths are needed on the host.
         documents = None
         if batch.documents_BL is not None:
             documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
@@ -98,12 +100,13 @@ class Losses(nn.Module):
 
 
 class Engine:
-    """One process, one device."""
+    """Runs steps on one process and one device. Other engines override how weights are placed,
+    gradients are summed, and state is found."""
 
     title = "one process"
 
     compiles_each_layer = False
-    """Also where a model has few layers."""
+    """Whether each layer is a graph of its own, also where a model has few layers."""
 
     optimizer: Any
 
@@ -128,10 +131,11 @@ class Engine:
         self.prepare(optimizer)
 
     def place(self, model: Any) -> Any:
+        """Move the model to this process's device, or the part of it that this process holds."""
         return model.to(self.device)
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
-        """Overridden by other engines."""
+        """Build the optimizer, and wrap the model for communication."""
         self.optimizer = build_optimizer(self.model, optimizer)
 
     # --- a step ---------------------------------------------------------------------------------
@@ -144,15 +148,16 @@ class Engine:
     def step(
         self, batch: Batch, learning_rate: float, jumps: Jumps | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One optimizer step on this process's share of a batch. Returns (mean loss, gradient norm)
-        of the whole batch, still on the device. `jumps` skips updates, for which the host waits."""
+        """Make one optimizer step on this process's share of a batch. Return (mean loss, gradient
+        norm) of the whole batch, still on the device, so that the host can launch the next step.
+        `jumps`: skip the update of a step that jumps; this makes the host wait for the norm."""
         num_labels = batch.num_labels
         if num_labels is None:  # the host waits for all processes
             num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
             self.model.train()  # visits all modules
         size = self.training.micro_batch_size or len(batch.tokens_BL)
-        # It counts sequences of the longest length.
+        # micro_batch_size counts sequences of the longest length; more of shorter ones fit.
         size *= self.training.length // batch.tokens_BL.shape[1]
         parts = list(batch.split(size))
         total = torch.zeros((), device=self.device)
@@ -164,20 +169,27 @@ class Engine:
         return total, self.update(learning_rate, partial(self.is_skipped, jumps, total))
 
     def is_skipped(self, jumps: Jumps | None, loss: Tensor, norm: Tensor) -> bool:
-        """All processes decide alike."""
-        if jumps is None or not self.processes.sum(jumps.found(float(loss), float(norm))):
+        """Decide whether the update of a step is skipped, on all processes alike."""
+        if jumps is None:
+            return False
+        is_jump = jumps.found(float(loss), float(norm))
+        # Should their decisions differ, one process that skips suffices.
+        if not self.processes.sum(is_jump):
             return False
         jumps.num_skipped += 1
         return True
 
     def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
+        """Add the gradients of a micro-batch; return its part of the loss. `last`: it is the last
+        one of the step, after which gradients are summed over processes."""
         with self.autocast():
             loss = self.losses(part, num_labels)
         loss.backward()
         return loss
 
     def update(self, learning_rate: float, is_skipped: Callable[[Tensor], bool]) -> Tensor:
-        """`is_skipped`: of a gradient norm."""
+        """Clip gradients and update the weights, unless `is_skipped(gradient norm)`. Return the
+        norm before clipping."""
         limit = self.training.max_grad_norm
         norm = self.clip_gradients(float("inf") if limit is None else limit)
         for group in self.optimizer.param_groups:
@@ -192,7 +204,8 @@ class Engine:
         return nn.utils.clip_grad_norm_(self.model.parameters(), limit)
 
     def token_losses(self, batch: Batch) -> Tensor:
-        """nll_BL of this process's rows. Every process must call it equally often."""
+        """Return nll_BL of this process's rows, without gradients. Every process must call it
+        equally often, as some engines gather weights from all."""
         self.model.eval()
         with self.autocast(), torch.no_grad():
             return self.losses(batch.to(self.device))
@@ -201,40 +214,46 @@ class Engine:
 
     @cached_property
     def part_of(self) -> dict[str, int]:
-        """The process that saves each weight, which are about as many bytes for each."""
-        # Of a sharded parameter: DeepSpeed's name for the number of its elements.
+        """Return the process that saves each weight, such that all processes save about as many
+        bytes."""
+        # DeepSpeed empties a parameter that it shards, and keeps its size as `ds_numel`.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.weights()}
         return share_out(sizes, self.processes.world_size)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Tied ones under their first name."""
+        """Yield the weights by name, tied ones once, under their first name."""
         named: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             named.setdefault(id(tensor), (name, tensor))
         yield from named.values()
 
     def full(self, weight: Tensor) -> Tensor:
-        """In fp32; every process must call it."""
+        """Return a whole weight in fp32. Every process must call it."""
         return weight.detach()
 
     def copy_weights(self, whole: bool = False) -> dict[str, Tensor]:
-        """A copy in main memory, in fp32, of the weights that this process saves, or of all. Every
-        process must call it."""
-        own = self.processes.rank
-        gathered = ((name, self.full(weight)) for name, weight in self.weights())
-        return to_main_memory(
-            (name, full) for name, full in gathered if whole or self.part_of[name] == own
-        )
+        """Copy the weights that this process saves, or with `whole` all, into main memory, in fp32.
+        Every process must call it."""
+
+        def gather_one_by_one() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in self.weights():
+                full = self.full(weight)  # on all processes, also those that do not keep it
+                if whole or self.part_of[name] == self.processes.rank:
+                    yield name, full
+
+        return to_main_memory(gather_one_by_one())
 
     def copy_moments(self) -> Callable[[Path], Path]:
-        """Copy this process's part of the optimizer state; returns a function that writes it into a
+        """Copy this process's part of the optimizer state; return a function that writes it into a
         folder."""
-        own = self.processes.rank
-        parts = (part for part in self.moments() if self.part_of[part.parameter] == own)
-        return copy_moments(parts, own, self.processes.world_size)
+        rank = self.processes.rank
+        # Every process has all moments, so each saves those of the weights that it saves.
+        parts = (part for part in self.moments() if self.part_of[part.parameter] == rank)
+        return copy_moments(parts, rank, self.processes.world_size)
 
     def load_moments(self, folder: Path, step: int) -> None:
-        """`step`: the number of updates so far, for Adam's bias correction."""
+        """Fill the optimizer state from a checkpoint. `step`: the number of updates so far, for
+        Adam's bias correction."""
         saved = SavedMoments(folder, self.processes.rank)
         for part in self.moments():
             saved.fill(part)
@@ -242,12 +261,13 @@ class Engine:
             state["step"].fill_(step)
 
     def moments(self) -> Iterator[MomentSlice]:
+        """Yield the moments that this process holds, to read or to fill."""
         for name, parameter in self.model.named_parameters():
             state = adam_state(self.optimizer, parameter)
             yield MomentSlice(name, 0, {key: state[key].view(-1) for key in KEYS})
 
     def describe(self) -> dict[str, Any]:
-        """The engine that actually runs, for environment.json."""
+        """Describe the engine that actually runs, for environment.json."""
         return {
             "class": type(self).__name__,
             "world_size": self.processes.world_size,
@@ -261,8 +281,7 @@ class DDPEngine(Engine):
     def prepare(self, optimizer: OptimizerConfig) -> None:
         super().prepare(optimizer)
         start_alone()  # if there is only one process
-        num = self.processes.world_size
-        self.title = f"DistributedDataParallel, {num} process{'es' * (num > 1)}"
+        self.title = f"DistributedDataParallel, {count_processes(self.processes.world_size)}"
         if self.training.compile:
             # Else the step is split where DDP's buckets end, to send them while the rest is
             # computed (3% of a step on one machine). Older versions of PyTorch reject our graphs.
@@ -286,7 +305,8 @@ class DDPEngine(Engine):
 
 
 def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor]:
-    """Adam creates its state at the first update; this does so if it has not happened yet."""
+    """Return Adam's state of a parameter. Adam creates it at the first update; this does so if
+    there was none yet."""
     state = optimizer.state[parameter]
     if not state:
         state["step"] = torch.zeros((), device=parameter.device)
@@ -295,19 +315,24 @@ def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Ten
     return state
 
 
+def count_processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
+
+
 # --- graphs and kernels ---------------------------------------------------------------------------
 
 
 def layers_of(model: Any) -> list[nn.Module]:
-    """The layers of the model, in order."""
+    """Return the layers of the model, in order."""
     return model.layers if isinstance(model, HuggingFaceLM) else model.blocks
 
 
 def compile_model(model: Any, each_layer: bool = False) -> None:
-    """One graph for each shape (of training, its stages, evaluations), and always the same: one of
-    any shape, which PyTorch otherwise makes when it sees a second, would depend on where a run
-    begins."""
-    torch._dynamo.config.recompile_limit = 64
+    """Compile the model, with one graph for each shape (of training, its stages, evaluations).
+
+    When PyTorch sees a second shape, it otherwise makes a graph for any shape. That one rounds
+    differently, and whether it is used would depend on where a run begins."""
+    torch._dynamo.config.recompile_limit = 64  # by default 8 shapes; later ones run uncompiled
     if isinstance(model, HuggingFaceLM):
         model.keep_own_attention()
     keep_out_of_graphs()
@@ -324,7 +349,7 @@ def compile_model(model: Any, each_layer: bool = False) -> None:
 
 
 def own_device(name: str, processes: Processes) -> torch.device:
-    """The device of this process, which shares it with no other."""
+    """Choose the device of this process, which shares it with no other."""
     device = choose_device(name, lambda seen: own_gpu(seen, processes), "training.device")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -332,23 +357,28 @@ def own_device(name: str, processes: Processes) -> torch.device:
 
 
 def own_gpu(num_seen: int, processes: Processes) -> int:
-    """Launchers make all GPUs of the machine visible to a process, or only its own."""
+    """Return the number of this process's GPU. Launchers make all GPUs of the machine visible to a
+    process, or only its own."""
     if num_seen == 1:
         return 0
     if processes.local_rank >= num_seen:
-        both = f"{processes.local_world_size} processes, but PyTorch sees {num_seen} GPUs"
-        raise ConfigError(f"this machine runs {both}; launch as many processes as GPUs")
+        raise ConfigError(
+            f"this machine runs {processes.local_world_size} processes, but PyTorch sees "
+            f"{num_seen} GPUs; launch as many processes as GPUs, or request more GPUs"
+        )
     return processes.local_rank
 
 
 def be_deterministic() -> None:
+    """Let PyTorch take deterministic kernels, or raise where it has none."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
-    # For debugging, and slow. PyTorch's types lack it.
+    # This fills new tensors, to find reads of unset memory: slow, and needed only for debugging.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def choose_precision(name: Precision, device: torch.device) -> Precision:
+    """Resolve `auto`: bf16 where the device multiplies it in hardware."""
     if name != "auto":
         return name
     return "bf16" if multiplies(device, torch.bfloat16) else "fp32"

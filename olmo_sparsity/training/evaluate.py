@@ -56,7 +56,8 @@ class Evaluation:
         return self.settings.document_length or self.reached
 
     def check(self) -> None:
-        """Before the first step, as the first evaluation may be the last."""
+        """Raise DataError if the held-out text is too short. Called before the first step, as the
+        first evaluation may be the last."""
         heldout_sequences(self.heldout, max(self.length, self.passage_length))
         if self.settings.documents:
             self.documents  # noqa: B018 (raises where too few are long enough)
@@ -69,17 +70,18 @@ class Evaluation:
         every = range(len(self.heldout))
         long = [number for number in every if len(self.heldout.document(number)) >= length]
         if len(long) < FEWEST_DOCUMENTS:
-            found = f"{len(long)} held-out documents have {length:,} tokens"
-            needed = f"evaluation.documents needs {FEWEST_DOCUMENTS}"
-            raise DataError(f"{found}, {needed}; lower evaluation.document_length")
+            raise DataError(
+                f"{len(long)} held-out documents have {length:,} tokens, evaluation.documents "
+                f"needs {FEWEST_DOCUMENTS}; lower evaluation.document_length, or prepare more text"
+            )
         chosen = spread_evenly(long, self.settings.documents)
         texts = [self.heldout.document(number)[:length] for number in chosen]
         return np.stack(texts).astype(np.int64)
 
     def losses(self, engine: Engine) -> list[dict]:
-        """[{"from", "to", "loss", "bits_per_byte", "num_tokens", "num_documents"}, …], one row per
-        range of the target's position: within the training length, up to the PoSE target, and
-        beyond. `num_documents` counts the sequences with tokens in the range; with
+        """Return rows of "from", "to", "loss", "bits_per_byte", "num_tokens" and "num_documents",
+        one per range of the target's position: within the training length, up to the PoSE
+        target, and beyond. `num_documents` counts the sequences with tokens in the range; with
         positions.per_document, where positions are those in a document, the documents."""
         rows = []
         sum_L = torch.zeros(self.length, dtype=torch.float64)
@@ -138,18 +140,18 @@ class Evaluation:
             for column, (first, end) in enumerate(ranges):
                 sums_DR[own_numbers, column] = nll_BL[:, first - 1 : end - 1].sum(1)
         engine.processes.add_up(sums_DR)
-        found = []
+        losses = []
         for column, (first, end) in enumerate(ranges):
             means_D = sums_DR[:, column] / (end - first)
             row = {"from": edges[column], "to": end, "loss": float(means_D.mean())}
             row["standard_error"] = float(means_D.std()) / math.sqrt(num_documents)
             row |= {"num_tokens": num_documents * (end - first), "num_documents": num_documents}
-            found.append(row)
-        return found[::-1]
+            losses.append(row)
+        return losses[::-1]
 
     def induction_drop(self, engine: Engine) -> float:
-        """Nats by which the mean loss on held-out passages, half the training length long, falls on
-        their repetition; near 0 for a model that does not copy from its context."""
+        """Return by how many nats the mean loss on held-out passages, half the training length
+        long, falls on their repetition. A model that does not copy from its context is near 0."""
         sums = torch.zeros(3, dtype=torch.float64)  # passage, repetition, number of passages
         for passages in heldout_batches(
             self.heldout,

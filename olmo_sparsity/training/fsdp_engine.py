@@ -62,7 +62,8 @@ class FSDPEngine(Engine):
             self.source = None
         self.optimizer = build_optimizer(self.model, optimizer)
         sizes = " × ".join(map(str, self.mesh.shape))
-        self.title = f"fully_shard, {sizes} process{'es' * (self.mesh.size() > 1)}"
+        noun = "process" if self.mesh.size() == 1 else "processes"
+        self.title = f"fully_shard, {sizes} {noun}"
 
     def shard(self) -> None:
         in_bf16 = self.training.precision == "bf16"

@@ -49,7 +49,8 @@ class Outcome(IntEnum):
 def train(
     config: RunConfig, processes: Processes | None = None, profile: str | None = None
 ) -> Outcome:
-    """`profile`: FIRST:LAST, the steps of which a Chrome trace is written."""
+    """Train until the last step or a signal, from the run folder's last checkpoint if it has one.
+    `profile`: FIRST:LAST, the steps of which a Chrome trace is written."""
     processes = processes or Processes()
     while True:
         outcome = train_until_nan(config, processes, profile)
@@ -76,10 +77,13 @@ def train_until_nan(
                 CheckpointWriter(run_folder, start.config.checkpoint, processes) as writer,
             ):
                 with processes.agree():
-                    opened = start.config.logging, run_folder, start.step, start.settings
                     profiled = Profile(profile, start)
                     held.callback(profiled.stop)
-                    sinks = open_sinks(*opened) if processes.is_first else []
+                    sinks = []
+                    if processes.is_first:
+                        sinks = open_sinks(
+                            start.config.logging, run_folder, start.step, start.settings
+                        )
                     metrics = Metrics(run_folder, start.step, sinks, writes=processes.is_first)
                 outcome = run_steps(start, metrics, writer, progress, stop, profiled)
         except UserError as error:
@@ -106,8 +110,12 @@ def run_steps(
     stop: StopRequest,
     profile: Profile,
 ) -> Outcome:
-    config, engine, processes = start.config, start.engine, start.engine.processes
-    evaluation, num_steps, watchdog = config.evaluation, config.training.num_steps, start.watchdog
+    """Train step by step, and log, evaluate and save when it is due."""
+    config = start.config
+    engine = start.engine
+    processes = engine.processes
+    watchdog = start.watchdog
+    num_steps = config.training.num_steps
     saves = SaveSteps(config.checkpoint, start.step, num_steps)
     progress.resume_at(start.step)
     clock = Clock(start.step)
@@ -120,7 +128,9 @@ def run_steps(
             rate = learning_rate(config.optimizer, step, num_steps)
             profile.before(step)
             loss, norm = engine.step(batch, rate, start.jumps)
-            skipped = {"skipped_steps": float(start.jumps.num_skipped)} if start.jumps else {}
+            skipped = {}
+            if start.jumps:
+                skipped["skipped_steps"] = float(start.jumps.num_skipped)
             if start.batches.skipped:
                 skipped["skipped_batches"] = float(len(start.batches.skipped))
             metrics.add(step, loss=loss, gradient_norm=norm, learning_rate=rate, **skipped)
@@ -128,7 +138,7 @@ def run_steps(
             if step % config.logging.interval_steps == 0 or step == num_steps:
                 log_step(start, step, rate, clock.steps_per_s(step), metrics, progress)
             with clock.paused():
-                if due(step, evaluation.interval_steps, num_steps):
+                if due(step, config.evaluation.interval_steps, num_steps):
                     evaluate_step(start, step, metrics, writer, progress)
                 # If one process gets a signal or cannot write, all stop at the same step.
                 reason = processes.first_text(stop.requested or writer.failure)
@@ -229,10 +239,12 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
 
 
 class SaveSteps:
-    """The steps to save at. With `interval_steps=auto` the first process picks the next one after
-    each save."""
+    """Decides at which steps to save. With `interval_steps=auto` the first process chooses the next
+    one after each save."""
 
     FIRST = 10
+    """Steps before the first save, which measures how long steps and saves take."""
+
     PAUSE_S = 600.0
     """Work that a crash may lose."""
 
@@ -240,7 +252,8 @@ class SaveSteps:
     """Of the time, that training may stand still for saves."""
 
     def __init__(self, kept: CheckpointConfig, step: int, num_steps: int) -> None:
-        self.kept, self.num_steps = kept, num_steps
+        self.kept = kept
+        self.num_steps = num_steps
         self.first_step = step + 1
         self.next = step + self.FIRST
         self.counted_from = step, time.perf_counter()
@@ -294,12 +307,14 @@ class Profile:
     """Writes a Chrome trace of some steps, of the first process, into the run folder."""
 
     def __init__(self, steps: str | None, start: Start) -> None:
-        found = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
-        self.first, self.last = map(int, found.groups()) if found else (0, 0)
+        match = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
+        self.first, self.last = map(int, match.groups()) if match else (0, 0)
         num_steps = start.config.training.num_steps
         if steps is not None and not start.step < self.first <= self.last <= num_steps:
-            known = f"two steps from {start.step + 1} to {num_steps}, such as 10:15"
-            raise ConfigError(f"--profile={steps} must be FIRST:LAST, {known}")
+            raise ConfigError(
+                f"--profile={steps} must be FIRST:LAST, two steps from {start.step + 1} to "
+                f"{num_steps}, such as 10:15"
+            )
         self.path = Path(start.config.run_folder) / f"trace_{self.first}_{self.last}.json"
         self.is_here = steps is not None and start.engine.processes.is_first
         self.profiler: torch.profiler.profile | None = None
@@ -340,7 +355,7 @@ class Clock:
 def draw(
     batches: TrainingBatches, start: int, num_steps: int, device: torch.device
 ) -> Generator[Batch, None, None]:
-    """The batches of the steps after `start`, for a thread to iterate."""
+    """Yield the batches of the steps after `start`, for a thread to iterate."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # else the thread would use memory of the first GPU
     for step in range(start, num_steps):
@@ -352,7 +367,8 @@ def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Dropout depends only on (seed, step, process), so a resumed run repeats it."""
+    """Seed the random numbers of a step. Dropout then depends only on (seed, step, process), so a
+    resumed run repeats it."""
     (mixed,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
     # torch.manual_seed formats the stack at each call, for each kind of device that is not there.
     torch.default_generator.manual_seed(int(mixed))

@@ -40,7 +40,7 @@ class MomentSlice:
 def copy_moments(
     parts: Iterable[MomentSlice], rank: int = 0, world_size: int = 1
 ) -> Callable[[Path], Path]:
-    """Copy moments into main memory; returns a function that writes the copy into a folder."""
+    """Copy moments into main memory; return a function that writes the copy into a folder."""
     slices: dict[str, tuple[int, int]] = {}
     tensors: dict[str, Tensor] = {}
     for part in parts:
@@ -62,19 +62,22 @@ def to_main_memory(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Copy tensors, all at once. Copies of a GPU's are pinned: several times as fast, and PyTorch
     keeps the memory for the next checkpoint, at most twice the size."""
     release_freed_memory()
-    copies, on_gpu = {}, False
+    copies = {}
+    on_gpu = False
     for name, tensor in tensors:
         on_gpu = tensor.device.type == "cuda"
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
         copies[name] = copy.copy_(tensor, non_blocking=True)
-    if on_gpu:
+    if on_gpu:  # the copies are asynchronous
         torch.cuda.synchronize(tensor.device)
     return copies
 
 
 def share_out(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     """Give each name to one of `count` parts of about equal size."""
-    loads, part_of = [0] * count, {}
+    loads = [0] * count
+    part_of = {}
+    # The largest first, each to the part that has least so far.
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         part_of[name] = loads.index(min(loads))
         loads[part_of[name]] += sizes[name]
@@ -90,14 +93,17 @@ class SavedMoments:
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
         if not paths or counts != {len(paths)}:
             written = " and ".join(map(str, sorted(counts))) or "some"
-            found = f"{len(paths)} files of optimizer state of {written} that were written"
-            raise DataError(f"{folder} holds {found}; delete it to resume from the one before")
+            raise DataError(
+                f"{folder} holds {len(paths)} files of optimizer state (moments-*.safetensors), "
+                f"{written} were written; delete the checkpoint to resume from the one before"
+            )
         # Its own file first, which has all slices if the number of processes is unchanged.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
 
     @torch.no_grad()
     def fill(self, part: MomentSlice) -> None:
+        """Fill a slice from all files that have elements of it."""
         filled = 0
         for path in self.paths:
             if filled == part.length:
@@ -114,7 +120,8 @@ class SavedMoments:
             filled += end - begin
         if filled != part.length:
             raise DataError(
-                f"{self.folder} lacks moments of {part.parameter}; take a new run_folder"
+                f"{self.folder} lacks moments of {part.parameter} ({filled} of {part.length} "
+                "elements); take a new run_folder"
             )
 
 
@@ -124,4 +131,6 @@ def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
         file = safe_open(path, framework="pt")
         return file, json.loads(file.metadata()["stretches"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete the checkpoint") from None
+        raise DataError(
+            f"{path} is damaged ({error}); delete the checkpoint to resume from the one before"
+        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import socket
@@ -27,11 +28,13 @@ BYTES_PER_PARAMETER = 12
 
 def check_devices(requested: str, device: torch.device, processes: Processes) -> None:
     """Check that the requested GPUs are visible, and that no two processes share one."""
-    given = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    num_allocated = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     with processes.agree():
-        if requested == "auto" and device.type == "cpu" and given not in ("", "0"):
-            found = f"SLURM_GPUS_ON_NODE={given}, but PyTorch sees no GPU"
-            raise ConfigError(f"training.device=auto: {found}; fix the installation, or set cpu")
+        if requested == "auto" and device.type == "cpu" and num_allocated not in ("", "0"):
+            raise ConfigError(
+                f"training.device=auto: SLURM_GPUS_ON_NODE={num_allocated}, but PyTorch sees no "
+                "GPU; fix the installation, or set training.device=cpu"
+            )
     name = ""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -40,14 +43,18 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
     with processes.agree():
         if len(set(map(bool, names))) > 1:
             raise ConfigError(
-                f"process {names.index('')} has no GPU, others have; request one each"
+                f"process {names.index('')} of {len(names)} has no GPU, others have; request one "
+                "GPU for each process"
             )
         if name and names.count(name) > 1:
-            raise ConfigError(f"{names.count(name)} processes share {name}; launch one for each")
+            raise ConfigError(
+                f"{names.count(name)} processes share {name}; launch as many processes as GPUs"
+            )
 
 
 def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
-    """Config files on disks that are not shared may differ between machines."""
+    """Check that all processes have the settings of the first: config files on disks that are not
+    shared may differ between machines."""
     first = processes.gather(settings if processes.is_first else None)[0]
     with processes.agree():
         if changed := differences(first, settings):
@@ -59,16 +66,19 @@ def check_room(
 ) -> None:
     """Check the disk for the checkpoints that the run will keep, and one being written."""
     interval = 1 if kept.interval_steps == 0 else kept.interval_steps or num_steps
-    num_left = -(-(num_steps - step) // interval)
+    num_left = math.ceil((num_steps - step) / interval)
     existing = sum(not kept.stays(step_of(path)) for path in list_checkpoints(run_folder))
+    # One more than is kept: the oldest is deleted after the new one is complete.
     num_new = max(min(kept.keep + 1 - existing, num_left), 0)
     num_staying = kept.num_staying(step, num_steps)
     needed = max(num_new + num_staying, 1) * num_parameters * BYTES_PER_PARAMETER
     free = shutil.disk_usage(run_folder).free
     if free < needed and num_left > 0:
-        sizes = f"{free / 2**30:.2f} GiB free, checkpoints need {needed / 2**30:.2f}"
-        why = f"checkpoint.keep={kept.keep}, {num_staying} to stay forever"
-        raise UserError(f"run_folder={run_folder}: its disk has {sizes} ({why})")
+        raise UserError(
+            f"run_folder={run_folder}: its disk has {free / 2**30:.2f} GiB free, checkpoints need "
+            f"{needed / 2**30:.2f} (checkpoint.keep={kept.keep}, {num_staying} to stay forever); "
+            "free space, or lower checkpoint.keep"
+        )
 
 
 def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10) -> None:
@@ -83,8 +93,10 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
         deadline = time.monotonic() + patience_s
         while not mark.exists():  # a network disk may take a moment
             if time.monotonic() > deadline:
-                where = f"a disk that {socket.gethostname()} shares with the first process"
-                raise UserError(f"run_folder={run_folder} is not on {where}")
+                raise UserError(
+                    f"run_folder={run_folder} is not on a disk that {socket.gethostname()} shares "
+                    "with the first process; choose a folder on a disk that all machines share"
+                )
             time.sleep(0.1)
     if processes.is_first:
         mark.unlink()
@@ -113,10 +125,11 @@ def attempt(run_folder: Path, max_starts: int, processes: Processes) -> Iterator
 def _count_start(run_folder: Path, max_starts: int) -> None:
     attempts = Attempts.read(run_folder)
     if attempts.starts >= max_starts:
-        died = f"died {attempts.starts} times without a new checkpoint"
-        more = f"--checkpoint.max_starts={attempts.starts + max_starts}"
-        remedy = f"find the cause in the log (memory? time limit?), then pass {more}"
-        raise UserError(f"{run_folder} {died} after step {attempts.saved_step}; {remedy}")
+        raise UserError(
+            f"{run_folder} died {attempts.starts} times without a new checkpoint after step "
+            f"{attempts.saved_step}; find the cause in the log (memory? time limit?), then pass "
+            f"--checkpoint.max_starts={attempts.starts + max_starts}"
+        )
     Attempts(attempts.saved_step, attempts.starts + 1).write(run_folder)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Flat = Mapping[str, Any]
-"""Settings of a run, flattened."""
+"""Settings of a run, flattened: `training.length` → its value."""
 
 # A resumed run may differ in these: they change what is written, or what computes it, and not the
 # weights, except for rounding and (engine, micro_batch_size) the masks of dropout, and for what
@@ -71,8 +71,13 @@ RESOLVED_KEYS: tuple[str, ...] = (
 )
 
 # A branch may change everything except the model and the order of the text.
-FIXED_KEYS: tuple[str, ...] = ("seed", "training.length", "training.batch_size", "model.")
-FIXED_KEYS += tuple(f"positions.{name}" for name in SCALING_FIELDS)
+FIXED_KEYS: tuple[str, ...] = (
+    "seed",
+    "training.length",
+    "training.batch_size",
+    "model.",
+    *(f"positions.{name}" for name in SCALING_FIELDS),
+)
 
 
 @contextmanager
@@ -91,6 +96,7 @@ def open_run_folder(path: Path, settings: Flat, text: str) -> Iterator[None]:
 
 
 def refuse_other_config(folder: Path, settings: Flat) -> None:
+    """Raise ConfigError if the folder was begun with settings that give other weights."""
     changed = _changed(folder, settings, lambda key: not key.startswith(FREE_KEYS))
     if changed:
         # A branch keeps the model and the order of the text.
@@ -103,35 +109,52 @@ def refuse_other_config(folder: Path, settings: Flat) -> None:
 
 
 def is_work_of(folder: Path, settings: Flat) -> bool:
-    """Whether what is in its folder, if anything, may be of these settings, not resolved."""
-    free = (*FREE_KEYS, *RESOLVED_KEYS)
-    free = (*free, "training.precision") if settings["training.precision"] == "auto" else free
+    """Return whether a run with these settings could resume in the folder, or begin in it.
+
+    `settings` are as the user wrote them: what a start resolves (the tokenizer's sizes, precision
+    `auto`) is not compared."""
     if not (folder / "config.yaml").exists():
         return True
+    free = (*FREE_KEYS, *RESOLVED_KEYS)
+    if settings["training.precision"] == "auto":
+        free = (*free, "training.precision")
     return not _changed(folder, settings, lambda key: not key.startswith(free))
 
 
 def _refuse_other_evaluation(folder: Path, settings: Flat) -> None:
-    """Result of a finished run, which evaluates nothing more."""
+    """Raise ConfigError if a finished run, which evaluates nothing more, is asked for another
+    evaluation: its numbers would be taken for those of the new settings."""
     last = max(map(step_of, list_checkpoints(folder)), default=0)
     changed = _changed(folder, settings, lambda key: key.startswith("evaluation."))
     if changed and last == settings["training.num_steps"]:
-        raise ConfigError(f"'{folder}' was evaluated with {', '.join(changed)}; name another")
+        raise ConfigError(
+            f"'{folder}' is finished, and was evaluated with {', '.join(changed)}; set it as it "
+            "was, or take a new run_folder"
+        )
 
 
 def refuse_other_branch(folder: Path, settings: Flat) -> None:
-    free = "model.max_sequence_length"
-    changed = _changed(folder, settings, lambda k: k.startswith(FIXED_KEYS) and k != free)
+    """Raise ConfigError if a branch changes the model or the order of the text."""
+
+    def is_fixed(key: str) -> bool:
+        # No weight depends on the longest sequence, which a branch may extend.
+        return key.startswith(FIXED_KEYS) and key != "model.max_sequence_length"
+
+    changed = _changed(folder, settings, is_fixed)
     if changed:
-        remedy = "set them as they were, or take the weights alone with init_from"
-        raise ConfigError(f"branch_from={folder} was trained with {', '.join(changed)}; {remedy}")
+        raise ConfigError(
+            f"branch_from={folder} was trained with {', '.join(changed)}; set them as they were, "
+            "or take the weights alone with init_from"
+        )
 
 
 def _changed(folder: Path, settings: Flat, counts: Callable[[str], bool]) -> list[str]:
-    """The settings that differ from those saved in the folder, of those that count."""
+    """Return a line for each setting that differs from the one saved in the folder, of those whose
+    name `counts`."""
     saved = flatten(load_saved_config(folder / "config.yaml"))
-    then, now = ({k: v for k, v in of.items() if counts(k)} for of in (saved, settings))
-    return differences(then, now)
+    before = {key: value for key, value in saved.items() if counts(key)}
+    now = {key: value for key, value in settings.items() if counts(key)}
+    return differences(before, now)
 
 
 # --- environment.json -----
@@ -140,6 +163,7 @@ def _changed(folder: Path, settings: Flat, counts: Callable[[str], bool]) -> lis
 def describe_environment(
     run_folder: Path, engine: dict[str, Any], device: torch.device, resumed_at: int
 ) -> None:
+    """Append an entry for this start to environment.json."""
     import torch
 
     path = run_folder / "environment.json"
@@ -162,12 +186,16 @@ def describe_environment(
 
 
 def refuse_divergence(step: float, values: dict[str, float]) -> None:
-    if not all(math.isfinite(value) for value in values.values()):
-        shown = ", ".join(f"{name} {value}" for name, value in values.items())
-        remedy = "lower optimizer.learning_rate in a new folder, or pass --training.on_nan=skip"
-        error = UserError(f"step {step:.0f}: {shown}; {remedy}")
-        error.diverged_at = round(step)
-        raise error
+    """Raise UserError, which knows the step, if a value is not finite."""
+    if all(math.isfinite(value) for value in values.values()):
+        return
+    shown = ", ".join(f"{name} {value}" for name, value in values.items())
+    error = UserError(
+        f"step {step:.0f}: {shown}; earlier checkpoints are intact: lower "
+        "optimizer.learning_rate in a new folder, or pass --training.on_nan=skip"
+    )
+    error.diverged_at = round(step)
+    raise error
 
 
 class Metrics:
@@ -179,7 +207,8 @@ class Metrics:
     ) -> None:
         """`writes`: whether this process writes; the others only check their numbers."""
         self.path = run_folder / "metrics.jsonl"
-        self.sinks, self.writes = sinks, writes
+        self.sinks = sinks
+        self.writes = writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self.last_crc32: str | None = None
         """CRC of the line of the last step."""
@@ -192,8 +221,9 @@ class Metrics:
     def add(self, step: int, **values: Tensor | float) -> None:
         self.pending.append((step, values))
 
-    def flush(self, **of_last: float) -> dict[str, float]:
-        """Write the pending rows, up to the first that is not finite; returns their means."""
+    def flush(self, **speed: float) -> dict[str, float]:
+        """Write the pending rows, up to the first that is not finite; return their mean loss.
+        `speed`: numbers of all these steps, written with the last one."""
         rows = [
             {"step": step, **{name: float(value) for name, value in values.items()}}
             for step, values in self.pending
@@ -201,11 +231,11 @@ class Metrics:
         self.pending = []
         if not rows:
             return {}
-        rows[-1].update(of_last)
+        rows[-1].update(speed)
         for number, row in enumerate(rows):
-            if not math.isfinite(row["loss"] + row["gradient_norm"]):
+            values = {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
+            if not all(map(math.isfinite, values.values())):
                 self.write(*rows[:number])
-                values = {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
                 refuse_divergence(row["step"], values)
         self.write(*rows)
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
@@ -224,14 +254,15 @@ class Metrics:
         with naming(self.path), self.path.open("a") as file:
             for row in rows:
                 line = with_crc(row)
-                self.last_crc32 = self.last_crc32 if "heldout" in row else line["crc32"]
+                if "heldout" not in row:  # a checkpoint knows the line of its training step
+                    self.last_crc32 = line["crc32"]
                 file.write(json.dumps(line) + "\n")
         for sink in self.sinks:
             for row in rows:
                 sink(row)
 
     def last_heldout(self) -> list[dict] | None:
-        """None: its line is lost."""
+        """Return the losses of the last evaluation; None if its line is lost."""
         rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
         return rows[-1] if rows else None
 
@@ -248,14 +279,15 @@ def read_skipped_batches(run_folder: Path) -> list[int]:
 
 
 def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
-    """Leave out the batch of a step from now on; returns a line that says so."""
+    """Leave out the batch of a step from now on; return a line that says so."""
     from olmo_sparsity.data.batches import batch_of_step  # imports PyTorch
 
     skipped = read_skipped_batches(run_folder)
     if len(skipped) >= max_skips:
-        remedy = "lower optimizer.learning_rate in a new folder, or raise it"
-        where = f"step {step} is not finite, after training.max_skips={max_skips} skipped batches"
-        raise UserError(f"{where}; {remedy}")
+        raise UserError(
+            f"step {step} is not finite, after training.max_skips={max_skips} skipped batches; "
+            "lower optimizer.learning_rate in a new folder, or raise training.max_skips"
+        )
     batch = batch_of_step(step - 1, skipped)
     content = with_crc({"batches": sorted([*skipped, batch])})
     write_json(run_folder / "skipped_batches.json", content)
@@ -264,8 +296,9 @@ def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
 
 
 def read_metrics(path: Path) -> Iterator[dict]:
-    """The rows of a metrics file; damaged lines are skipped."""
-    yield from (row for _, row in _read_lines(path))
+    """Yield the rows of a metrics file; damaged lines are skipped."""
+    for _, row in _read_lines(path):
+        yield row
 
 
 _LARGEST = 2**30
@@ -273,25 +306,30 @@ _LARGEST = 2**30
 
 
 def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
-    """Each line and its row, but damaged ones, of which the last may be cut short by a kill."""
+    """Return each line and its row, without damaged lines. They are reported, except for a last
+    line that a kill has cut short."""
     try:
         content = read_bounded(path, _LARGEST) if path.exists() else b""
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; restore it") from None
-    lines, texts = [], content.splitlines()
+    texts = content.splitlines()
+    lines = []
     for text in texts:
         with contextlib.suppress(ValueError):
             row = parse_json(text, dict)
             conform({"step": row.get("step")}, dict[str, int])
             lines.append((text, row))
-    num_damaged = len(texts) - len(lines) - (not content.endswith(b"\n"))
+    num_damaged = len(texts) - len(lines)
+    if not content.endswith(b"\n"):
+        num_damaged -= 1
     if num_damaged > 0:
         say(f"{path}: {num_damaged} damaged lines are skipped")
     return lines
 
 
 def _read_own_lines(path: Path) -> list[tuple[bytes, dict]]:
-    """Reject the file of another run: each checkpoint knows the line of its step."""
+    """Return the lines of a run's metrics, after rejecting those of another run: each checkpoint
+    knows the CRC of its step's line."""
     lines = _read_lines(path)
     crc32_of = {
         row["step"]: json.loads(text).get("crc32") for text, row in lines if "heldout" not in row
@@ -301,9 +339,13 @@ def _read_own_lines(path: Path) -> list[tuple[bytes, dict]]:
             state = TrainerState.read(folder)
         except DataError:  # it is damaged, and not resumed from
             continue
-        found = {crc32_of.get(state.step), state.metrics_crc32} - {None}
-        if len(found) > 1:
-            raise DataError(f"{path} is not of the run of {folder}; restore it, or delete it")
+        # One of them is None if the line is lost or the checkpoint is older than this check.
+        crc32s = {crc32_of.get(state.step), state.metrics_crc32} - {None}
+        if len(crc32s) > 1:
+            raise DataError(
+                f"{path} is not of the run of {folder}: its line of step {state.step} is another; "
+                "restore the file of this run, or delete it to go on without"
+            )
     return lines
 
 
@@ -348,7 +390,8 @@ def loss_table(run_folder: str | Path) -> str:
 
 
 def _sample(part: dict) -> dict[str, str]:
-    """The places of a row, and what its loss is over. Earlier versions counted tokens alone."""
+    """Return the columns that say which places a loss is of, and over how many documents and
+    tokens. Earlier versions counted tokens alone."""
     documents = part.get("num_documents")
     return {
         "positions": _name(part),
@@ -358,6 +401,7 @@ def _sample(part: dict) -> dict[str, str]:
 
 
 def _samples(row: dict) -> list[tuple]:
+    """Return what identifies the text of an evaluation: two with equal ones can be compared."""
     names = ("from", "to", "num_tokens", "num_documents")
     parts = [*row["heldout"], *row.get("by_place", ())]
     return [tuple(part.get(name) for name in names) for part in parts]
@@ -403,24 +447,29 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
 
 
 def _curves(rows: list[dict]) -> pd.DataFrame:
-    """A row for each evaluation: losses by position, that of the farthest places of
-    `evaluation.documents`, induction drops."""
+    """Return a table with a row for each evaluation: losses by position, the loss at the farthest
+    places of `evaluation.documents`, and the induction drop."""
     import pandas as pd
 
-    return pd.DataFrame(
-        {"step": row["step"]}
-        | {_name(part): part["loss"] for part in row["heldout"]}
-        | {f"documents {_name(part)}": part["loss"] for part in row.get("by_place", ())[:1]}
-        | {"induction": row.get("induction_drop", math.nan)}
-        for row in rows
-    )
+    curves = []
+    for row in rows:
+        numbers = {"step": row["step"]}
+        numbers |= {_name(part): part["loss"] for part in row["heldout"]}
+        if row.get("by_place"):
+            farthest = row["by_place"][0]
+            numbers[f"documents {_name(farthest)}"] = farthest["loss"]
+        numbers["induction"] = row.get("induction_drop", math.nan)
+        curves.append(numbers)
+    return pd.DataFrame(curves)
 
 
 def _name(part: dict) -> str:
+    """Return the range of a row, with its last position: `to` is one more."""
     return f"{part['from']} … {part['to'] - 1}"
 
 
 def _evaluations(run_folder: str | Path) -> list[dict]:
+    """Return the rows of held-out losses, at least one."""
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
         remedy = "pass a trained run, or --text to read a model's losses on it"

@@ -1,4 +1,6 @@
-"""Log metrics to TensorBoard and W&B as well, if configured."""
+"""Log metrics to TensorBoard and W&B as well, if configured.
+
+A sink is a function that takes the rows which metrics.jsonl gets, one at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.config.sections import LoggingConfig
 
 Sink = Callable[[dict], None]
+"""Takes a row of metrics.jsonl: {"step": …} and the losses of a step, or of an evaluation."""
 
 
 def open_sinks(
     logging: LoggingConfig, run_folder: Path, start: int, stated: Mapping[str, Any]
 ) -> list[Sink]:
-    """`start`: the step from which the run begins or resumes; `stated`: its settings."""
+    """Open what `logging` names. `start`: the step from which the run begins or resumes; `stated`:
+    its settings, which W&B shows beside the curves."""
     sinks = []
     if logging.tensorboard:
         sinks.append(_tensorboard(run_folder, start))
@@ -26,7 +30,7 @@ def open_sinks(
 
 
 def check_sinks(logging: LoggingConfig) -> None:
-    """Before a run waits for its GPUs: is what it logs to installed?"""
+    """Raise an error before a run waits for its GPUs, if what it logs to is not installed."""
     with naming_extras():
         if logging.tensorboard:
             import torch.utils.tensorboard  # noqa: F401
@@ -37,7 +41,7 @@ def check_sinks(logging: LoggingConfig) -> None:
 def _tensorboard(run_folder: Path, start: int) -> Sink:
     with naming_extras():
         from torch.utils.tensorboard import SummaryWriter
-    # What a killed process has written after its last checkpoint comes again.
+    # Steps that a killed process has written after its last checkpoint are repeated.
     writer = SummaryWriter(f"{run_folder}/tensorboard", purge_step=start + 1)
 
     def write(row: dict) -> None:
@@ -68,6 +72,7 @@ def _wandb(project: str, run_folder: Path, start: int, stated: Mapping[str, Any]
 
 
 def _scalars(row: dict) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a row, each under the name of its curve."""
     for name, value in row.items():
         if name == "heldout":
             for part in value:
@@ -80,7 +85,7 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
         elif name == "induction_drop":
             yield f"heldout/{name}", value
         elif isinstance(value, dict):
-            for number, found in value.items():
-                yield f"{name}/{number}", found
+            for measure, number in value.items():
+                yield f"{name}/{measure}", number
         elif name != "step":
             yield f"train/{name}", value

@@ -37,14 +37,17 @@ class Watchdog:
         self.expect("the start", "work_timeout_s")
         if processes.world_size == 1 and "WORLD_SIZE" not in os.environ:
             return
-        told = processes.gather((time.strftime("%Y%m%d-%H%M%S"), socket.gethostname()))
-        self.folder = run_folder / "stacks" / told[0][0]
-        self.hosts = [host for _, host in told]
+        # All write into one folder, named by the clock of the first.
+        starts = processes.gather((time.strftime("%Y%m%d-%H%M%S"), socket.gethostname()))
+        self.folder = run_folder / "stacks" / starts[0][0]
+        self.hosts = [host for _, host in starts]
         threading.Thread(target=self._watch, daemon=True).start()
 
     def expect(self, what: str, limit: str) -> None:
         """From now on do `what`, within the limit of this setting of `engine`."""
-        self.doing, self.setting, self.limit_s = what, limit, getattr(self.limits, limit)
+        self.doing = what
+        self.setting = limit
+        self.limit_s = getattr(self.limits, limit)
         self.deadline = time.monotonic() + self.limit_s
 
     def stop(self) -> None:
@@ -97,7 +100,7 @@ class Watchdog:
             (self.folder / f"nccl_trace_rank_{self.processes.rank}").write_bytes(trace)
 
     def _wait_for_stacks(self) -> tuple[list[int], list[int]]:
-        """The processes that wrote none, and those that did."""
+        """Return the processes that wrote no stacks, and those that did."""
         deadline = time.monotonic() + GRACE_S
         ranks = range(self.processes.world_size)
         while time.monotonic() < deadline and not all(self._path(r).exists() for r in ranks):

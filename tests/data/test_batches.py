@@ -206,12 +206,12 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenSha
     damaged.paths = [tmp_path / path.name for path in shards.paths]
     for path, original in zip(damaged.paths, shards.paths, strict=True):
         path.write_bytes(original.read_bytes()[:64] + b"\xff\xff" + original.read_bytes()[66:])
-    with pytest.raises(DataError, match="holds token 65535 near place 32, of 512"):
+    with pytest.raises(DataError, match=r"holds token 65535 near place 32, .*512"):
         Sequences(damaged, 16)[2]
     damaged.vocab_size = 65536
     assert Sequences(damaged, 16)[2].max() == 65535
     damaged.vocab_size = 65535
-    with pytest.raises(DataError, match="of 65535"):
+    with pytest.raises(DataError, match="has 65535"):
         Sequences(damaged, 16)[2]
     assert len(Sequences(damaged, 16)[1]) == 16
 

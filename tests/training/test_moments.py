@@ -65,5 +65,5 @@ def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"moments-00001.* is damaged"):
         SavedMoments(tmp_path, 1).fill(MomentSlice("matrix", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").unlink()
-    with pytest.raises(DataError, match="holds 1 files of optimizer state of 2"):
+    with pytest.raises(DataError, match=r"holds 1 files of optimizer state .* 2 were written"):
         SavedMoments(tmp_path, 0)
