@@ -7,7 +7,6 @@ modules hold now.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
@@ -27,7 +26,7 @@ from tests.support import children
 MEASURE = ["--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--draws", "1"]
 MEASURE += ["--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "4"]
 MEASURE += ["--sets", "gap", "--max-targets", "3", "--units", "tokens"]
-COMMANDS = ["prepare", "train", "export", "measure", "score"]
+COMMANDS = ["prepare", "train", "export", "measure"]
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.utime", "os.chmod", "os.truncate")
 
 
@@ -37,11 +36,6 @@ def words_of(command: str, folder: Path, run: Path, here: Path) -> list[str]:
         return ["export", str(run), str(folder)]
     if command == "measure":
         return ["measure", str(run), "--out", str(folder), *MEASURE]
-    if command == "score":
-        lines = [json.dumps({"text": f"text {n}: " + "a b c " * 30}) for n in range(130)]
-        (text := here / "t.jsonl").write_text("\n".join(lines))
-        more = ["--text", str(text), "--contexts", "40", "--local", "8"]
-        return ["score", str(run), "--out", str(folder / "a.parquet"), *more]
     settings: dict[str, Any] = small_run(folder, data_section(run.parent / "data"))
     settings["data"]["corpus"]["max_documents"] = 40
     settings["training"]["num_steps"] = 3

@@ -1,166 +1,242 @@
-"""Write the requests and read the replies of servers: vLLM, SGLang, llama.cpp's own, and OpenAI's
-`echo`."""
+"""Write the requests and read the replies of servers: vLLM, SGLang, llama.cpp's own, and those that
+follow OpenAI's `echo`.
+
+Place in the flow: server.py sends what a dialect writes, and checks what it reads. To support
+another server, write one subclass of `Dialect` here and add it to `DIALECTS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-FORCE = 1e6  # is added to a logit
+FORCING_BIAS = 1e6
+"""A logit with this bias is the largest, whatever the model computes."""
 
-CANDIDATES, FEW_CANDIDATES = 20, 5
-"""The most probable tokens that a server returns at most: vLLM by default, and OpenAI's API."""
+
+class Scored(NamedTuple):
+    """A token and its log-probability, as a server writes them; nothing is checked yet."""
+
+    token: Any
+    """Its ID, or its text."""
+
+    log_p: Any
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server says of a prompt and of the token that it generates; nothing is checked yet."""
+    """What a server says of a prompt's tokens and of the token that it generates."""
 
     first: int
     """The number of the token of the prompt with which `tokens` begin."""
 
     tokens: Sequence[Any]
-    """IDs, texts, or `token_id:ID`."""
+    """Tokens of the prompt, each an ID or a text."""
 
     log_p: Sequence[Any]
-    generated: tuple[Any, Any]
-    """A token and its log-probability."""
+    generated: Scored | None
+    """None: the reply does not have it."""
 
     request: Any = None
     """The identifier of the request, if the reply has it."""
 
 
-@dataclass(frozen=True)
-class Dialect:
-    path: str
-    bodies: Callable[[list[int], int, str], list[dict[str, Any]]]
-    """The requests for a prompt's tokens, the number of the first that is scored, and the request's
-    identifier."""
+class Dialect(ABC):
+    """How one kind of server is asked for log-probabilities, and where its replies have them.
 
-    read: Callable[[list[Any], list[int], int], Reply]
-    """Gets the parsed replies, the prompt's tokens, and the number of the first that is scored."""
+    Numbers are used only after checks, so three things are required of a server:
 
-    candidates: Callable[[list[int]], dict[str, Any]]
-    """The request for the most probable tokens behind a prompt's tokens."""
+    1. It takes a prompt as token IDs. A dialect has no tokenizer: a prompt that is sent as text is
+       tokenized again by the server, and perhaps otherwise.
+    2. Its replies repeat the tokens that they score. Each is compared with the token that was sent.
+    3. It generates one token behind a prompt and returns its log-probability. The token is then
+       sent as part of the prompt and must get the same number; otherwise the server's numbers
+       belong to the token before or after (`Server._check_places`).
+    """
 
-    read_candidates: Callable[[Any], list[Any]]
-    """Gets the parsed reply, and returns their log-probabilities."""
+    owner: ClassVar[str]
+    """What the server writes as `owned_by` of its models at /v1/models."""
 
+    path: ClassVar[str]
+    """Where requests are sent to."""
 
-def _completion(ids: list[int], **others: Any) -> list[dict[str, Any]]:
-    return [{"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1} | others]
+    repeats_prompts: ClassVar[bool]
+    """Whether a reply repeats all tokens of the prompt but perhaps the first. If it repeats only
+    those that are scored, which many prompts share, then a reply to another prompt is not noticed:
+    the server gets one request at a time, unless its replies name their requests."""
 
+    @abstractmethod
+    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+        """Return the requests for log p of a prompt's tokens from number `first` on, 1 or more.
+        `name`: an identifier that a reply may repeat. The token that is generated behind the prompt
+        is needed only where `first` is 1."""
 
-def _read_echo(replies: list[Any], ids: list[int], first: int) -> Reply:
-    found = replies[0]["choices"][0]["logprobs"]
-    tokens, log_p = found["tokens"], found["token_logprobs"]
-    generated = None, None
-    if len(tokens) == len(ids) + 1:
-        generated, tokens, log_p = (tokens[-1], log_p[-1]), tokens[:-1], log_p[:-1]
-    return Reply(0, tokens, log_p, generated)
+    @abstractmethod
+    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        """Read the parsed replies to `score_requests`. A reply of another form may raise any
+        KeyError, TypeError, ValueError, IndexError or AttributeError."""
 
+    @abstractmethod
+    def candidates_request(self, ids: list[int]) -> dict[str, Any]:
+        """Return the request for the most probable tokens behind a prompt, as many as the server
+        returns by default."""
 
-def _read_vllm(replies: list[Any], ids: list[int], first: int) -> Reply:
-    choice = replies[0]["choices"][0]
-    places, last = choice["prompt_logprobs"][1:], choice["logprobs"]
-    tokens, log_p = list[Any](), list[Any]()
-    for sent, place in zip(map(str, ids[1:]), places, strict=True):
-        token = sent if sent in place else next(iter(place), None)
-        tokens.append(f"token_id:{token}")
-        log_p.append(place[token]["logprob"])
-    return Reply(1, tokens, log_p, (last["tokens"][0], last["token_logprobs"][0]))
-
-
-def _read_sglang(replies: list[Any], ids: list[int], first: int) -> Reply:
-    about = replies[0]["meta_info"]
-    if (num := about["prompt_tokens"]) != len(ids):
-        raise ValueError(f"{num!r:.20} tokens where {len(ids)} were sent")
-    rows = about["input_token_logprobs"][first - len(ids) :]
-    (log_p, token, *_), *_ = about["output_token_logprobs"]
-    tokens, numbers = [row[1] for row in rows], [row[0] for row in rows]
-    return Reply(first, tokens, numbers, (token, log_p), about.get("id"))
+    @abstractmethod
+    def read_candidates(self, reply: Any) -> list[Any]:
+        """Return their log-probabilities from the parsed reply. Raises as `read_scores` does."""
 
 
-def _completion_candidates(num: int) -> Callable[[list[int]], dict[str, Any]]:
-    return lambda ids: {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": num}
+class Echo(Dialect):
+    """OpenAI's completions with `echo`, which return the prompt before the generated token."""
+
+    owner = ""  # any server that names no other dialect
+    path = "/v1/completions"
+    repeats_prompts = True
+    num_candidates = 5
+    """The most that OpenAI's API returns."""
+
+    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+        return [self._completion(ids) | {"echo": True}]
+
+    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        logprobs = replies[0]["choices"][0]["logprobs"]
+        tokens = [_token_of(written) for written in logprobs["tokens"]]
+        log_p = logprobs["token_logprobs"]
+        if len(tokens) != len(ids) + 1:
+            return Reply(0, tokens, log_p, generated=None)
+        return Reply(0, tokens[:-1], log_p[:-1], generated=Scored(tokens[-1], log_p[-1]))
+
+    def candidates_request(self, ids: list[int]) -> dict[str, Any]:
+        return self._completion(ids) | {"logprobs": self.num_candidates}
+
+    def read_candidates(self, reply: Any) -> list[Any]:
+        return [*reply["choices"][0]["logprobs"]["top_logprobs"][0].values()]
+
+    def _completion(self, ids: list[int]) -> dict[str, Any]:
+        return {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1}
 
 
-def _read_completion_candidates(reply: Any) -> list[Any]:
-    return [*reply["choices"][0]["logprobs"]["top_logprobs"][0].values()]
+class Vllm(Echo):
+    """vLLM's completions: `prompt_logprobs` has the prompt's tokens by their IDs."""
+
+    owner = "vllm"
+    num_candidates = 20
+
+    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+        own_fields = {"prompt_logprobs": 0, "return_tokens_as_token_ids": True}
+        return [self._completion(ids) | own_fields]
+
+    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        choice = replies[0]["choices"][0]
+        tokens = list[Any]()
+        log_p = list[Any]()
+        # The first token has no number. Each of the others has a dictionary {ID: …}, which may hold
+        # the most probable token, too.
+        by_place = choice["prompt_logprobs"][1:]
+        for sent, candidates in zip(map(str, ids[1:]), by_place, strict=True):
+            written = sent if sent in candidates else next(iter(candidates), None)
+            tokens.append(_token_of(f"token_id:{written}"))
+            log_p.append(candidates[written]["logprob"])
+        generated = choice["logprobs"]
+        token = _token_of(generated["tokens"][0])
+        return Reply(1, tokens, log_p, generated=Scored(token, generated["token_logprobs"][0]))
 
 
-def _sglang_candidates(ids: list[int]) -> dict[str, Any]:
-    return {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-        "return_logprob": True,
-        "top_logprobs_num": CANDIDATES,
-    }
+class Sglang(Dialect):
+    """SGLang's own /generate."""
+
+    owner = "sglang"
+    path = "/generate"
+    repeats_prompts = False
+    num_candidates = 20
+
+    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+        # The log-probability of the first token that is returned is null, so one more is asked for.
+        return [self._generate(ids) | {"logprob_start_len": first - 1, "rid": name}]
+
+    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        answer = replies[0]["meta_info"]
+        num_tokens = answer["prompt_tokens"]
+        if num_tokens != len(ids):
+            raise ValueError(f"{num_tokens!r:.20} tokens where {len(ids)} were sent")
+        rows = answer["input_token_logprobs"][first - len(ids) :]
+        tokens = [_token_of(row[1]) for row in rows]
+        log_p = [row[0] for row in rows]
+        generated = answer["output_token_logprobs"][0]
+        return Reply(
+            first,
+            tokens,
+            log_p,
+            generated=Scored(_token_of(generated[1]), generated[0]),
+            request=answer.get("id"),
+        )
+
+    def candidates_request(self, ids: list[int]) -> dict[str, Any]:
+        return self._generate(ids) | {"top_logprobs_num": self.num_candidates}
+
+    def read_candidates(self, reply: Any) -> list[Any]:
+        return [row[0] for row in reply["meta_info"]["output_top_logprobs"][0]]
+
+    def _generate(self, ids: list[int]) -> dict[str, Any]:
+        return {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+        }
 
 
-def _llamacpp_candidates(ids: list[int]) -> dict[str, Any]:
-    return {"n_predict": 1, "n_probs": CANDIDATES, "temperature": 0, "prompt": ids}
+class LlamaServer(Dialect):
+    """llama.cpp's own server, which scores only what it generates. A bias makes it generate each
+    token of the prompt in turn, and the log-probability that it returns leaves the bias out."""
+
+    owner = "llamacpp"
+    path = "/completion"
+    repeats_prompts = False
+    num_candidates = 20
+
+    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+        requests = [
+            self._completion(ids[:end]) | {"logit_bias": [[ids[end], FORCING_BIAS]]}
+            for end in range(first, len(ids))
+        ]
+        if first == 1:  # the token that it generates by itself
+            requests.append(self._completion(ids) | {"logit_bias": []})
+        return requests
+
+    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        generated = [reply["completion_probabilities"][0] for reply in replies]
+        tokens = [_token_of(item["id"]) for item in generated]
+        log_p = [item["logprob"] for item in generated]
+        num_forced = len(ids) - first
+        by_itself = None
+        if len(generated) > num_forced:
+            by_itself = Scored(tokens[num_forced], log_p[num_forced])
+        return Reply(first, tokens[:num_forced], log_p[:num_forced], generated=by_itself)
+
+    def candidates_request(self, ids: list[int]) -> dict[str, Any]:
+        return self._completion(ids) | {"n_probs": self.num_candidates}
+
+    def read_candidates(self, reply: Any) -> list[Any]:
+        most_probable = reply["completion_probabilities"][0]["top_logprobs"]
+        return [candidate["logprob"] for candidate in most_probable]
+
+    def _completion(self, ids: list[int]) -> dict[str, Any]:
+        return {"n_predict": 1, "n_probs": 1, "temperature": 0, "prompt": ids}
 
 
-def _forced(ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
-    """llama.cpp's server scores what it generates: a bias, which the number returned leaves out,
-    makes it generate each token. For a whole text one request more, without a bias."""
-    forced = [[[token, FORCE]] for token in ids[first:]] + ([[]] if first == 1 else [])
-    one = {"n_predict": 1, "n_probs": 1, "temperature": 0}
-    return [
-        one | {"prompt": ids[:end], "logit_bias": bias} for end, bias in enumerate(forced, first)
-    ]
-
-
-def _read_forced(replies: list[Any], ids: list[int], first: int) -> Reply:
-    made = [reply["completion_probabilities"][0] for reply in replies]
-    tokens, log_p = [one["id"] for one in made], [one["logprob"] for one in made]
-    num, rest = len(ids) - first, [*zip(tokens, log_p, strict=True), (None, None)]
-    return Reply(first, tokens[:num], log_p[:num], rest[num])
-
-
-DIALECTS = {
-    "vllm": Dialect(
-        "/v1/completions",
-        lambda ids, first, name: _completion(
-            ids, prompt_logprobs=0, return_tokens_as_token_ids=True
-        ),
-        _read_vllm,
-        _completion_candidates(CANDIDATES),
-        _read_completion_candidates,
-    ),
-    "sglang": Dialect(
-        "/generate",
-        lambda ids, first, name: [
-            {
-                "input_ids": ids,
-                "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-                "return_logprob": True,
-                # The log-probability of the first token returned is null.
-                "logprob_start_len": first - 1,
-                "rid": name,
-            }
-        ],
-        _read_sglang,
-        _sglang_candidates,
-        lambda reply: [row[0] for row in reply["meta_info"]["output_top_logprobs"][0]],
-    ),
-    "llamacpp": Dialect(
-        "/completion",
-        _forced,
-        _read_forced,
-        _llamacpp_candidates,
-        lambda reply: [
-            candidate["logprob"]
-            for candidate in reply["completion_probabilities"][0]["top_logprobs"]
-        ],
-    ),
-    "echo": Dialect(
-        "/v1/completions",
-        lambda ids, first, name: _completion(ids, echo=True),
-        _read_echo,
-        _completion_candidates(FEW_CANDIDATES),
-        _read_completion_candidates,
-    ),
+ECHO = Echo()
+DIALECTS: dict[str, Dialect] = {
+    dialect.owner: dialect for dialect in (Vllm(), Sglang(), LlamaServer())
 }
+"""By `owner`. A server of another owner is asked by `ECHO`."""
+
+
+def _token_of(written: Any) -> Any:
+    """Return the ID of a token that is written as `token_id:ID`; others as they are."""
+    if not isinstance(written, str):
+        return written
+    token_id = re.fullmatch(r"token_id:(\d{1,9})", written)
+    return int(token_id[1]) if token_id else written

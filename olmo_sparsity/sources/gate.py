@@ -19,15 +19,15 @@ from xml.etree import ElementTree
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.folders import differences, leaves
-from olmo_sparsity.sources.questions import (
+from olmo_sparsity.sources.answers import (
     IDENTITY,
     StoredAnswer,
     StoredCell,
     StoredStatement,
     identity_in,
     read_answers,
-    read_objects,
 )
+from olmo_sparsity.sources.questions_file import read_objects
 from olmo_sparsity.sources.server import OTHER_NATS, distance, read_probe
 from olmo_sparsity.sources.verdicts import SEVERAL_NATS
 

@@ -25,8 +25,9 @@ from olmo_sparsity.models.pretrained_tokenizer import (
 )
 from olmo_sparsity.models.smollm2 import find_smollm2_gguf
 from olmo_sparsity.models.transformers_folder import NO_CODE
+from olmo_sparsity.sources.connection import PATIENCE_S, TIMEOUT_S, parse_url
 from olmo_sparsity.sources.llama import LlamaCpp
-from olmo_sparsity.sources.server import PATIENCE_S, TIMEOUT_S, Servers, parse_url
+from olmo_sparsity.sources.server import Servers
 
 LLAMA = "llama:"
 

@@ -17,6 +17,7 @@ from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.config.schema import kinds_of
 from olmo_sparsity.sources import gate, questions
+from olmo_sparsity.sources.index_page import write_index
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 from olmo_sparsity.sources.segments import AttributeRequest
 
@@ -100,7 +101,7 @@ def run(
     report = gate.check(path, out, baseline, allow_other_model, **tolerance)
     report.write(Path(out), Path(path).name)
     if folder is not None:
-        questions.write_index(folder, out, report.passes_by_question)
+        write_index(folder, out, report.passes_by_question)
     return statements, report
 
 

@@ -15,18 +15,18 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import sha256_of
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.sources.gate import (
-    check,
-    read_expectations,
-    refuse_without_checks,
-)
-from olmo_sparsity.sources.questions import (
+from olmo_sparsity.sources.answers import (
     VERSION,
     StoredAnswer,
     StoredCell,
     StoredStatement,
     identity_in,
     read_answers,
+)
+from olmo_sparsity.sources.gate import (
+    check,
+    read_expectations,
+    refuse_without_checks,
 )
 from tests.support.sources import SOURCES, asked, saved, with_verdicts
 

@@ -17,7 +17,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.models.whole_prompts import WholePrompts
-from olmo_sparsity.sources import server as module
+from olmo_sparsity.sources import connection
 from olmo_sparsity.sources.gate import check
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.questions import measure_questions
@@ -46,8 +46,8 @@ class TransformersServer(FakeServer):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(module, "NEW_PATIENCE_S", 0.1)
+    monkeypatch.setattr(connection, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(connection, "NEW_PATIENCE_S", 0.1)
     made = TransformersServer(make_tokenizer(bos=False), "vllm")
     yield made
     made.stop()
@@ -95,7 +95,9 @@ def test_an_answer_is_generated_on_the_server(
     with torch.no_grad():
         best = model_of()(input_ids=torch.tensor([[1, *ids]])).logits[0, -1].argmax()
     assert found.layout.document.tokens[-1] == int(best)
-    monkeypatch.setattr(module.Server, "send", lambda *given: {"choices": [{"text": None}]})
+    monkeypatch.setattr(
+        connection.Connection, "_send", lambda *given: {"choices": [{"text": None}]}
+    )
     with pytest.raises(DataError, match="returned no text"):
         model.model.generate(ids, 1)
 

@@ -13,8 +13,10 @@ from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.models.pretrained_tokenizer import as_tokenizer
 from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.sources import connection
 from olmo_sparsity.sources import server as module
-from olmo_sparsity.sources.server import API_KEY, Servers
+from olmo_sparsity.sources.connection import API_KEY
+from olmo_sparsity.sources.server import Servers
 from tests.support.explanations import make_tokenizer
 from tests.support.fake_server import VOCABULARY, WRONG, FakeServer, TableModel
 
@@ -26,8 +28,9 @@ LASTING = ["fewer", "other", "404", "abc", "half a letter", "huge", "brackets", 
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     messages: list[str] = []
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(module, "NEW_PATIENCE_S", 0.03)  # less than a restart takes
+    monkeypatch.setattr(connection, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(connection, "NEW_PATIENCE_S", 0.03)  # less than a restart takes
+    monkeypatch.setattr(connection, "say", messages.append)
     monkeypatch.setattr(module, "say", messages.append)
     return messages
 
@@ -194,7 +197,7 @@ def test_a_web_page_ends_the_call_at_once(servers: list[FakeServer]) -> None:
 def test_a_request_that_hangs_is_reported_once(
     servers: list[FakeServer], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "HANGING_S", 0.1)
+    monkeypatch.setattr(connection, "HANGING_S", 0.1)
     servers.append(server := FakeServer(TOKENIZER))
     engine = opened(server, timeout_s=5.0)
     server.delay_s = 0.4

@@ -1,0 +1,184 @@
+"""Store the answers to questions, one file each, and read them again.
+
+Place in the flow: questions.py writes them; gate.py and index_page.py read them. A folder of
+results holds `questions/000000.json` and so on, and `identity.json`, which says what they are of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.analysis.results.tables import plain, write_json
+from olmo_sparsity.base.conform import conform, with_crc
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import read_json, sha256_of
+from olmo_sparsity.sources.statements import Attribution
+
+VERSION = 3
+"""Of stored answers; grows when a verdict may become another one, or a key changes."""
+
+IDENTITY = "identity.json"
+
+
+@dataclass(frozen=True)
+class StoredCell:
+    """Numbers of a statement and a source; see docs/sources.md."""
+
+    gives: float | None
+    lost: float | None
+    se_gives: float | None
+    se_lost: float | None
+    above: float | None
+
+    @property
+    def means(self) -> list[tuple[float, float] | None]:
+        """What the source gives, and what is lost, with standard errors; None: not evaluated."""
+        pairs = (self.gives, self.se_gives), (self.lost, self.se_lost)
+        return [None if nats is None or se is None else (nats, se) for nats, se in pairs]
+
+    @property
+    def most(self) -> float:
+        """The larger of both effects, in nats."""
+        return max((nats for nats in (self.gives, self.lost) if nats is not None), default=-inf)
+
+
+@dataclass(frozen=True)
+class StoredStatement:
+    number: int
+    text: str
+    kind: str
+    nats: float  # that all sources give
+    sources: list[str]
+    open: list[str]  # sources that are neither named nor excluded
+    origins: list[str]
+    is_undecided: bool  # the statement, or a sentence of the reasoning that it relies on
+    verdict: str
+    cells: dict[str, StoredCell]  # by source
+
+    @property
+    def rests_on_none(self) -> bool:
+        return not self.origins and not self.is_undecided
+
+    @property
+    def most(self) -> float:
+        """The largest effect: of all sources together, or of one of them."""
+        return max([self.nats, *(cell.most for cell in self.cells.values())])
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    """The key `gate` of a file of `questions/`."""
+
+    question: int
+    id: str
+    asked: str
+    seconds: float
+    source_texts: dict[str, str]  # hashes, by source
+    statements: list[StoredStatement]
+
+    @staticmethod
+    def of(
+        number: int, asked: str, attribution: Attribution, id: str = "", seconds: float = 0.0
+    ) -> StoredAnswer:
+        """Return what is stored of the attribution of question `number`."""
+        numbers = attribution.matrix[[item.name for item in fields(StoredCell)]]
+        statements = [
+            StoredStatement(
+                number=row.Index,
+                text=row.text,
+                kind=row.kind,
+                nats=row.nats,
+                sources=row.sources,
+                open=row.open,
+                origins=row.origins,
+                is_undecided=attribution.is_undecided(row),
+                verdict=row.verdict,
+                cells={
+                    name: StoredCell(*values)
+                    for name, *values in numbers.loc[row.Index].itertuples()
+                },
+            )
+            for row in attribution.statements.itertuples()
+        ]
+        hashes = {
+            name: hash_of(attribution.source_text(i)) for i, name in enumerate(attribution.names)
+        }
+        return StoredAnswer(number, id, asked, seconds, hashes, statements)
+
+    @staticmethod
+    def without_sources(
+        number: int, asked: str, texts: Sequence[str], id: str = ""
+    ) -> StoredAnswer:
+        """Return the answer to a question whose prompt has no sources: statements rest on none."""
+        statements = [
+            StoredStatement(
+                number=i,
+                text=text,
+                kind="none",
+                nats=0.0,
+                sources=[],
+                open=[],
+                origins=[],
+                is_undecided=False,
+                verdict="rests on no source (the prompt has none)",
+                cells={},
+            )
+            for i, text in enumerate(texts)
+        ]
+        return StoredAnswer(number, id, asked, 0.0, {}, statements)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(statement.text for statement in self.statements)
+
+
+def identity_in(folder: str | Path) -> dict[str, Any]:
+    """Return what `identity_of_questions` was of the results in a folder."""
+    identity = read_json(Path(folder) / IDENTITY, dict, "measure the questions again")
+    if identity.get("version") != VERSION or not isinstance(identity.get("num_questions"), int):
+        raise DataError(f"{folder} is not of version {VERSION}; measure the questions again")
+    return identity
+
+
+def read_answers(folder: str | Path) -> list[StoredAnswer]:
+    """Return the answers of finished results."""
+    answers = list[StoredAnswer]()
+    for file, stored in read_stored(Path(folder), identity_in(folder)["num_questions"]):
+        try:
+            answers.append(conform(stored.get("gate"), StoredAnswer))
+        except ValueError as error:
+            raise DataError(f"{file}: {error}; measure the questions again") from None
+    return answers
+
+
+def write_answer(folder: Path, identity: str, answer: StoredAnswer, tables: dict[str, Any]) -> None:
+    """Write the file of a question. `identity`: the hash of the folder's identity.json. `tables`:
+    what `Attribution.to_dict` returns."""
+    stored = {"question": answer.question, "identity": identity, "gate": asdict(answer)} | tables
+    write_json(answer_file(folder, answer.question), with_crc(plain(stored)))
+
+
+def read_stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each question's file and what it holds."""
+    identity = sha256_of(folder / IDENTITY)
+    for number in range(num_questions):
+        file = answer_file(folder, number)
+        stored = read_json(file, dict, "delete it, and run again")
+        if (stored.get("question"), stored.get("identity")) != (number, identity):
+            raise DataError(f"{file} is of other questions or settings; delete it, and run again")
+        yield file, stored
+
+
+def answer_file(folder: Path, number: int) -> Path:
+    return folder / "questions" / f"{number:06d}.json"
+
+
+def hash_of(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -1,0 +1,237 @@
+"""Send requests to an HTTP server, again where that may help, and never show what is secret.
+
+Place in the flow: server.py asks; this module returns parsed JSON, or raises a sentence that the
+user can act on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from olmo_sparsity.base.errors import ConfigError, DataError, one_line, printable
+from olmo_sparsity.base.progress import say
+
+API_KEY = "OLMO_SPARSITY_API_KEY"
+"""Environment variable. Its value is sent as a bearer token and written nowhere."""
+
+AGAIN = {408, 425, 429, 500, 502, 503, 504}
+"""Status codes after which the same request may succeed."""
+
+TIMEOUT_S = 600.0
+"""Seconds that one request may take, by default."""
+
+PATIENCE_S = 300.0
+"""Seconds for which a request is repeated that was not answered, by default."""
+
+NEW_PATIENCE_S = 5.0
+"""The same for a server that has never replied, as its URL may be wrong; also the seconds that
+connecting may take."""
+
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+"""Seconds between two tries, which double from the first to the longest."""
+
+HANGING_S = 30.0
+"""Seconds without a reply after which a line says what is waited for."""
+
+REPLY_BYTES = 2**20
+REPLY_SHARE = 2**7
+"""The most bytes of a reply: so many, and so many more for each byte of the request. That is twice
+what any server needs."""
+
+
+class ServerGone(DataError):
+    """A server has not replied for as long as we wait."""
+
+
+class _NoReply(Exception):
+    """A request was not answered and may succeed when it is sent again."""
+
+    def __init__(self, reason: str, after_s: float = 0.0, is_lost: bool = False) -> None:
+        """`after_s`: when the server asks to try again. `is_lost`: the connection broke, so the
+        server may have been restarted."""
+        super().__init__(reason)
+        self.after_s = after_s
+        self.is_lost = is_lost
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """Return the URL of a server, and the name of the model behind its #. No message repeats a
+    URL that could hold a password."""
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        parts = httpx.URL("")
+    if parts.userinfo or parts.query or "@" in url:
+        raise ConfigError(f"a server's URL must have no user, password or query; set {API_KEY}")
+    is_url = parts.scheme in ("http", "https") and parts.host and 0 < (parts.port or 80) < 65536
+    if not is_url:
+        raise ConfigError(f"'{printable(url)[:100]}' is not a URL like http://127.0.0.1:8000")
+    root = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc.decode()}{root}", parts.fragment
+
+
+def safe(text: object) -> str:
+    """Return what may be shown of a text from outside: one line without the key, which a server
+    may repeat, and without control characters."""
+    key = os.environ.get(API_KEY, "").strip()
+    if key:
+        text = str(text).replace(key, "…")
+    return printable(one_line(str(text)))
+
+
+class Connection:
+    """Requests to one server."""
+
+    def __init__(
+        self, url: str, timeout_s: float, patience_s: float, first_patience_s: float | None = None
+    ) -> None:
+        """`first_patience_s`: for a server that has never replied, which may still load its
+        model; None: a few seconds, as its URL may be wrong."""
+        self.url = url
+        self.timeout_s = timeout_s
+        self.patience_s = patience_s
+        self.first_patience_s = first_patience_s
+        self.has_replied = False
+        self.may_be_another = True
+        """Whether the connection was lost since somebody set this to False: the server may have
+        been restarted, with another model."""
+
+        self._has_said = False
+        self._client = httpx.Client(
+            verify=ssl.create_default_context() if url.startswith("https") else False,
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, NEW_PATIENCE_S)),
+            # Idle connections end before servers close them, which would look like a restart.
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=2),
+            trust_env=False,
+        )
+        weakref.finalize(self, self._client.close)
+
+    def refused(self, problem: str) -> DataError:
+        """Return the error that says what is wrong with this server."""
+        return DataError(f"{self.url} {problem}")
+
+    def request(self, path: str, body: Mapping | None = None) -> Any:
+        """Return the reply to a request, sent again for as long as `patience_s`."""
+        wait_s = FIRST_WAIT_S
+        ends = math.inf
+        while True:
+            try:
+                return self._send(path, body)
+            except _NoReply as error:
+                self.may_be_another |= error.is_lost
+                if ends == math.inf:
+                    patience_s = self._patience_s()
+                    ends = time.monotonic() + patience_s
+                    say(f"{self.url}: {error}; trying again for {patience_s:g} s")
+                wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
+                if time.monotonic() + wait_s > ends:
+                    raise ServerGone(f"{self.url} did not reply ({error}); start it") from None
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _patience_s(self) -> float:
+        if self.has_replied:
+            return self.patience_s
+        if self.first_patience_s is None:
+            return min(self.patience_s, NEW_PATIENCE_S)
+        return self.first_patience_s
+
+    def _send(self, path: str, body: Mapping | None) -> Any:
+        """Return the reply to one request, sent once."""
+        headers = _headers()
+        method = "GET" if body is None else "POST"
+        content = b"" if body is None else json.dumps(body).encode()
+        most_bytes = REPLY_BYTES + REPLY_SHARE * len(content)
+        ends = time.monotonic() + self.timeout_s
+        too_late = _NoReply(f"no whole reply within {self.timeout_s:g} s")
+        raw = bytearray()
+        try:
+            with (
+                self._reporting(path),
+                self._client.stream(
+                    method, self.url + path, content=content, headers=headers
+                ) as response,
+            ):
+                self.has_replied = True
+                for part in response.iter_raw():
+                    raw += part
+                    # httpx limits the seconds between two parts, not those of all of them.
+                    if time.monotonic() > ends:
+                        raise too_late
+                    if len(raw) > most_bytes:
+                        raise self.refused(f"replied with more than {most_bytes:,} bytes to {path}")
+        except (httpx.ReadTimeout, httpx.WriteTimeout):
+            raise too_late from None
+        except httpx.HTTPError as error:
+            reason = safe(f"{type(error).__name__}: {error}")
+            raise _NoReply(reason, is_lost=True) from None
+        self._refuse_status(response, path, raw)
+        return self._parsed(path, raw)
+
+    def _refuse_status(self, response: httpx.Response, path: str, raw: bytearray) -> None:
+        """Raise unless the request succeeded."""
+        status = response.status_code
+        if status in AGAIN:
+            retry_after = response.headers.get("Retry-After", "")
+            # Nine digits, as a number of thousands of digits cannot be read.
+            after_s = float(retry_after[:9]) if retry_after.isdecimal() else 0.0
+            raise _NoReply(f"status {status}", after_s)
+        if status != 200:
+            remedy = f"; set {API_KEY}" if status in (401, 403) else ""
+            text = safe(raw.decode(errors="replace"))
+            raise self.refused(f"replied to {path} with status {status} ({text}){remedy}")
+
+    def _parsed(self, path: str, raw: bytearray) -> Any:
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError):
+            # A page would be the same each time, unlike a reply that was cut off.
+            if raw.lstrip()[:1] == b"<":
+                remedy = "pass the URL of its API, such as http://127.0.0.1:8000"
+                problem = f"replied to {path} with a web page, not JSON; {remedy}"
+                raise self.refused(problem) from None
+            raise _NoReply("its reply is cut off, or not JSON") from None
+
+    @contextmanager
+    def _reporting(self, path: str) -> Iterator[None]:
+        """Print a line if a reply takes long: the time limit may be many minutes away."""
+        waiting = f"has not replied to {path} for {HANGING_S:g} s"
+        line = f"{self.url} {waiting}; a request ends after {self.timeout_s:g} s (--timeout)"
+        timer = threading.Timer(HANGING_S, self._say_once, (line,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+            self._has_said = False
+        finally:
+            timer.cancel()
+
+    def _say_once(self, line: str) -> None:
+        """Print a line unless one was printed since the last reply: requests of other threads hang
+        at the same time."""
+        if not self._has_said:
+            self._has_said = True
+            say(line)
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get(API_KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{API_KEY} holds letters that HTTP does not allow; use ASCII alone")
+    # A compressed reply could be larger than `REPLY_BYTES` allows.
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return headers

@@ -1,0 +1,53 @@
+"""Write the index of a file of questions, and the page of a question without sources.
+
+Place in the flow: stored answers (answers.py) → **index.html**. page.py writes an answer's page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from olmo_sparsity.analysis.results.view import escape
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.sources.answers import StoredAnswer, read_answers
+
+HEAD = '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Questions</title>\n'
+
+WORDS_OF_CHECKS = {True: "passed", False: "failed", None: "none"}
+
+
+def page_file(pages: Path, number: int) -> Path:
+    """Return the file of a question's page."""
+    return pages / f"{number:06d}.html"
+
+
+def write_page_without_sources(pages: Path, number: int, asked: str) -> None:
+    text = escape(f"{asked}: the prompt has no sources, so no statement rests on one")
+    write_atomically(page_file(pages, number), f"{HEAD}<p>{text}</p></html>\n")
+
+
+def write_index(
+    pages: str | Path, out: str | Path, passes: Mapping[int, bool] | None = None
+) -> None:
+    """Write the page that lists the questions: how many statements rest on a source, how many are
+    undecided. `passes`: by question, from 0, whether its checks passed."""
+    titles = ["question", "statements", "rest on a source", "undecided"]
+    if passes is not None:
+        titles.append("checks")
+    lines = ["".join(f"<th>{title}</th>" for title in titles)]
+    for answer in read_answers(out):
+        cells = _cells(answer)
+        if passes is not None:
+            cells.append(WORDS_OF_CHECKS[passes.get(answer.question)])
+        lines.append("".join(f"<td>{cell}</td>" for cell in cells))
+    rows = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    write_atomically(Path(pages) / "index.html", f"{HEAD}<table>\n{rows}\n</table></html>\n")
+
+
+def _cells(answer: StoredAnswer) -> list[str]:
+    asked = f"{answer.id}: {answer.asked}" if answer.id else answer.asked
+    link = f'<a href="{page_file(Path(), answer.question)}">{escape(asked)}</a>'
+    num_undecided = sum(row.is_undecided for row in answer.statements)
+    num_sourced = sum(not row.is_undecided and bool(row.sources) for row in answer.statements)
+    return [link, str(len(answer.statements)), str(num_sourced), str(num_undecided)]
