@@ -28,6 +28,7 @@ def test_every_page_is_on_the_site(site: Path) -> None:
     pages = {path.stem for path in ROOT.glob("docs/*.md")}
     pages |= {f"tables/{path.stem}" for path in ROOT.glob("study/tables/*.md")}
     pages |= {"index", "accept_example", "benchmarks", "benchmarks_record", "claims"}
+    pages |= {"longer", "study_tasks"}  # of study/
     built = {str(path.relative_to(site).with_suffix("")) for path in site.glob("**/*.html")}
     shown = {page for page in built if not page.startswith("figures/")}
     assert pages | {"contributing", "changelog", "404"} == shown
