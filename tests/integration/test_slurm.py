@@ -409,7 +409,7 @@ def test_the_acceptance_job_has_a_row_for_each_check(job: Job) -> None:
     page = (job.run_folder / "accept.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
     assert [row[0].strip("| ") for row in rows if row[1] != "yes"] == [], page + job.log
-    assert len(rows) == 19
+    assert len(rows) == 21
     assert job.fact("JobState") == "COMPLETED"
 
 
@@ -495,9 +495,13 @@ def test_an_experiment_draws_one_figure_whatever_becomes_of_its_jobs(job: Job) -
     assert "lower optimizer.learning_rate" in states["bad"].detail
     places = ("last-12", "last-16", "last-24", "60-24")
     for place in places:
-        assert {states[f"{model}-{place}"].name for model in ("rope", "pose")} == {"done"}
-        assert "no target has a gap large enough" in states[f"flat-{place}"].detail
         assert "its training failed" in states[f"bad-{place}"].detail
+    # Which of the others have targets depends on how far models this small have come.
+    others = [states[f"{model}-{place}"] for model in ("rope", "pose", "flat") for place in places]
+    without_targets = [state for state in others if state.name == "failed"]
+    assert 0 < len(without_targets) < len(others)
+    for state in without_targets:
+        assert "no target has a gap large enough" in state.detail
 
 
 @pytest.fixture(scope="module")
