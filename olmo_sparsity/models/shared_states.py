@@ -201,8 +201,8 @@ def _attend(
     far_k, far_v = (
         part[:, view.first :].transpose(1, 2) for part in wanted.far.layers[module.layer_idx]
     )
-    own_bias = None if view.is_causal else attention_mask
-    mixed = attend_to_far(query, key, value, far_k, far_v, view.bias, scaling, own_bias)
+    local_bias = None if view.is_causal else attention_mask
+    mixed = attend_to_far(query, key, value, far_k, far_v, view.bias, scaling, local_bias)
     return mixed.transpose(1, 2).contiguous(), None
 
 
