@@ -111,7 +111,10 @@ def _find_engine(name: str) -> Callable[..., LoadedModel]:
     scheme = name.partition(":")[0]
     for entry_point in entry_points(group="olmo_sparsity.engines"):
         if entry_point.name == ("llama" if scheme == "llama" else "url"):
-            opener: Callable[..., LoadedModel] = entry_point.load()
+            try:
+                opener: Callable[..., LoadedModel] = entry_point.load()
+            except ModuleNotFoundError:  # an installation without olmo_sparsity/sources
+                break
             return opener
     raise ConfigError(
         f"'{name}' needs olmo_sparsity.sources, which this installation lacks; "

@@ -362,3 +362,11 @@ def test_the_fused_causal_kernel_runs_with_gaps_and_without_a_mask(
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     model(draw_tokens(), GAPPED)
     assert seen == [(None, True)] * 2
+
+
+def test_without_the_second_product_a_url_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "olmo_sparsity.sources.open", None)
+    with pytest.raises(ConfigError, match=r"needs olmo_sparsity\.sources.*\s*.*install"):
+        load_model("http://localhost:1", tokenizer="demo")
