@@ -15,7 +15,7 @@ from olmo_sparsity.models.distant_states import FarStates
 from olmo_sparsity.models.losses import LanguageModel
 
 GPU_FLOPS = 4e14
-"""What a second is reckoned as: 400 TFLOP, about what an H100 does in bf16 in practice."""
+"""FLOPs a second of the GPU that a printed time assumes. Assumed, not measured."""
 
 
 @dataclass(frozen=True)
