@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.parts import Parts
-from olmo_sparsity.analysis.results.results import Meta, Results
+from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
     far_part_losses,

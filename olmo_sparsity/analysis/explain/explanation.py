@@ -20,7 +20,8 @@ from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
 from olmo_sparsity.analysis.options import AskSettings, ModelOptions, Request
 from olmo_sparsity.analysis.report.report import note, subtitle, write_page
-from olmo_sparsity.analysis.results.results import Meta, Results
+from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
 from olmo_sparsity.analysis.results.view import Shown, escape, spell

@@ -26,7 +26,8 @@ from olmo_sparsity.analysis.measurement.plan import (
     targets_meta,
 )
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
-from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
+from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.results import FILES, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
     RELIABILITY,
     half_of,

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from olmo_sparsity.analysis.results.results import FILES, Meta
+from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.results import FILES
 from olmo_sparsity.analysis.results.tables import (
     MADE_OF_PARTS,
     PHASES,

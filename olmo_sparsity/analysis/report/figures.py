@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.results.results import Results, main_set
+from olmo_sparsity.analysis.results.meta import Meta, main_set
 from olmo_sparsity.analysis.results.statistics import GROUPS, mean_gap, placebo_recovery
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base import drawing
@@ -51,6 +51,23 @@ _SETTINGS = {
 }
 
 
+class Drawn(Protocol):
+    """What a figure reads of `Results`, which draw themselves with this module."""
+
+    @property
+    def summary(self) -> pd.DataFrame: ...
+    @property
+    def targets(self) -> pd.DataFrame: ...
+    @property
+    def losses(self) -> pd.DataFrame: ...
+    @property
+    def recovery(self) -> pd.DataFrame: ...
+    @property
+    def reported(self) -> pd.DataFrame: ...
+    @property
+    def meta(self) -> Meta: ...
+
+
 @dataclass(frozen=True)
 class Missing:
     """A point of the figure that has no result, and why."""
@@ -74,7 +91,7 @@ class Missing:
 
 
 def draw_figure2(
-    results: list[Results],
+    results: Sequence[Drawn],
     out: Path,
     labels: list[str] | None = None,
     missing: Sequence[Missing] = (),
@@ -96,7 +113,7 @@ def draw_figure2(
     drawing.save(lambda: draw_headline(curves, missing), Path(out), **_SETTINGS)
 
 
-def _run_of(result: Results) -> str:
+def _run_of(result: Drawn) -> str:
     return str(result.meta.model["name"]).partition("/checkpoints/")[0]
 
 
@@ -142,13 +159,13 @@ def _shown(name: str) -> str:
     return name if len(name) <= 30 else "…" + name[-29:]  # the end of a path
 
 
-def curves_of(results: Sequence[Results], names: Sequence[str]) -> list[Curve]:
+def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
     """The first selector of each measurement, at its main target set. Those of one name and one
     run are a curve if they differ in length and step alone; otherwise each says what differs."""
     pairs = list(zip(results, names, strict=True))
     evaluated = {name for result, name in pairs if not _is_transfer(result)}
     points: dict[str, list[pd.DataFrame]] = {}
-    groups: dict[tuple[str, str], list[Results]] = {}
+    groups: dict[tuple[str, str], list[Drawn]] = {}
     for result, name in pairs:
         if _is_transfer(result) and name in evaluated:
             points.setdefault(name, []).append(_rows_of(result))
@@ -156,7 +173,7 @@ def curves_of(results: Sequence[Results], names: Sequence[str]) -> list[Curve]:
             groups.setdefault((name, _run_of(result)), []).append(result)
     curves = []
     for (name, _), own in groups.items():
-        of_conditions: dict[str, list[Results]] = {}
+        of_conditions: dict[str, list[Drawn]] = {}
         for result in own:
             of_conditions.setdefault(repr(_conditions(result)), []).append(result)
         alike = list(of_conditions.values())
@@ -167,7 +184,7 @@ def curves_of(results: Sequence[Results], names: Sequence[str]) -> list[Curve]:
     return curves
 
 
-def _curves(label: str, results: list[Results], transferred: list[pd.DataFrame]) -> list[Curve]:
+def _curves(label: str, results: list[Drawn], transferred: list[pd.DataFrame]) -> list[Curve]:
     tables = [(result, rows) for result in results if len(rows := _rows_of(result))]
     places = {tuple(rows[["step", "length"]].iloc[0]): (result, rows) for result, rows in tables}
     is_one = len(places) == len(tables) > 1
@@ -188,11 +205,11 @@ def _curves(label: str, results: list[Results], transferred: list[pd.DataFrame])
     return curves
 
 
-def _is_transfer(result: Results) -> bool:
+def _is_transfer(result: Drawn) -> bool:
     return "choices" in result.meta.targets
 
 
-def _conditions(result: Results) -> dict[str, Any]:
+def _conditions(result: Drawn) -> dict[str, Any]:
     """What measurements of one curve share."""
     windows = result.meta.windows
     names = ("short", "stride", "far_states", "sample")
@@ -202,7 +219,7 @@ def _conditions(result: Results) -> dict[str, Any]:
     return conditions
 
 
-def _differing(result: Results, others: Sequence[Results]) -> list[str]:
+def _differing(result: Drawn, others: Sequence[Drawn]) -> list[str]:
     """The conditions of a measurement in which some of these differ."""
     conditions = [_conditions(other) for other in others]
     return [
@@ -212,7 +229,7 @@ def _differing(result: Results, others: Sequence[Results]) -> list[str]:
     ]
 
 
-def _rows_of(result: Results) -> pd.DataFrame:
+def _rows_of(result: Drawn) -> pd.DataFrame:
     target_set = main_set(result.targets.target_set)
     rows = result.summary[result.summary.target_set == target_set]
     if not len(rows):
@@ -228,7 +245,7 @@ def _rows_of(result: Results) -> pd.DataFrame:
     return rows.assign(windows=f"{long} / {short}", length=length, step=step)
 
 
-def _gap_of(result: Results, rows: pd.DataFrame) -> dict[str, float]:
+def _gap_of(result: Drawn, rows: pd.DataFrame) -> dict[str, float]:
     gap, low, high = mean_gap(result.reported)
     place = {name: float(rows[name].iloc[0]) for name in ("length", "step")}
     return place | {"gap": gap, "gap_low": low, "gap_high": high}

@@ -17,7 +17,8 @@ import pandas as pd
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
 from olmo_sparsity.analysis.results.columns import SummaryColumn, page_columns
-from olmo_sparsity.analysis.results.results import SETS, Results, main_set
+from olmo_sparsity.analysis.results.meta import SETS, main_set
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import (
     losses_of_targets,
     with_ends,

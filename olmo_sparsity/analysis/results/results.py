@@ -3,12 +3,12 @@ Never imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from olmo_sparsity.analysis.results.meta import SETS, Meta
 from olmo_sparsity.analysis.results.statistics import (
     both_ways,
     half_of,
@@ -20,50 +20,6 @@ from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import MANIFEST, read_json, verify_manifest
-
-SETS = {
-    "gap": "large gap",
-    "bigram": "the token and the one before it recur",
-    "every": "drawn from all tokens",
-    "named": "named",
-}
-"""Names of the target sets, in display order."""
-
-
-def main_set(target_sets: Iterable[str]) -> str | None:
-    """The target set that a measurement reports first."""
-    names = set(target_sets)
-    order = ("gap", "named", "bigram", "every", *sorted(names))
-    return next((name for name in order if name in names), None)
-
-
-@dataclass
-class Meta:
-    """meta.json: what was measured, and with which settings."""
-
-    model: dict = field(default_factory=dict)
-    data: dict = field(default_factory=dict)
-    dtype: str = ""
-    windows: dict = field(default_factory=dict)  # long, short, stride, prefix, far_states
-    units: list = field(default_factory=list)
-    selectors: list = field(default_factory=list)
-    ks: list = field(default_factory=list)
-    controls: dict = field(default_factory=dict)
-    seed: int = 0
-    targets: dict = field(default_factory=dict)
-    induction: dict = field(default_factory=dict)
-    """The induction check: the drop in loss on a repeated passage."""
-
-    reliability: list = field(default_factory=list)  # of replacements, by target set and units
-    longppl: dict = field(default_factory=dict)
-    counts: dict = field(default_factory=dict)
-    commit: str | None = None
-    versions: dict = field(default_factory=dict)
-    machine: str = ""
-    command: list = field(default_factory=list)
-    seconds_of_last_start: float = 0.0
-    token_forwards_of_last_start: int = 0
-    identity: dict = field(default_factory=dict)
 
 
 @dataclass(repr=False)
@@ -106,7 +62,7 @@ class Results:
 
     def plot(self, path: str | Path) -> None:
         """Draw Figure 2 as .png, .pdf or .svg."""
-        from olmo_sparsity.analysis.report.figures import draw_figure2
+        from olmo_sparsity.analysis.report.figures import draw_figure2  # imports matplotlib
 
         draw_figure2([self], Path(path))
 

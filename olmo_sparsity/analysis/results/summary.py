@@ -9,7 +9,8 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
 from olmo_sparsity.analysis.results.columns import COLUMN
-from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
+from olmo_sparsity.analysis.results.meta import SETS, main_set
+from olmo_sparsity.analysis.results.results import Results, compare, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     FEW_FOR_BOOTSTRAP,

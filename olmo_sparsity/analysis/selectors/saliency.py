@@ -53,10 +53,6 @@ def loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="sum")
 
 
-def negative_logit(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-    return -logits_NV.gather(1, labels_N[:, None]).sum()
-
-
 def _of_targets(
     scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans, objective: Objective
 ) -> Tensor:

@@ -19,7 +19,8 @@ from olmo_sparsity.analysis.results.columns import (
     documented,
     page_columns,
 )
-from olmo_sparsity.analysis.results.results import FILES, Meta, Results, compare, read_results
+from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     has_spans,

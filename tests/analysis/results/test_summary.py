@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.results.results import Meta, Results
+from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import (
     conclude,
     describe,

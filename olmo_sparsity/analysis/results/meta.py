@@ -1,0 +1,53 @@
+"""What was measured: the content of meta.json, and the target sets. Never imports torch.
+
+Place in the flow: below statistics, figures and `Results`, which all read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+SETS = {
+    "gap": "large gap",
+    "bigram": "the token and the one before it recur",
+    "every": "drawn from all tokens",
+    "named": "named",
+}
+"""Names of the target sets, in display order."""
+
+
+def main_set(target_sets: Iterable[str]) -> str | None:
+    """Return the target set that a measurement reports first; None of no sets."""
+    names = set(target_sets)
+    order = ("gap", "named", "bigram", "every", *sorted(names))
+    return next((name for name in order if name in names), None)
+
+
+@dataclass
+class Meta:
+    """meta.json: what was measured, and with which settings."""
+
+    model: dict = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
+    dtype: str = ""
+    windows: dict = field(default_factory=dict)  # long, short, stride, prefix, far_states
+    units: list = field(default_factory=list)
+    selectors: list = field(default_factory=list)
+    ks: list = field(default_factory=list)
+    controls: dict = field(default_factory=dict)
+    seed: int = 0
+    targets: dict = field(default_factory=dict)
+    induction: dict = field(default_factory=dict)
+    """The induction check: the drop in loss on a repeated passage."""
+
+    reliability: list = field(default_factory=list)  # of replacements, by target set and units
+    longppl: dict = field(default_factory=dict)
+    counts: dict = field(default_factory=dict)
+    commit: str | None = None
+    versions: dict = field(default_factory=dict)
+    machine: str = ""
+    command: list = field(default_factory=list)
+    seconds_of_last_start: float = 0.0
+    token_forwards_of_last_start: int = 0
+    identity: dict = field(default_factory=dict)
