@@ -97,13 +97,6 @@ def _unit_starts(kind: str, text: str) -> list[int]:
     return sorted(find_starts(text))
 
 
-def spread_evenly(numbers: Sequence[int], limit: int) -> list[int]:
-    """Choose no more than `limit` of the numbers, evenly over all: neighbours in a prepared folder
-    are often of one package or day."""
-    num = min(len(numbers), limit)
-    return [numbers[place * len(numbers) // num] for place in range(num)]
-
-
 @dataclass(frozen=True)
 class Documents(Sequence[Document]):
     name: str

@@ -31,8 +31,8 @@ from olmo_sparsity.text.corpus import (
     list_inputs,
     read_records,
 )
-from olmo_sparsity.text.documents import Document, Documents, spread_evenly
-from olmo_sparsity.text.runs import PreparedText, Reader, TrainingText, run_loaders
+from olmo_sparsity.text.documents import Document, Documents
+from olmo_sparsity.text.runs import PreparedText, Reader, TrainingText, run_loaders, spread_evenly
 from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.text.windows import Windows
 

@@ -6,7 +6,7 @@ the group `olmo_sparsity.runs`, as this package does for its own runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -102,3 +102,10 @@ def run_loaders() -> tuple[RunLoader, ...]:
     """Return the loaders of all installed training packages."""
     entries = entry_points(group="olmo_sparsity.runs")
     return tuple(entry.load()() for entry in entries)
+
+
+def spread_evenly(numbers: Sequence[int], limit: int) -> list[int]:
+    """Choose no more than `limit` of the numbers, evenly over all: neighbours in a prepared folder
+    are often of one package or day."""
+    num = min(len(numbers), limit)
+    return [numbers[place * len(numbers) // num] for place in range(num)]

@@ -18,7 +18,7 @@ from olmo_sparsity.config.sections import EvaluationConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches, heldout_sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.models.losses import place_edges, repetition_losses
-from olmo_sparsity.text.documents import spread_evenly
+from olmo_sparsity.text.runs import spread_evenly
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engine import Engine
 
