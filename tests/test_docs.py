@@ -297,3 +297,17 @@ def test_pypi_has_what_is_pinned() -> None:
     """A local version (`2.13.0+cpu`) would be one that PyPI does not hold."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     assert not [line for line in pinned if "+" in line and not line.startswith("#")]
+
+
+NAMED_FILE = re.compile(r"`((?:[\w.]+/)+[\w.]+\.(?:py|ya?ml|sh|sbatch))(?::\w+)?`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    """Changes of earlier versions name files of their day."""
+    if page.name == "CHANGELOG.md":
+        return
+    places = (ROOT, ROOT / "olmo_sparsity", ROOT / "olmo_sparsity/analysis", ROOT / "study")
+    for name in NAMED_FILE.findall(page.read_text(encoding="utf-8")):
+        made_by_the_reader = name.startswith(("your_", "my_", "runs/", "results/", "data/"))
+        assert made_by_the_reader or any((place / name).exists() for place in places), name

@@ -2,7 +2,7 @@
 
 Place in the flow: on top of the tool. Each function checks its options and hands them to the
 package that does the work, which is imported only then: importing this module imports no torch.
-Options have the names, types and defaults of settings.py; the command line shows what the
+Options have the names, types and defaults of options.py; the command line shows what the
 docstrings here say of them.
 """
 

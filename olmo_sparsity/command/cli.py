@@ -34,7 +34,7 @@ from olmo_sparsity.config.schema import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "experiment", "sweep", "measure", "losses"), "goes on")
+AGAIN = dict.fromkeys(("prepare", "train", "experiment", "sweep", "measure"), "goes on")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -78,7 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if getattr(options, "questions", None) is not None:
             return ending.exit_code_of(error, again="goes on", code=ending.EXIT_INTERRUPTED)
-        return ending.exit_code_of(error, again=AGAIN.get(options.command))
+        again = AGAIN.get(options.command)
+        if options.command == "losses" and getattr(options, "out", None) is not None:
+            again = "goes on"  # without a folder nothing is kept
+        return ending.exit_code_of(error, again=again)
 
 
 def build_parser() -> argparse.ArgumentParser:

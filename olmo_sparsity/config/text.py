@@ -141,7 +141,7 @@ class PositionsConfig:
     which begin anew, held out too. Otherwise IDs go on through the sequence."""
 
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
-    """Lower frequencies of RoPE, in training and wherever the model is used (model/rope.py).
+    """Lower frequencies of RoPE, in training and wherever the model is used (models/rope.py).
     linear: all are divided by the factor, as if position IDs were; ntk: the base is raised such
     that only the lowest is; yarn: those of few turns within original_length are, with a
     temperature; llama3: as Llama 3.1. To raise the base by hand: model.rope_theta."""

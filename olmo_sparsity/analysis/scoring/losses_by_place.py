@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
 from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
@@ -26,7 +27,6 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.folders import Pieces, WorkFolder
 from olmo_sparsity.base.progress import Progress, say
-from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.losses import place_edges
 from olmo_sparsity.models.prompts import Prompt
@@ -108,8 +108,10 @@ class _Checkpoint:
 
     @property
     def files(self) -> str:
-        """Changes with the files of the checkpoint."""
-        return repr([(p.name, p.stat().st_mtime_ns) for p in sorted(Path(self.model).glob("*"))])
+        """Changes with the files of the checkpoint, or with the file that it is."""
+        path = Path(self.model)
+        files = [path] if path.is_file() else sorted(path.glob("*"))
+        return repr([(file.name, file.stat().st_mtime_ns) for file in files])
 
 
 def _step_of(folder: Path) -> int:
@@ -133,6 +135,8 @@ class _Reading:
             "tokenizer": _tokenizer_of(self.first),
             "prefix": list(self.prefix),
             "settings": asdict(self.settings),
+            # A loss in bf16 is another number; checkpoints of one call are loaded alike.
+            "dtype": self.first.dtype,
         }
         self.identity = json.dumps(identity)
         if request.out is not None:
@@ -142,10 +146,8 @@ class _Reading:
             self.pieces = Pieces(work.path / "checkpoints")
 
     def _load(self, checkpoint: _Checkpoint) -> LoadedModel:
-        if isinstance(checkpoint.model, str | Path):
-            options = self.request.loading.loading
-            return load_model(checkpoint.model, whole_prompts=True, **options)
-        return wrap_model(checkpoint.model, self.request.tokenizer)
+        model = checkpoint.model
+        return load(model, self.request.tokenizer, self.request.loading, whole_prompts=True)
 
     def _open_documents(self) -> Documents:
         """Return documents that are long enough, each cut to `length`."""
@@ -192,8 +194,10 @@ class _Reading:
         is_first = checkpoint is self.checkpoints[0]
         model = self.first if is_first else self._load(checkpoint)
         if _tokenizer_of(model) != _tokenizer_of(self.first):
-            which = f"{model.name} has another tokenizer than {self.first.name}"
-            raise DataError(f"{which}, so that losses are of other tokens; compare bits a byte")
+            raise DataError(
+                f"{model.name} has another tokenizer than {self.first.name}, so its losses are of "
+                "other tokens; pass models of one tokenizer"
+            )
         model.check_positions(len(self.prefix) + self.settings.length, "lower length")
         with using(model):
             nll_DT = self._losses(model)

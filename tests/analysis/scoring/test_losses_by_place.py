@@ -120,6 +120,13 @@ def test_too_little_text_is_rejected(model: Any, given: dict, message: str) -> N
         losses_by_place(model, **options)
 
 
+def test_options_that_a_model_has_by_itself_are_refused(model: Any, trained: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype of a model in memory"):
+        losses_by_place(model, text=make_texts(), length=LENGTH, dtype="bf16")
+    with pytest.raises(ConfigError, match=r"tokenizer: .* has its own"):
+        losses_by_place(trained, make_tokenizer(), length=16, documents=8)
+
+
 def test_models_of_different_tokenizers_are_not_compared(trained: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make_model().save_pretrained(other)
@@ -156,6 +163,12 @@ def test_a_command_reads_all_checkpoints_of_two_runs_and_goes_on(
     next(iter((out / "checkpoints").iterdir())).write_text("{}")
     assert main(words) == 0
     assert len(calls) == 1, "the damaged one alone"
+    with pytest.raises(ConfigError, match=r"dtype=.*bfloat16"):
+        module.read_losses(
+            module.LossesRequest.of(
+                models=(str(trained),), out=out, length=32, documents=10, dtype="bf16"
+            )
+        )
     with pytest.raises(ConfigError, match=r"length=32 \(now 16"):
         module.read_losses(
             module.LossesRequest.of(models=(str(trained),), out=out, length=16, documents=10)
