@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -191,9 +192,13 @@ def _documents(
         if text is not None:
             from olmo_sparsity.data.tokenizer import load_tokenizer
 
-            name = config.data.tokenizer.name
-            if name is None:
-                raise DataError(f"{config.data.folder} is not prepared")
+            # A tokenizer that is trained on the text exists once the text is prepared.
+            trained = Path(config.data.folder) / "tokenizer.json"
+            if config.data.tokenizer.name is None and not trained.exists():
+                raise DataError(
+                    f"{config.data.folder} is not prepared; run `olmo-sparsity prepare` first"
+                )
+            name = config.data.tokenizer.name or str(trained)
             model = replace(model, tokenizer=load_tokenizer(name))
         else:
             from olmo_sparsity.data.shards import open_shards

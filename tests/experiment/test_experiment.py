@@ -384,3 +384,26 @@ def test_a_measurement_of_an_untrained_model_has_the_price_of_the_trained_one(
     assert float(found[2]) == pytest.approx(counted, rel=0.5), ratio
     assert main(["report", str(experiment.folder), "--out", f"{experiment.folder}/page.html"]) == 0
     assert (experiment.folder / "page.html").exists()
+
+
+def test_other_text_is_priced_with_the_tokenizer_that_was_trained(
+    make_grid: MakeGrid, run_dict: dict, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    text = tmp_path / "own.jsonl"
+    lines = [json.dumps({"text": f"cat {number} sat on mat {number} " * 9}) for number in range(40)]
+    text.write_text("\n".join(lines))
+    folder = tmp_path / "prepared"
+    run_dict["data"] = {
+        "folder": str(folder),
+        "corpus": {"source": "files", "path": str(text)},
+        "tokenizer": {"train_vocab": 270},
+        "heldout_share": 0.5,
+    }
+    path = make_grid(measure=MEASURE | {"steps": ["last"], "long": [24], "text": str(text)})
+    words = ["experiment", path, "--dry-run", "--gpus=1", "--gpu=h100"]
+    assert main(words) == 0
+    assert "is not prepared; run `olmo-sparsity prepare` first" in capsys.readouterr().out
+    assert main(["prepare", str(tmp_path / "tiny.yaml")]) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "token-forwards" in capsys.readouterr().out
