@@ -290,9 +290,12 @@ def measure(options: argparse.Namespace) -> int:
         "command": tuple(typed_command()),
     }
     given |= {"at": options.at and [targets.parse_at(words) for words in options.at]}
-    request = MeasureRequest.of(documents=options.text, **given)
     if options.speed is not None and not options.dry_run:
         raise ConfigError(f"--speed={options.speed} is of --dry-run: add it")
+    if options.model.endswith(".yaml"):
+        print(_price_of_untrained(options, given))
+        return 0
+    request = MeasureRequest.of(documents=options.text, **given)
     if options.dry_run:
         print(estimate.estimate(plan.plan(request), request.shard, options.speed))
         return 0
@@ -305,6 +308,30 @@ def measure(options: argparse.Namespace) -> int:
         print(describe(results))
         print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
     return 0
+
+
+def _price_of_untrained(options: argparse.Namespace, given: dict[str, Any]) -> str:
+    """Price a measurement of the model that a config will train, before anything is trained."""
+    from olmo_sparsity.config.run import load_config
+    from olmo_sparsity.experiment.price import price_config
+
+    if not options.dry_run:
+        raise ConfigError(
+            f"MODEL={options.model} is a config: train it and pass its run folder, or add "
+            "--dry-run for the cost"
+        )
+    for name in ("targets", "choices", "losses", "at", "quick", "partial", "shard"):
+        if getattr(options, name):
+            raise ConfigError(
+                f"--{name} requires a trained model, and MODEL={options.model} is a config: omit it"
+            )
+    # These say where results go and how they were made, which costs nothing.
+    measured = {
+        name: value
+        for name, value in given.items()
+        if name not in ("model", "command", "out", "shard", "at")
+    }
+    return str(price_config(load_config(options.model), measured, options.text, options.speed))
 
 
 def figure(options: argparse.Namespace) -> int:

@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from olmo_sparsity.analysis.measurement.estimate import Untrained, estimate_untrained
-from olmo_sparsity.analysis.measurement.plan import MeasureRequest, Plan
+from olmo_sparsity.analysis.measurement.plan import (
+    MeasureRequest,
+    Plan,
+    fit_to_limit,
+    within_limit,
+)
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.experiment.file import Experiment, Measurement
@@ -96,13 +101,7 @@ def _price_measurement(
         cost = price_config(settings, options, measurement.text, gpu, known)
     except (ConfigError, DataError) as error:
         return f"cannot be counted: {error}", None
-    line = (
-        f"{cost.num_documents:,} documents{cost.source}, about {cost.num_targets:,.0f} targets, "
-        f"{cost.forwards:.2g} token-forwards"
-    )
-    if cost.gpu_hours is not None:
-        line += f"; {cost.gpu_hours:.2g} GPU-hours"
-    return line, cost.gpu_hours
+    return str(cost), cost.gpu_hours
 
 
 @dataclass
@@ -124,6 +123,15 @@ class MeasurementPrice:
     source: str
     """Where the documents' lengths are from, if not from the text itself."""
 
+    def __str__(self) -> str:
+        line = (
+            f"{self.num_documents:,} documents{self.source}, "
+            f"about {self.num_targets:,.0f} targets, {self.forwards:.2g} token-forwards"
+        )
+        if self.gpu_hours is not None:
+            line += f"; {self.gpu_hours:.2g} GPU-hours"
+        return line
+
 
 def price_config(
     config: RunConfig,
@@ -144,7 +152,10 @@ def price_config(
     if key not in known.texts:
         known.texts[key] = _documents(config, model, request, text)
     documents = known.texts[key]
-    plan = Plan.of(model, documents, request.settings)
+    settings = fit_to_limit(request.settings, model.max_positions)
+    if settings.long == "all":
+        documents = within_limit(documents, model, num_prefix=0)
+    plan = Plan.of(model, documents, settings)
     cost: Untrained = estimate_untrained(plan, gpu)
     known.prices[shape] = MeasurementPrice(
         num_documents=len(plan.measured),

@@ -407,3 +407,18 @@ def test_other_text_is_priced_with_the_tokenizer_that_was_trained(
     capsys.readouterr()
     assert main(words) == 0
     assert "token-forwards" in capsys.readouterr().out
+
+
+def test_measure_prices_a_config_and_refuses_to_measure_it(
+    make_grid: MakeGrid, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    make_grid()
+    words = ["measure", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "results"), "--ks=1"]
+    assert main([*words, "--dry-run", "--speed=h100"]) == 0
+    line = capsys.readouterr().out
+    assert "documents, about" in line
+    assert "GPU-hours" in line
+    assert main(words) == EXIT_BAD_INPUT
+    assert "is a config: train it and pass its run folder" in capsys.readouterr().err
+    assert main([*words, "--dry-run", "--shard=0/2"]) == EXIT_BAD_INPUT
+    assert "--shard requires a trained model" in capsys.readouterr().err
