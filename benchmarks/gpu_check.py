@@ -501,7 +501,7 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
     model.eval().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
     model.requires_grad_(False)
     with torch.no_grad():
-        states = model.far_states(batch.tokens_BL[:1], batch.positions_BL[:1])
+        states = model.distant_states(batch.tokens_BL[:1], batch.positions_BL[:1])
         places_BF = torch.tensor([[3, 40], [7, 79]], device=device)
         near = (batch.tokens_BL[2:, :8], batch.positions_BL[2:, -8:] + 1)
         hidden_BLD = model.hidden(*near, far=states.choose(places_BF), last=4)

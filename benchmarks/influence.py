@@ -54,7 +54,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 LONG, SHORT = 256, 64
 CPU = torch.device("cpu")
-shown_alone = partial(Scorer, device=CPU, far_states="isolated")
+shown_alone = partial(Scorer, device=CPU, distant_states="isolated")
 
 
 # --- taking turns ---------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ def test_configs_of_the_study_name_a_transform_that_accepts_their_options(
     options = config.data.transform_options
     if "planted" in options:  # the tokenizer of the tests has fewer tokens
         options["planted"] |= {"num_tokens": 1, "num_values": 4}
-    assert load_transform(config.data, tokenizer, config.training.shortest) is not None
+    transform = load_transform(config.data, tokenizer, config.training.shortest)
+    assert (transform is None) == (config.data.transform is None)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_python_of_a_page_runs(page: str, run: str, folder: Path) -> None:
         exec(code, names)
     if page == "measure":
         assert set(names["results"].summary.selector) == {"add_one", "random", "nearest"}
-        assert {"own", "foreign"} == set(names["tables"]["recovery"].control)
+        assert {"own", "unrelated"} == set(names["tables"]["recovery"].control)
         losses, ranked = names["results"].losses, names["ranked"]
         of_first = losses[losses.document == ranked.index[0]]
         gap = (of_first.loss_short - of_first.loss_long).mean()

@@ -32,7 +32,7 @@ def use(module: nn.Module, tokenizer: object) -> None:
 def misuse(model: LoadedModel) -> None:
     """Each mistake is an error, as an ignore that is not needed is one, too."""
     explain(model, text="…", unit="words")  # type: ignore[call-arg]
-    explain(model, text="…", far_states="both")  # type: ignore[arg-type]
+    explain(model, text="…", distant_states="both")  # type: ignore[arg-type]
     attribute(model, source={"a": "…"}, question="Who?")  # type: ignore[call-arg]
     measure(model, "texts", max_targets="2")  # type: ignore[arg-type]
     estimate_cost(explain, model, txt="…")  # type: ignore[call-arg]

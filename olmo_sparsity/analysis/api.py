@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype, Request
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.renamed import current_keys
 from olmo_sparsity.config.text import Control, SplitAt
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _measure() -> Way:
 
 def _request(kind: type[Request], function: Callable[..., Any], *args: Any, **given: Any) -> Any:
     """Make a request of a call's arguments."""
-    bound = inspect.signature(function).bind(*args, **given)
+    bound = inspect.signature(function).bind(*args, **current_keys(given))
     bound.apply_defaults()
     return kind.of(**bound.arguments)
 
@@ -92,13 +93,13 @@ def explain(
     at: At | None = None,
     prompt: str | None = None,
     target: str | None = None,
-    foreign: Text = "builtin:embedded",
+    unrelated: Text = "builtin:embedded",
     k: int = 8,
     units: str = "tokens",
     selector: str | None = None,
     long: int | Literal["all"] = "all",
     short: int | None = None,
-    far_states: InterpretationName = "contextual",
+    distant_states: InterpretationName = "contextual",
     replacements: int | None = None,
     chat: bool = False,
     max_new_tokens: int | None = None,
@@ -120,17 +121,18 @@ def explain(
             largest gaps (of more than 1,024 tokens, neighbours share a local window for this).
         prompt: A prompt, in place of `text`. Its answer is the target.
         target: The answer to the prompt. Default: the model generates one, greedily.
-        foreign: Unrelated texts for `Explanation.check` and far_states="replaced", in any form that
-            `open_documents` reads.
+        unrelated: Unrelated texts for `Explanation.check` and distant_states="replaced", in any
+            form that `open_documents` reads.
         k: Number of distant units for each target.
         units: What is ranked: tokens, words, sentences, paragraphs or span:W.
         selector: The rule that ranks units; `add_one_nested` is faster on long texts. Default:
-            add_one, or halving with far_states="replaced".
+            add_one, or halving with distant_states="replaced".
         long: The most tokens before a target that the model sees; "all": as many as it takes.
         short: The size of the local window. Default: 32, or less for a short prompt.
-        far_states: "contextual": distant tokens keep their states in the long window; "isolated":
-            they are shown alone; "replaced": unrelated text replaces the others and nothing is
-            masked, so any model will do: also a recurrent one, `llama:FILE.gguf`, a server's URL.
+        distant_states: "contextual": distant tokens keep their states in the long window;
+            "isolated": they are shown alone; "replaced": unrelated text replaces the others and
+            nothing is masked, so any model will do: also a recurrent one, `llama:FILE.gguf`, a
+            server's URL.
         replacements: Number of unrelated texts that replace distant text. Default: 2.
         chat: Put the prompt into the tokenizer's chat template.
         max_new_tokens: Length limit of a generated answer. Default: 32.
@@ -167,7 +169,7 @@ def measure(
     min_gap: float = MIN_GAP,
     sets: str | Sequence[str] = (),
     max_targets: int | Literal["all"] | None = None,
-    far_states: InterpretationName = "contextual",
+    distant_states: InterpretationName = "contextual",
     replacements: int | None = None,
     control: Control = "unrelated",
     draws: int | None = None,
@@ -216,7 +218,7 @@ def measure(
         blocks: The same as a number: random blocks of each document, on average.
         units: What is ranked: tokens, words, sentences, span:W, or several of these.
         selectors: The rules that rank units. Default: add_one_screened and random with long="all",
-            else add_one, random and nearest; halving with far_states="replaced".
+            else add_one, random and nearest; halving with distant_states="replaced".
         ks: Numbers of units.
         share: The share of tokens that become targets, by largest gap: all, or for example
             top10%.
@@ -224,7 +226,7 @@ def measure(
         sets: Target sets: gap, bigram, every (gap).
         max_targets: The most targets of each set and document, drawn at random, or "all". Default:
             4 with long="all", else all.
-        far_states, replacements: As in `explain`.
+        distant_states, replacements: As in `explain`.
         control: What replaces the distant text of the control: unrelated, matched or shuffled.
         draws: Number of unrelated texts for each target. Default: 1 with long="all", else 3.
         halves: Number of random halves of the units for LDS; 0: none. Default: 0 with long="all",

@@ -2,7 +2,7 @@
 the distant tokens that it leaves out.
 
 Place in the flow: below the options. `interpretation_of` is the only place that knows the names
-that users pass as `far_states`; everything else asks an `Interpretation` what it does. Imports
+that users pass as `distant_states`; everything else asks an `Interpretation` what it does. Imports
 nothing large, because `--help` reads it.
 """
 
@@ -51,9 +51,9 @@ _ALL = (
 )
 
 
-def interpretation_of(far_states: str) -> Interpretation:
+def interpretation_of(distant_states: str) -> Interpretation:
     for interpretation in _ALL:
-        if interpretation.name == far_states:
+        if interpretation.name == distant_states:
             return interpretation
     accepted = ", ".join(get_args(InterpretationName))
-    raise ConfigError(f"far_states={far_states} is not known; pass one of {accepted}")
+    raise ConfigError(f"distant_states={distant_states} is not known; pass one of {accepted}")

@@ -160,9 +160,9 @@ class Settings:
     min_gap: float = option(MIN_GAP, least=0, most=1000000.0)
     sets: tuple[TargetSet, ...] = option((), distinct=True)
     max_targets: int | Literal["all"] = option(None, metavar="N", least=1)
-    far_states: InterpretationName = "contextual"
+    distant_states: InterpretationName = "contextual"
     control: Control = "unrelated"
-    replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
+    replacements: int | None = option(None, least=1, only_if=("distant_states", "replaced"))
     draws: int = option(None, metavar="N", least=1)
     halves: int = option(None, metavar="N", least=0)
     seed: int = option(0, least=0)
@@ -195,7 +195,7 @@ class Settings:
 
     @property
     def interpretation(self) -> Interpretation:
-        return interpretation_of(self.far_states)
+        return interpretation_of(self.distant_states)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -276,8 +276,8 @@ class AskSettings:
     selector: str = option(None)
     long: int | Literal["all"] = option("all", metavar="N", least=1)
     short: int | None = option(None, metavar="N", least=1)
-    far_states: InterpretationName = "contextual"
-    replacements: int | None = option(None, least=1, only_if=("far_states", "replaced"))
+    distant_states: InterpretationName = "contextual"
+    replacements: int | None = option(None, least=1, only_if=("distant_states", "replaced"))
     chat: bool = False
     max_new_tokens: int | None = option(None, metavar="N", least=1)
     seed: int = option(0, least=0)
@@ -291,7 +291,7 @@ class AskSettings:
 
     @property
     def interpretation(self) -> Interpretation:
-        return interpretation_of(self.far_states)
+        return interpretation_of(self.distant_states)
 
     def check(self) -> None:
         from olmo_sparsity.text.windows import span_width

@@ -138,7 +138,7 @@ def _add_explain(sub: Parser) -> None:
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, settings.AskSettings, ModelOptions, help=help)
     sub.add("--check", action="store_true", help="compare with unrelated texts")
-    _add(sub, help, foreign="TEXT")
+    _add(sub, help, unrelated="TEXT")
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
 

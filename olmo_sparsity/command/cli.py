@@ -27,6 +27,7 @@ from olmo_sparsity.base.errors import (
 )
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
+from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
 from olmo_sparsity.config.schema import given_options
@@ -62,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     if sys.flags.optimize > 1:  # the help of options, too, is made of docstrings
         return print_error(NO_DOCSTRINGS)
     parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options, rest = parser.parse_known_args(current_words(words))
     # Only commands that read a config take further `--key.sub=value` words.
     unknown = [word for word in rest if "config" not in options or not word.startswith("--")]
     if unknown:
@@ -226,17 +228,17 @@ def explain(options: argparse.Namespace) -> int:
     keep_freed_memory()
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
-    far_states = vars(options).get("far_states")
-    is_replaced = far_states is not None and interpretation_of(far_states).replaces
-    if options.foreign is not None and not options.check and not is_replaced:
-        raise ConfigError("--foreign requires --check, which uses this text: add --check")
+    distant_states = vars(options).get("distant_states")
+    is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
+    if options.unrelated is not None and not options.check and not is_replaced:
+        raise ConfigError("--unrelated requires --check, which uses this text: add --check")
     if options.field is not None and options.text is None:
         raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
     given = given_options(options, explanation.ExplainRequest.names()) | {
         "text": None if options.text is None else _text_of(options.text, options.field),
         "at": options.at and [parse_at(at) for at in options.at],
         "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
-        "foreign": options.foreign or "builtin:embedded",
+        "unrelated": options.unrelated or "builtin:embedded",
     }
     asked = explanation.ExplainRequest.of(**given)
     if options.dry_run:

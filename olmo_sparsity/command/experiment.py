@@ -106,7 +106,7 @@ def _measure(job: listed.Job, jobs: dict[str, listed.Job]) -> int:
                 assert chosen is not None
                 options[key] = chosen.folder
         if one.choices_of is None:  # settings are those of the choices
-            options |= {"long": one.long, "far_states": one.far_states}
+            options |= {"long": one.long, "distant_states": one.distant_states}
         request = MeasureRequest.of(
             model=str(one.checkpoint),
             documents=one.text,

@@ -53,4 +53,4 @@ def main_measurements(experiment: Experiment) -> list[Measurement]:
 def _rank(one: Measurement, first: Measurement) -> tuple[float, float, bool]:
     step = float("inf") if one.step is None else one.step
     length = float("inf") if one.long == "all" else float(one.long)
-    return step, length, one.far_states == first.far_states
+    return step, length, one.distant_states == first.distant_states

@@ -21,6 +21,7 @@ from olmo_sparsity.analysis.options import ModelOptions, Settings, TextOptions
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.renamed import current_keys
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.schema import build, find_config, kinds_of, option, read_given
 from olmo_sparsity.config.sections import RunConfig
@@ -37,7 +38,7 @@ class MeasureSection:
     """Checkpoints that are measured with the longest window; the last one with each window."""
 
     long: list[int | Literal["all"]] = option(["all"], some=True, distinct=True, least=1)
-    far_states: list[InterpretationName] = option(["contextual"], some=True, distinct=True)
+    distant_states: list[InterpretationName] = option(["contextual"], some=True, distinct=True)
     targets: Literal["shared", "own"] = "shared"
     """shared: the first model that is measured chooses the targets of all models and steps."""
 
@@ -55,7 +56,7 @@ class MeasureSection:
 @dataclass
 class FigureSection:
     labels: dict[str, str] = field(default_factory=dict)
-    """Label of a model, of all models whose name begins so, or of a value of far_states."""
+    """Label of a model, of all models whose name begins so, or of a value of distant_states."""
 
     out: str | None = None
     """Default: figure2.png in the experiment's folder."""
@@ -100,7 +101,7 @@ class Measurement:
     """None: the last one."""
 
     long: int | Literal["all"]
-    far_states: InterpretationName
+    distant_states: InterpretationName
     folder: Path
     options: Mapping[str, Any]
     """Further options of the command `measure`."""
@@ -140,13 +141,13 @@ class Experiment:
         """What the figure calls a measurement's curve. All seeds of a scheme share it."""
         model = measurement.model
         labels = self.file.figure.labels
-        states = {one.far_states for one in self.measurements}
+        states = {one.distant_states for one in self.measurements}
         schemes = {one.model.scheme for one in self.measurements}
         fitting = [key for key in labels if _is_part(key, model.name)]
         label = labels[max(fitting, key=len)] if fitting else model.scheme
         if len(states) == 1:
             return label
-        shown = labels.get(measurement.far_states, measurement.far_states)
+        shown = labels.get(measurement.distant_states, measurement.distant_states)
         return shown if len(schemes) == 1 and not fitting else f"{label}, {shown}"
 
     def save(self) -> None:
@@ -309,7 +310,7 @@ _OWN = (MeasureSection, Settings, TextOptions, ModelOptions)
 
 def _split_measure(file: ExperimentFile, path: str) -> tuple[MeasureSection, dict[str, Any]]:
     """The section's own keys, and the options of `measure` in it."""
-    given = dict(file.measure or {})
+    given = current_keys(file.measure or {})
     names = [kinds_of(schema) for schema in _OWN]
     known = {name for of_schema in names for name in of_schema} - {"prefix_ids"}
     for key in given.keys() - known:
@@ -317,7 +318,7 @@ def _split_measure(file: ExperimentFile, path: str) -> tuple[MeasureSection, dic
         hint = f"; did you mean '{close[0]}'?" if close else "; `measure --help` lists its options"
         raise ConfigError(f"{path}: unknown key 'measure.{key}'{hint}")
     own = {key: value for key, value in given.items() if key in names[0]}
-    for key in ("long", "steps", "far_states"):
+    for key in ("long", "steps", "distant_states"):
         if key in own and not isinstance(own[key], list):
             own[key] = [own[key]]
     section = build(MeasureSection, own, f"{path}: measure")
@@ -360,7 +361,7 @@ def _measurements(
         model: Model, step: int | None, long: Any, state: InterpretationName, **others: Any
     ) -> Measurement:
         name = f"{model.name}-{'last' if step is None else step}-{long}"
-        name += f"-{state}" if len(section.far_states) > 1 else ""
+        name += f"-{state}" if len(section.distant_states) > 1 else ""
         name += "-transfer" if others.get("choices_of") else ""
         kept = dict(options)
         if others.get("targets_of") or others.get("choices_of"):
@@ -372,7 +373,7 @@ def _measurements(
         )
 
     found: list[Measurement] = []
-    for state in section.far_states:
+    for state in section.distant_states:
         choosers: dict[Any, str] = {}
         for model in measured:
             for at, long in places:

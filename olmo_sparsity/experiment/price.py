@@ -95,7 +95,10 @@ def _price_measurement(
 ) -> tuple[str, float | None]:
     """`chosen`: the options of the measurement that chooses the targets, as only it has those that
     say how many there are."""
-    options = dict(chosen) | {"far_states": measurement.far_states, "long": measurement.long}
+    options = dict(chosen) | {
+        "distant_states": measurement.distant_states,
+        "long": measurement.long,
+    }
     settings = measurement.model.settings
     try:
         cost = price_config(settings, options, measurement.text, gpu, known)

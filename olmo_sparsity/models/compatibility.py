@@ -25,7 +25,7 @@ from olmo_sparsity.models.attention import USUAL, AttentionWindow, causal_bias
 # --- how long a text may be -----------------------------------------------------------------------
 
 
-_REPLACED = "explain and measure take --far-states replaced (load_model: whole_prompts=True)"
+_REPLACED = "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
 SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
 
 
@@ -248,7 +248,7 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     if not alike(gapped[:, :4], counted[:, :4]):
         raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
     # The places after the gap, given kept states of those before.
-    earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
+    earlier = wrapped.distant_states(tokens_BL[:, :4], gapped_BL[:, :4])
     later = (tokens_BL[:, after], gapped_BL[:, after])
     looked_back = wrapped.hidden(*later, far=earlier).float()
     if not alike(looked_back, seen[:, after]):

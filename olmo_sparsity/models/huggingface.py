@@ -184,7 +184,7 @@ class HuggingFaceLM(nn.Module):
         is_plain = all(given is None for given in (far, attention_bias, documents, added_BLD))
         is_long = tokens_BL.shape[1] ** 2 > MASKED_AT_ONCE and not torch.is_grad_enabled()
         if is_plain and is_long and self._is_windowed(positions_BL):
-            hidden_BLD = self.far_states(tokens_BL, positions_BL).hidden_BFD  # a part at a time
+            hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD  # a part at a time
             assert hidden_BLD is not None
             return hidden_BLD if last is None else hidden_BLD[:, -last:]
         cache: Cache | None = None
@@ -314,7 +314,7 @@ class HuggingFaceLM(nn.Module):
         return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
 
     @torch.no_grad()
-    def far_states(
+    def distant_states(
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
@@ -345,7 +345,7 @@ class HuggingFaceLM(nn.Module):
 
         before = far
         if tokens_BL.shape[1] > 1:
-            before = self.far_states(tokens_BL[:, :-1], positions_BL[:, :-1], before=far)
+            before = self.distant_states(tokens_BL[:, :-1], positions_BL[:, :-1], before=far)
         last = (tokens_BL[:, -1:], positions_BL[:, -1:].expand(len(tokens_BL), -1))
         masks = self._masks(last[1], torch.cat((before.positions_BF, last[1]), 1))
         with reading_weights(self._usual_configs) as weights:

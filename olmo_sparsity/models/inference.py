@@ -6,7 +6,7 @@ with the same result as the plain forward pass.
   (one far token before a window), the window's attention to itself is computed once for all.
 - In the last layer only the wanted places need queries, attention output and feed-forward; the
   other places give keys and values.
-- Far tokens that keep their states of the full text (`far_states`) are keys and values computed
+- Far tokens that keep their states of the full text (`distant_states`) are keys and values computed
   once. Rows that see most of them share them.
 - On CPU sums are taken in place, and attention runs in fp32, as it is not faster in bf16.
 
@@ -120,7 +120,7 @@ class InferringOLMo(OLMo):
         return self.transformer.ln_f(x_BLD)
 
     @torch.no_grad()
-    def far_states(
+    def distant_states(
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,

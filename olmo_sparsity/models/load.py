@@ -64,8 +64,8 @@ def load_model(
     the checkpoint's, or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a
     GPU that has it, else fp32.
 
-    For `attribute` and `far_states="replaced"`: `llama:FILE.gguf`, computed by llama.cpp, and the
-    URLs of servers, with the `tokenizer` of their model: a folder, a hub name, or an object.
+    For `attribute` and `distant_states="replaced"`: `llama:FILE.gguf`, computed by llama.cpp, and
+    the URLs of servers, with the `tokenizer` of their model: a folder, a hub name, or an object.
     `whole_prompts`: load also other decoder-only models, such as recurrent ones and hybrids.
     `only_counts`: send nothing to a server; the model counts what a call costs, no more.
     `timeout`, `patience`: seconds that a server may take for a request (600), and for which a
@@ -134,7 +134,7 @@ def wrap_model(
             raise ConfigError(f"tokenizer, name: '{model.name}' has its own; omit the arguments")
         return model
     model = _unwrapped(model)
-    if not hasattr(type(model), "far_states"):  # one of this project has it
+    if not hasattr(type(model), "distant_states"):  # one of this project has it
         model = _wrap_transformers(model, whole_prompts)
     theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
     is_wrapped = isinstance(model, HuggingFaceLM | Engine)

@@ -73,7 +73,7 @@ class LanguageModel(Protocol):
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""
 
-    def far_states(
+    def distant_states(
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,

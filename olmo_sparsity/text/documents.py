@@ -297,7 +297,7 @@ class Controls:
             used.add(drawn.document.number)
         return [other for other in others if other.number not in used] or others
 
-    def foreign(
+    def control_texts(
         self,
         document: Document,
         block: Block,

@@ -115,7 +115,7 @@ def losses_of(model: str, text: str, edges: list[int], num_documents: int) -> pd
 
 COLUMNS = [
     *("target_set", "units", "selector", "k", "recovery", "low", "high"),
-    *("foreign", "foreign_low", "foreign_high", "excess", "excess_low", "excess_high"),
+    *("unrelated", "unrelated_low", "unrelated_high", "excess", "excess_low", "excess_high"),
     *("excess_nats", "excess_nats_low", "excess_nats_high"),
     *("removal", "removal_low", "removal_high", "gap", "num_targets", "num_documents"),
 ]

@@ -33,6 +33,8 @@ from olmo_sparsity.analysis.results.statistics import (
     pair,
     summarize,
 )
+from olmo_sparsity.analysis.results.tables import with_current_columns
+from olmo_sparsity.base.renamed import with_current_names
 from study.tasks.results import Row
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +52,7 @@ ROWS = ("losses", "targets", "recovery", "influence")
 def _whole(path: Path) -> tuple[pa.Table, dict[str, tuple[int, int]]]:
     """Return a Parquet file, and for each name in its first column the first of its rows, which
     follow each other, and their number."""
-    table = pq.read_table(path)
+    table = with_current_columns(pq.read_table(path))
     names, counts = table.column(0).value_counts().flatten()
     ends = np.cumsum(counts)
     return table, dict(zip(names.to_pylist(), zip(ends - counts, counts, strict=True), strict=True))
@@ -73,7 +75,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def measurements() -> dict[str, dict[str, Any]]:
     """Each stored measurement: its `meta`, its `mean_losses`, and `columns`, the types that a
     Parquet file of all measurements does not hold (see `read_table`)."""
-    return {line.pop("measurement"): line for line in read_lines(RESULTS / "meta.jsonl")}
+    lines = map(with_current_names, read_lines(RESULTS / "meta.jsonl"))
+    return {line.pop("measurement"): line for line in lines}
 
 
 def read_table(table: str, name: str) -> pd.DataFrame:
@@ -112,7 +115,9 @@ def task_rows(name: str) -> list[Row]:
 def others() -> dict[str, Any]:
     """Records of benchmarks by name; of a table, a list for each column."""
     path = RESULTS / "others.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return with_current_names(json.loads(path.read_text(encoding="utf-8")))
 
 
 def other_table(name: str) -> pd.DataFrame:

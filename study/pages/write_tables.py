@@ -151,7 +151,7 @@ def summaries(
             target_set = "named"
         windows = read_meta(name)["windows"]
         about = {"set": SETS[target_set], "called": called, **windows}
-        about["far"] = interpretation_of(windows["far_states"]).description
+        about["far"] = interpretation_of(windows["distant_states"]).description
         for units, at, k in product(shown_units, rules or (rule,), ks):
             found = read_summary(name, target_set, units)
             if (at, k) not in found.index:
@@ -310,7 +310,7 @@ def pairs(
         row["pairs"] = f"{len(rows)}" if told in (0, len(rows)) else f"{told} of {len(rows)}"
         for number, low, high in (
             ("recovery", rows.low.min(), math.nan),
-            ("foreign", math.nan, rows.foreign_high.max()),
+            ("unrelated", math.nan, rows.unrelated_high.max()),
             ("removal", math.nan, rows.removal_high.max()),
             ("excess_nats", rows.excess_nats_low.min(), rows.excess_nats_high.max()),
         ):
@@ -368,7 +368,7 @@ def schemes(of: dict[str, str], prefix: str, seeds: list[int], longs: list[int])
             return ends([row.loc["add_one_screened", 1][column] for row in rows], form)
 
         cells += [found(long, "bigram", "recovery", ".2f") for long in longs]
-        cells.append(found(longs[-1], "bigram", "foreign", ".2f"))
+        cells.append(found(longs[-1], "bigram", "unrelated", ".2f"))
         cells += [found(longs[-1], "every", column, "+.3f") for column in ("gap", "excess_nats")]
         lines.append([*called.split(", "), *cells])
     header = ["scheme", "further steps", *(f"loss, {between}" for between in losses.columns)]

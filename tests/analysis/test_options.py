@@ -66,7 +66,7 @@ def test_a_function_takes_what_its_request_holds(function: Any) -> None:
 
 def test_what_is_typed_is_what_a_function_takes() -> None:
     words = ("--ks=1,4", "--units", "tokens,span:4", "--share=top5%", "--max-targets=2", "--seed=3")
-    words += ("--sets=gap", "--far-states=isolated", "--device-map=auto", "--control-tokens")
+    words += ("--sets=gap", "--distant-states=isolated", "--device-map=auto", "--control-tokens")
     given = parsed("measure", "M", "--out=o", *words)
     settings = build(Settings, given)
     expected = Settings(
@@ -76,7 +76,7 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
         max_targets=2,
         seed=3,
         sets=("gap",),
-        far_states="isolated",
+        distant_states="isolated",
     )
     assert settings == expected
     assert build(TextOptions, given) == TextOptions(control_tokens=True)
@@ -168,5 +168,5 @@ def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
 
 
 def test_an_unknown_interpretation_is_refused_when_settings_are_made() -> None:
-    with pytest.raises(ConfigError, match=r"far_states=both .* contextual, isolated, replaced"):
-        replace(SETTINGS, far_states="both")
+    with pytest.raises(ConfigError, match=r"distant_states=both .* contextual, isolated, replaced"):
+        replace(SETTINGS, distant_states="both")

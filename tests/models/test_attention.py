@@ -272,7 +272,7 @@ def test_states_are_shared_where_that_costs_less_and_is_exact(
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
-def test_sharing_far_states_is_tried_on_the_hardware_that_is_there(
+def test_sharing_distant_states_is_tried_on_the_hardware_that_is_there(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = attention._far_attends_apart.__wrapped__

@@ -62,7 +62,7 @@ def test_states_of_a_long_text_are_computed_with_small_masks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = wrap(find("Llama 1, 2, 3"))
-    expected = model.far_states(TOKENS[:1], COUNTED[:, :LENGTH])
+    expected = model.distant_states(TOKENS[:1], COUNTED[:, :LENGTH])
     lengths, run = list[int](), model._last_hidden
 
     def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_states_of_a_long_text_are_computed_with_small_masks(
 
     monkeypatch.setattr(huggingface, "MASKED_AT_ONCE", 3 * LENGTH)
     monkeypatch.setattr(model, "_last_hidden", counted)
-    found = model.far_states(TOKENS[:1], COUNTED[:, :LENGTH])
+    found = model.distant_states(TOKENS[:1], COUNTED[:, :LENGTH])
     assert max(lengths) == 3
     assert sum(lengths) == LENGTH
     check_close(found.hidden_BFD, expected.hidden_BFD)
@@ -83,7 +83,7 @@ def test_states_of_a_long_text_are_computed_with_small_masks(
 def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
     model = wrap(index)
     before = model.model.config._attn_implementation
-    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    far = model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     if SUPPORTED[index].name in ("Falcon (RoPE)", "GPT-J", "GPT-Neo", "CodeGen"):
         with pytest.raises(ConfigError, match="does not return its attention weights"):
             model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], far)

@@ -27,9 +27,9 @@ from tests.support.families import (
 
 @torch.no_grad()
 @each
-def test_far_states_stand_for_far_places(index: int) -> None:
+def test_distant_states_stand_for_far_places(index: int) -> None:
     model = wrap(index)
-    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    far = model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     near = (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
     plain = model.model(input_ids=TOKENS).logits
     check_close(model.unembed(model.hidden(*near, far=far)), plain[:, NUM_FAR:])
@@ -58,7 +58,7 @@ def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
     from olmo_sparsity.models.shared_states import LayerView, attending_to
 
     model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
-    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    far = model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     alone, views = model.hidden(*near), [LayerView(torch.zeros(1))]
     with attending_to(far, views, model._usual_configs), ThreadPoolExecutor() as pool:
         assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *near).result(), alone)
@@ -69,7 +69,7 @@ def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
         torch.testing.assert_close(model.hidden(*near, far=far).float(), shared, atol=0.1, rtol=0.1)
 
 
-def test_far_states_are_chosen_cut_and_joined_by_place() -> None:
+def test_distant_states_are_chosen_cut_and_joined_by_place() -> None:
     generator = torch.Generator().manual_seed(0)
     k, v = (torch.randn(1, 5, 2, 3, generator=generator) for _ in range(2))
     whole = FarStates(torch.arange(5)[None], [(k, v)], hidden_BFD=torch.randn(1, 5, 4))

@@ -100,7 +100,7 @@ def test_a_text_without_gaps_is_what_transformers_computes(name: str, length: in
     check(model(tokens, positions), theirs)
     one, cut = tokens[:1], length - NEAR
     for at_once in (None, 3):
-        far = model.far_states(one[:, :cut], positions[:, :cut], at_once)
+        far = model.distant_states(one[:, :cut], positions[:, :cut], at_once)
         check(model.unembed(far.hidden_BFD), theirs[:1, :cut])
         near = model.hidden(one[:, cut:], positions[:, cut:], far=far)
         check(model.unembed(near), theirs[:1, cut:])
@@ -121,7 +121,7 @@ def test_windows_go_by_position_ids(
         patch.setattr(huggingface, "MASKED_AT_ONCE", 3 * length)
         check(model.unembed(model.hidden(tokens, rows, last=2)), torch.cat(expected)[:, -2:])
     one, positions, cut = tokens[:1], rows[:1], length - NEAR
-    far = model.far_states(one[:, :cut], positions[:, :cut])
+    far = model.distant_states(one[:, :cut], positions[:, :cut])
     near = (one[:, cut:].expand(2, -1), positions[:, cut:].expand(2, -1))
     chosen = sorted({0, cut // 2, cut - 1})
     others = [(query, key) for query in range(cut, length) for key in set(range(cut)) - {*chosen}]
@@ -139,7 +139,7 @@ def test_windows_go_by_position_ids(
 def test_attention_weights_end_at_the_window(name: str) -> None:
     model, length = of(name), 40
     tokens, positions = draw(length), gaps(length, 3)
-    far = model.far_states(tokens[:, :30], positions[:, :30])
+    far = model.distant_states(tokens[:, :30], positions[:, :30])
     weights_HK = model.last_attention(tokens[:, 30:], positions[:, 30:], far)[0]
     kernel = model.model.config._attn_implementation
     model.model.set_attn_implementation("eager")
@@ -158,28 +158,28 @@ def test_attention_weights_end_at_the_window(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Gemma 3 (text)", "Mistral", "Llama 4 (text)", "gpt-oss"])
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_each_token_s_effect_is_that_by_hand(name: str, far_states: Any) -> None:
+@pytest.mark.parametrize("distant_states", ["contextual", "isolated"])
+def test_each_token_s_effect_is_that_by_hand(name: str, distant_states: Any) -> None:
     """Losses with one far token, and gradients of gates, at 60 tokens of context."""
     model, length, short = of(name), 64, 8
     document = draw(length + 1)[0].numpy()
     windows = Windows(length, short, 1)
     block = Block(windows, length, document)
-    scorer = Scorer(model, far_states=far_states)
+    scorer = Scorer(model, distant_states=distant_states)
     context = scorer.context(block)
     num_far = length - short
     rows = [context.set_row(np.array([far])) for far in range(num_far)]
     before = scorer.token_forwards
     found = np.concatenate(scorer.losses([*rows, context.long_row()]))
     if model.reach is not None:  # units outside of every window are one row
-        row = short + (far_states == "isolated")
-        long = short if far_states == "contextual" else length
+        row = short + (distant_states == "isolated")
+        long = short if distant_states == "contextual" else length
         assert scorer.token_forwards - before == row * (WINDOW - 1) + short + long
     tokens, positions = torch.from_numpy(document[None, :length]), torch.arange(length)[None]
     near = list(range(num_far, length))
 
     def loss(far: list[int]) -> float:
-        if far_states == "isolated":
+        if distant_states == "isolated":
             places = [*far, *near]
             logits = by_hand(model, tokens[:, places], positions[:, places])
         else:
@@ -219,6 +219,6 @@ def test_gemma_3_270m_sees_through_windows_of_512() -> None:
     model, length = load_model(GEMMA, device="cpu").model, 1100
     tokens, positions = draw(length), torch.arange(length)[None]
     theirs = model.model(input_ids=tokens, use_cache=False, logits_to_keep=9).logits
-    far = model.far_states(tokens[:, :-9], positions[:, :-9])
+    far = model.distant_states(tokens[:, :-9], positions[:, :-9])
     check(model.unembed(model.hidden(tokens[:, -9:], positions[:, -9:], far=far)), theirs)
     assert model.windows["sliding_attention"].size == 512

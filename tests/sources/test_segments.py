@@ -120,9 +120,9 @@ def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(kind: Any) -> No
         assert answer["answer"][row["first"] : row["end"]] == row["text"]
     listed = attribute(model, answer=["It was Käthe Weiß.", "FOUR wheels."], **given)
     assert json.loads(listed.to_json())["answer"] == read("It was Käthe Weiß. FOUR wheels.")
-    named = explain(model, text=f"{NOTES['b']} {ANSWER}", at="Käthe Weiß", k=1, foreign=decoys)
+    named = explain(model, text=f"{NOTES['b']} {ANSWER}", at="Käthe Weiß", k=1, unrelated=decoys)
     assert [text.strip() for text in named.targets.text] == [read("Käthe Weiß")]
-    whole = explain(model, prompt=NOTES["b"], target=" Café", k=1, foreign=decoys)
+    whole = explain(model, prompt=NOTES["b"], target=" Café", k=1, unrelated=decoys)
     assert whole.document.tokens.tolist() == model.encode([f"{NOTES['b']} Café"])[0]
 
 

@@ -28,7 +28,7 @@ from tests.support.models import FIELDS
 VOCAB = 61
 CPU = torch.device("cpu")
 DOCUMENT = np.random.default_rng(1).integers(0, VOCAB, 40)
-shown_alone = partial(Scorer, device=CPU, far_states="isolated")
+shown_alone = partial(Scorer, device=CPU, distant_states="isolated")
 
 OURS: dict[str, dict[str, Any]] = {
     "olmo": {"layer_norm_type": "rms"},
@@ -56,12 +56,12 @@ class Brute:
         document: np.ndarray,
         windows: Windows,
         target: int,
-        far_states: InterpretationName = "isolated",
+        distant_states: InterpretationName = "isolated",
         start: int | None = None,
     ) -> None:
         """`start`: the first target of its block, where blocks are not counted from the first."""
         self.model, self.document, self.target = model, document, target
-        self.far_states = far_states
+        self.distant_states = distant_states
         first = windows.short + 1 if windows.long == "all" else windows.long
         start = target - (target - first) % windows.stride if start is None else start
         self.origin = 0 if windows.long == "all" else start - windows.long
@@ -79,7 +79,7 @@ class Brute:
 
     @torch.no_grad()
     def _log_p(self, chosen: list[int]) -> torch.Tensor:
-        if self.far_states == "isolated":
+        if self.distant_states == "isolated":
             return self._read([*chosen, *self.near])
         # The long text, of which the window sees the chosen far tokens only.
         places = [*self.far, *self.near]
@@ -142,7 +142,7 @@ def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> No
     np.testing.assert_allclose(influence[chosen], np.sort(influence)[::-1][:k], atol=2e-5)
 
 
-READINGS = pytest.mark.parametrize("far_states", ["isolated", "contextual"])
+READINGS = pytest.mark.parametrize("distant_states", ["isolated", "contextual"])
 WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4, prefix=(60, 3)), Windows(12, 5, 7)]
 LONG_BLOCK = Windows(16, 6, 20)  # more targets than rows for single targets have in one run
 RUNS = {"words": [0, 0, 1, 2, 2, 2, 3, 4, 4, 4], "sentences": [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]}

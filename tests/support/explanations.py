@@ -14,7 +14,7 @@ from tests.support.families import SUPPORTED, build, find
 
 WORDS = [f"w{i}" for i in range(40)]
 TEXT = " ".join(np.random.default_rng(0).choice(WORDS, 60).tolist()) + " w7 w8 w9"
-FOREIGN = [" ".join(np.random.default_rng(i).choice(WORDS, 700).tolist()) for i in range(1, 4)]
+UNRELATED = [" ".join(np.random.default_rng(i).choice(WORDS, 700).tolist()) for i in range(1, 4)]
 SHORT = 8
 
 
@@ -45,5 +45,5 @@ def make_model() -> Any:
 
 
 def asked(model: Any, **changed: Any) -> Explanation:
-    given = {"text": TEXT, "at": "w7 w8", "short": SHORT, "k": 3, "foreign": FOREIGN} | changed
+    given = {"text": TEXT, "at": "w7 w8", "short": SHORT, "k": 3, "unrelated": UNRELATED} | changed
     return explain(model, make_tokenizer(), **given)

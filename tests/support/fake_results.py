@@ -2,7 +2,8 @@
 
 Losses follow a rule that is easy to check by eye: a name that stood far back and not near has a
 large gap, its last far occurrence is its most influential token, own units recover more than
-foreign ones, foreign ones more than random ones, and those of the placebo hardly more than foreign.
+unrelated ones, unrelated ones more than random ones, and those of the placebo hardly more than
+unrelated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ UNITS = tuple(WIDTHS)
 DOCUMENTS = tuple(range(10))
 THRESHOLD = 0.9
 
-# How much of the gap k own units recover in the end, and foreign ones; the random control is low.
+# How much of the gap k own units recover in the end, and unrelated ones; the random control is low.
 SELECTORS = {
     "add_one": (1.08, 0.72),
     "gradient": (0.86, 0.41),
@@ -112,22 +113,22 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
         again = far[words[far] == words[t]][:-3:-1]
         is_own = part == "document"
         loss_short, gap = losses.loc[(t, part), ["loss_short", "gap"]]
-        for selector, (own, foreign) in SELECTORS.items():
+        for selector, (own, unrelated) in SELECTORS.items():
             if is_own:
-                lds.append((t, units, selector, own - foreign))
-            for control in ("own", "foreign"):
+                lds.append((t, units, selector, own - unrelated))
+            for control in ("own", "unrelated"):
                 about = (t, part, units, selector, control)
                 first = rng.permutation(far[: len(far) + 1 - width])[: max(KS)]
                 if control == "own" and is_own and selector in SEEING and rng.random() < 0.7:
                     first = np.array([*again, *np.setdiff1d(first, again)])[: max(KS)]
                 text = words if control == "own" and is_own else other
-                level = own if control == "own" and is_own else foreign
+                level = own if control == "own" and is_own else unrelated
                 for i, place in enumerate(first):
                     said, nats = "".join(text[place : place + width]), level * gap * 0.62**i
                     influence.append((*about, i + 1, place, place + width, said, nats))
                 if control == "own" and not is_own:
-                    level = 0.3 * own + 0.7 * foreign
-                for draw in range(3 if control == "foreign" or selector == "random" else 1):
+                    level = 0.3 * own + 0.7 * unrelated
+                for draw in range(3 if control == "unrelated" or selector == "random" else 1):
                     noise = rng.normal(1, 0.25)
                     for k in KS:
                         left = gap * (1 - level * (1 - 0.55**k) * noise)
@@ -151,7 +152,7 @@ META = Meta(
     model={"name": "runs/quick", "fingerprint": "5f0c", "num_parameters": 3_412_992, "trained": {}},
     data={"source": "embedded", "fingerprint": "77aa"},
     dtype="float32",
-    windows={"long": LONG, "short": SHORT, "stride": STRIDE, "far_states": "isolated"},
+    windows={"long": LONG, "short": SHORT, "stride": STRIDE, "distant_states": "isolated"},
     units=list(UNITS),
     selectors=list(SELECTORS),
     ks=list(KS),

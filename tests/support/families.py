@@ -252,7 +252,7 @@ def longest(index: int) -> str:
 
 
 def replaced(index: int) -> str:
-    """How prompts are computed with far_states="replaced"."""
+    """How prompts are computed with distant_states="replaced"."""
     try:
         engine = wrap_model(build(REFUSED[index]), whole_prompts=True).engine
     except ConfigError:
@@ -269,7 +269,7 @@ def error(index: int) -> float:
     length = min(60, limit.num_positions) if limit else 60
     tokens = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(1))
     places, theirs = torch.arange(length)[None], model.model(input_ids=tokens, use_cache=False)
-    far = model.far_states(tokens[:, :-5], places[:, :-5])
+    far = model.distant_states(tokens[:, :-5], places[:, :-5])
     ours = model.unembed(model.hidden(tokens[:, -5:], places[:, -5:], far=far))
     return float((ours - theirs.logits[:, -5:]).abs().max() / theirs.logits.abs().max())
 

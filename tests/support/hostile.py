@@ -64,7 +64,7 @@ def hostile_results(results: Results) -> Results:
     summary = results.summary.replace(
         {"gradient": HOSTILE[2], "bigram": HOSTILE[4], "span:4": HOSTILE[5]}
     )
-    others = {"selector": HOSTILE[2]}, {"units": HOSTILE[5]}, {"control": "foreign"}
+    others = {"selector": HOSTILE[2]}, {"units": HOSTILE[5]}, {"control": "unrelated"}
     influence = [one.influence, *(one.influence.assign(**other) for other in others)]
     return replace(
         one,

@@ -37,7 +37,7 @@ def tiny_rows(document: int) -> dict[str, dict]:
         | {"control": ["own"] * 5, "draw": [0] * 5, "k": [1] * 5, "num_tokens": [1] * 5}
         | {"loss_set": rng.random(5), "loss_without": [None, np.nan, 0.5, 1.0, 0.25]},
         "influence": about
-        | {"control": ["foreign"] * 5, "rank": [1] * 5, "far_first": rng.integers(50, size=5)}
+        | {"control": ["unrelated"] * 5, "rank": [1] * 5, "far_first": rng.integers(50, size=5)}
         | {"far_end": [60] * 5, "far_text": ["x"] * 5, "influence": rng.random(5)},
     }
     return {"losses": losses, "recovery": recovery}

@@ -140,10 +140,10 @@ def place_of(far: FarText) -> tuple[int, list[int]]:
     return far.document.number, far.places_F.tolist()
 
 
-def foreign(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
+def control_texts(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
     far = FarText.at(document, block.first, block.num_far)
     spans = [(target, target + 1) for target in range(block.num_targets)]
-    found = controls.foreign(document, block, {"own": (far, spans)}, draw)
+    found = controls.control_texts(document, block, {"own": (far, spans)}, draw)
     return [(text, np.array([first for first, _ in some["own"]])) for text, some in found]
 
 
@@ -155,7 +155,7 @@ def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> Non
         return {
             (document.number, block.start, draw): [
                 (*place_of(far), targets.tolist())
-                for far, targets in foreign(controls, document, block, draw)
+                for far, targets in control_texts(controls, document, block, draw)
             ]
             + [place_of(controls.placebo(document, block))]
             for document, block, draw in (asked[::-1] if reverse else asked)
@@ -174,17 +174,19 @@ def test_stored_measurements_have_the_same_unrelated_texts(documents: Documents)
             controls = Controls(documents, windows, kind)
             assert controls == Controls(documents, windows, kind, num_draws=3, seed=0)
             document, block = blocks_of(documents, windows)[3]
-            texts = [far for far, _ in foreign(controls, document, block, 1)]
+            texts = [far for far, _ in control_texts(controls, document, block, 1)]
             texts += [controls.placebo(document, block), controls.replacement(document, block, 2)]
             for far in texts:
                 digest.update(repr((kind, far.tokens_F.tolist())).encode())
     assert digest.hexdigest()[:16] == "0ba6ced96dda853b"
 
 
-def test_foreign_text_is_a_stretch_of_another_document(documents: Documents) -> None:
+def test_unrelated_text_is_a_stretch_of_another_document(documents: Documents) -> None:
     controls, seen = Controls(documents, WINDOWS), set()
     for document, block in blocks_of(documents):
-        for far, targets in (foreign(controls, document, block, draw)[0] for draw in range(3)):
+        for far, targets in (
+            control_texts(controls, document, block, draw)[0] for draw in range(3)
+        ):
             assert far.document.number != document.number
             assert far.document is documents[far.document.number]
             first = int(far.places_F[0])
@@ -195,10 +197,10 @@ def test_foreign_text_is_a_stretch_of_another_document(documents: Documents) -> 
     assert seen == {0, 1, 2, 4, 5, 6}  # those that are longer than the long window
 
 
-def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
+def test_the_placebo_is_none_of_the_unrelated_documents_where_there_are_enough(
     documents: Documents,
 ) -> None:
-    """One document is asked about, three may stand in as foreign: five are enough."""
+    """One document is asked about, three may stand in as unrelated: five are enough."""
     five = Documents("five", [d for d in documents if len(d.tokens) > WINDOWS.long][:5])
     controls = Controls(five, WINDOWS)
     for document, block in blocks_of(five):
@@ -216,7 +218,7 @@ def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
         Controls(five[:1], WINDOWS).placebo(five[0], next(WINDOWS.blocks(five[0].tokens)))
 
 
-def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Documents) -> None:
+def test_documents_of_one_group_are_never_unrelated_to_each_other(documents: Documents) -> None:
     groups = ["a", "b", "a", "a", "", "", "b", "b"]
     grouped = Documents(
         "grouped", [replace(d, group=group) for d, group in zip(documents, groups, strict=True)]
@@ -226,7 +228,9 @@ def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Docum
         for document, block in blocks_of(grouped):
             texts = [controls.placebo(document, block)]
             texts += [
-                far for draw in range(3) for far, _ in foreign(controls, document, block, draw)
+                far
+                for draw in range(3)
+                for far, _ in control_texts(controls, document, block, draw)
             ]
             pairs |= {(document.number, far.document.number) for far in texts}
         for one, other in pairs:
@@ -238,7 +242,7 @@ def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Docum
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
 
 
-def test_a_copy_is_not_foreign_to_its_document(documents: Documents) -> None:
+def test_a_copy_is_not_unrelated_to_its_document(documents: Documents) -> None:
     copied = [replace(documents[n], number=i) for i, n in enumerate([0, 1, 0, 0, 2])]
     controls = Controls(Documents("copied", copied), WINDOWS)
     assert controls.num_candidates == 3
@@ -258,7 +262,7 @@ def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> No
     controls = Controls(some, WINDOWS, "matched")
     for document, block in blocks_of(some):
         for draw in range(3):
-            found = foreign(controls, document, block, draw)
+            found = control_texts(controls, document, block, draw)
             asked = np.concatenate([targets for _, targets in found])
             assert sorted(asked.tolist()) == list(range(block.num_targets))
             for far, targets in found:
@@ -270,14 +274,14 @@ def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> No
                     continue
                 assert token in far.tokens_F
         placebo = controls.placebo(document, block)
-        for far, _ in controls.foreign(document, block, {"placebo": (placebo, [(0, 1)])}, 0):
+        for far, _ in controls.control_texts(document, block, {"placebo": (placebo, [(0, 1)])}, 0):
             assert far.document.number not in (document.number, placebo.document.number)
-    # It stands anywhere in the foreign text.
+    # It stands anywhere in the unrelated text.
     (block,) = (b for b in WINDOWS.blocks(tokens[2]) if b.start <= 33 < b.start + 3)
     texts = [
         far
         for draw in range(100)
-        for far, targets in foreign(controls, some[2], block, draw)
+        for far, targets in control_texts(controls, some[2], block, draw)
         if block.targets_W[targets[0]] == 77
     ]
     assert {15 - int(far.places_F[0]) for far in texts} == set(range(WINDOWS.num_far))
@@ -292,7 +296,9 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
         ):
             targets = [(0, 1)]
             for draw in range(3):
-                ((far, some),) = controls.foreign(document, block, {"own": (own, targets)}, draw)
+                ((far, some),) = controls.control_texts(
+                    document, block, {"own": (own, targets)}, draw
+                )
                 assert far.document is own.document
                 assert sorted(far.places_F.tolist()) == own.places_F.tolist()
                 assert own.is_run

@@ -38,7 +38,7 @@ from olmo_sparsity import explain
 
 model, tokenizer = (t.from_pretrained("llama") for t in (LlamaForCausalLM, AutoTokenizer))
 text = Path("texts/3.txt").read_text()
-e = explain(model, tokenizer, text=text, at=150, k=2, foreign="texts")
+e = explain(model, tokenizer, text=text, at=150, k=2, unrelated="texts")
 if sys.argv[1:] == ["check"]:
     assert e.check(draws=2).draws == 2
     e.to_html("page.html")
@@ -112,7 +112,17 @@ def test_the_wheel_is_installed_without_extras() -> None:
 def test_explain_in_memory_and_from_a_shell(work: Path) -> None:
     (work / "script.py").write_text(SCRIPT)
     in_memory = json.loads(run(sys.executable, "script.py", "check", cwd=work).stdout)
-    words = ("--text", "texts/3.txt", "--at", "150:151", "-k", "2", "--check", "--foreign", "texts")
+    words = (
+        "--text",
+        "texts/3.txt",
+        "--at",
+        "150:151",
+        "-k",
+        "2",
+        "--check",
+        "--unrelated",
+        "texts",
+    )
     done = run(COMMAND, "explain", "llama", *words, "--json", "--html", "again.html", cwd=work)
     found = json.loads(done.stdout)
     assert [unit["text"] for unit in found["far"]] == list(in_memory["text"].values())

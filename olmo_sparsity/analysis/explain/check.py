@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.explain.prompt import Prepared, unrelated
+from olmo_sparsity.analysis.explain.prompt import Prepared, unrelated_documents
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP
@@ -29,8 +29,8 @@ class Check:
     """How much k units of unrelated texts, chosen by the same selector, lower the losses."""
 
     table: pd.DataFrame
-    """A row for each target. `own`, `foreign`: nats by which k units lower its loss (foreign:
-    the mean over draws; `foreign_most`: the largest). `better`: the number of draws that do at
+    """A row for each target. `own`, `unrelated`: nats by which k units lower its loss (unrelated:
+    the mean over draws; `unrelated_most`: the largest). `better`: the number of draws that do at
     least as well as the own units."""
 
     draws: int
@@ -114,8 +114,8 @@ class Check:
             "where": map(places, table.target, table.end),
             "gap": table.gap,
             "own units": table.own,
-            "unrelated": table.foreign,
-            "at most": table.foreign_most,
+            "unrelated": table.unrelated,
+            "at most": table.unrelated_most,
             "do as well": [f"{num} of {self.draws}" for num in table.better],
         }
         caption = (
@@ -132,15 +132,15 @@ class Check:
         for row in self.table.itertuples():
             lines.append(
                 f"  {quoted(row.text)} ({places(row.target, row.end)}): own {row.own:+.2f} nats, "
-                f"unrelated {row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
-                f"{self.draws} do as well"
+                f"unrelated {row.unrelated:+.2f} (at most {row.unrelated_most:+.2f}); "
+                f"{row.better} of {self.draws} do as well"
             )
         lines += [f"  {line}" for line in (self.summary, self.verdict, self.warning) if line]
         return "\n".join(lines)
 
 
-def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
-    """Evaluate the targets of an explanation. `foreign`: any text that open_documents reads."""
+def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int = 8) -> Check:
+    """Evaluate the targets of an explanation. `unrelated`: any text that open_documents reads."""
     scorer = prepared.scorer
     document = prepared.document
     windows = prepared.windows
@@ -148,7 +148,7 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
     chosen_by_gap = prepared.spans is None
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2: the interval is over draws")
-    others = unrelated(prepared.model, foreign, document)
+    others = unrelated_documents(prepared.model, unrelated, document)
     apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
     parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
@@ -163,19 +163,19 @@ def check(prepared: Prepared, targets: pd.DataFrame, foreign: Any, draws: int = 
         tables = prepared.recover(parts, controls)
     scorer.after_batch = lambda: None
     rows = tables["recovery"]
-    refuse_no_numbers(rows[rows.control == "foreign"].loss_set.to_numpy(), "unrelated texts")
+    refuse_no_numbers(rows[rows.control == "unrelated"].loss_set.to_numpy(), "unrelated texts")
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
     # A random selector is drawn several times for own distant tokens; take the mean.
     own = falls_N.xs("own", level="control").groupby(["far_part", "target"]).mean()
-    by_draw = falls_N.xs("foreign", level="control").unstack("draw")
+    by_draw = falls_N.xs("unrelated", level="control").unstack("draw")
     excess = own - by_draw.mean(axis=1)
     own_T = own.loc[DOCUMENT]
     unrelated_TD = by_draw.loc[DOCUMENT]
     table = targets.set_index("target")[["end", "text", "gap"]].assign(
         own=own_T,
-        foreign=unrelated_TD.mean(axis=1),
-        foreign_most=unrelated_TD.max(axis=1),
+        unrelated=unrelated_TD.mean(axis=1),
+        unrelated_most=unrelated_TD.max(axis=1),
         better=unrelated_TD.ge(own_T, axis=0).sum(axis=1),
     )
     value = float(excess.loc[DOCUMENT].mean())

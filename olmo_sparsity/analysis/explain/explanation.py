@@ -31,6 +31,7 @@ from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.documents import Document
@@ -39,7 +40,7 @@ from olmo_sparsity.text.windows import Spans, Windows
 NOT_CHECKED = "Not checked against unrelated texts:"
 WHY_CHECK = "any text lowers a loss by something. Use --check, or check() in Python."
 
-_KEPT = ("units", "selector", "k", "far_states", "replacements", "seed")
+_KEPT = ("units", "selector", "k", "distant_states", "replacements", "seed")
 
 
 @dataclass
@@ -56,12 +57,12 @@ class Explanation:
     tables: dict[str, pd.DataFrame] = field(repr=False)
     """The tables of `recover`, as in a measurement (docs/measure.md)."""
 
-    foreign: Any = field(repr=False, default="builtin:embedded")
+    unrelated: Any = field(repr=False, default="builtin:embedded")
     checked: Check | None = None
     token_forwards: int = 0  # token-forwards of the explanation, without the check
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"prepared": self.prepared.without_model(), "foreign": None}
+        return vars(self) | {"prepared": self.prepared.without_model(), "unrelated": None}
 
     @property
     def model(self) -> LoadedModel:
@@ -94,7 +95,7 @@ class Explanation:
         tables |= {n: (check or self).tables[n] for n in ("influence", "recovery")}
         meta = Meta(
             model=self._about_model,
-            windows=asdict(self.windows) | {"far_states": settings.far_states},
+            windows=asdict(self.windows) | {"distant_states": settings.distant_states},
             units=[settings.units],
             selectors=[settings.selector],
             seed=settings.seed,
@@ -127,16 +128,17 @@ class Explanation:
             ["target", "rank", "unit", "text", "place", "back", "nats", "loss_set", "loss_without"]
         ]
 
-    def check(self, draws: int = 8, foreign: Any = None) -> Check:
+    @accepts_old_names
+    def check(self, draws: int = 8, unrelated: Any = None) -> Check:
         """Evaluate the same targets with unrelated texts in place of the distant context.
-        `foreign`: these texts (default: those given to `explain`)."""
-        if foreign is not None:
-            self.foreign = foreign
+        `unrelated`: these texts (default: those given to `explain`)."""
+        if unrelated is not None:
+            self.unrelated = unrelated
         if self.prepared.scorer is None:
             raise ConfigError("check() needs the model, which was not kept; call explain again")
         with using(self.model):
             self.prepared.refuse_changed_model()
-            self.checked = check(self.prepared, self.targets, self.foreign, draws)
+            self.checked = check(self.prepared, self.targets, self.unrelated, draws)
         return self.checked
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,7 +220,7 @@ class ExplainRequest(Request):
     at: At | None = None
     prompt: str | None = None
     target: str | None = None
-    foreign: Any = "builtin:embedded"
+    unrelated: Any = "builtin:embedded"
     settings: AskSettings = field(default_factory=AskSettings)
     loading: ModelOptions = field(default_factory=ModelOptions)
 
@@ -253,12 +255,12 @@ MANY_UNITS = 4096  # with more of them, a cheaper selector is recommended
 def explain(request: ExplainRequest) -> Explanation:
     """Answer a request: evaluate its targets, each from its first token to one past its last."""
     with in_use(request.model), _prepared(request) as (prepared, spans):
-        return _answer(prepared, spans, request.foreign)
+        return _answer(prepared, spans, request.unrelated)
 
 
 def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
     with _prepared(request) as (prepared, spans):
-        return count(prepared, spans, request.foreign if with_check else None)
+        return count(prepared, spans, request.unrelated if with_check else None)
 
 
 @contextmanager
@@ -275,7 +277,7 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
             given = str(request.prompt), request.target
             read = Prompt.with_answer(loaded, *given, loading.prefix, settings)
         prepared = Prepared.of(
-            loaded, read, request.at, settings, request.foreign, loading.batch_tokens
+            loaded, read, request.at, settings, request.unrelated, loading.batch_tokens
         )
         yield prepared, _targets_with_far_part(prepared)
 
@@ -299,18 +301,18 @@ def _targets_with_far_part(prepared: Prepared) -> Spans:
     return kept
 
 
-def count(prepared: Prepared, spans: Spans, foreign: Any = None) -> Cost:
-    """Count what the targets cost, and their check on `foreign` texts."""
+def count(prepared: Prepared, spans: Spans, unrelated: Any = None) -> Cost:
+    """Count what the targets cost, and their check on `unrelated` texts."""
     scorer = counting(prepared.scorer)
     prepared = replace(prepared, scorer=scorer)
     with in_use(scorer.model):
         targets, _, _ = _evaluate(prepared, spans)
-        if foreign is not None:
-            check(prepared, targets, foreign)
+        if unrelated is not None:
+            check(prepared, targets, unrelated)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 
-def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
+def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
     settings, windows = prepared.settings, prepared.windows
     num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
@@ -325,7 +327,7 @@ def _answer(prepared: Prepared, spans: Spans, foreign: Any) -> Explanation:
     scorer.after_batch = lambda: None
     refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
     spent = scorer.token_forwards
-    return Explanation(prepared, targets, far, tables, foreign, token_forwards=spent)
+    return Explanation(prepared, targets, far, tables, unrelated, token_forwards=spent)
 
 
 def _evaluate(

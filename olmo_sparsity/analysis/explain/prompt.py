@@ -104,7 +104,7 @@ class Prepared:
         prompt: Prompt,
         at: At | None,
         settings: AskSettings,
-        foreign: Any,
+        unrelated: Any,
         batch_tokens: int | None = None,
     ) -> Prepared:
         tokens, answer, short = prompt.tokens, prompt.answer, settings.short
@@ -127,7 +127,7 @@ class Prepared:
         model.check_positions(replace(windows, stride=longest).num_positions(last))
         scorer = scorer_of(model, settings, batch_tokens)
         if settings.interpretation.replaces:
-            others = unrelated(model, foreign, document)
+            others = unrelated_documents(model, unrelated, document)
             controls = Controls(others, windows, num_draws=1, seed=settings.seed)
             scorer = scorer.of_document(document, controls)
         state = state_of(model.model)
@@ -196,7 +196,7 @@ def read_text(path: str, inline: bool = False) -> str:
     return text
 
 
-def unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:
+def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) -> Documents:
     """Join documents to a text long enough to draw from. Documents that share a passage
     with the explained text are left out, as they may be the same text."""
     length = len(document.tokens)
@@ -204,7 +204,7 @@ def unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents
     own_passages = set(passages(document.tokens))
     texts = []
     num_tokens = 0
-    for other in open_documents(foreign, model, limit=max(2, num_needed // 50)):
+    for other in open_documents(unrelated, model, limit=max(2, num_needed // 50)):
         if not own_passages.isdisjoint(passages(other.tokens)):
             continue
         texts.append(other.tokens)
@@ -213,7 +213,7 @@ def unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents
             break
     if num_tokens < length:
         raise DataError(
-            f"foreign: {num_tokens:,} of its tokens share no passage with this text, of "
+            f"unrelated: {num_tokens:,} of its tokens share no passage with this text, of "
             f"{length:,} needed; pass more text"
         )
     joined = Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)
@@ -289,7 +289,7 @@ def generate(
     inputs = torch.tensor([tokens], device=device)
     for num_before in range(len(tokens), len(tokens) + max_new_tokens):
         positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
-        states = lm.far_states(inputs, positions, before=states)
+        states = lm.distant_states(inputs, positions, before=states)
         best = int(lm.unembed(states.hidden_BFD[:, -1]).argmax())
         if best in ends:
             break

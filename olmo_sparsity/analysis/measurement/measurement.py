@@ -292,7 +292,7 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, of_run: dict[str, Any]) -
     if plan.known:
         data["losses_from"] = plan.known_from
     windows = asdict(settings.windows)
-    for name in ("far_states", "replacements", "sample"):
+    for name in ("distant_states", "replacements", "sample"):
         windows[name] = getattr(settings, name)
     return Meta(
         model={

@@ -153,7 +153,7 @@ def plan(request: MeasureRequest) -> Plan:
     settings, reading, loading = request.settings, request.reading, request.loading
     interpretation = settings.interpretation
     if choices is not None:
-        interpretation = interpretation_of(choices.meta.windows["far_states"])
+        interpretation = interpretation_of(choices.meta.windows["distant_states"])
     replaces = interpretation.replaces
     model = load(request.model, request.tokenizer, loading, whole_prompts=replaces)
     documents = _open(request.documents, model, reading)

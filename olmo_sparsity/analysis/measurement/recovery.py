@@ -2,7 +2,7 @@
 
 A target is evaluated with the document's own distant context, or with the placebo's. For either,
 the same selector also ranks the units of unrelated texts at the same position IDs. The tables call
-these two the control `own` and `foreign`, and the two kinds of distant context `far_part`.
+these two the control `own` and `unrelated`, and the two kinds of distant context `far_part`.
 
 Dimension key: T targets, K numbers of distant units, A random halves of the units, G groups of
 units and none of them, R unrelated texts.
@@ -58,7 +58,7 @@ class _Text:
 
     context: Context
     far: FarText
-    control: str  # "own" or "foreign"
+    control: str  # "own" or "unrelated"
     draw: int  # which of the unrelated texts; 0 for an own text
     targets: dict[str, Spans]  # kind of distant context → targets (indices into the block)
 
@@ -239,8 +239,8 @@ class _Evaluation:
             far_part: (self._own_far_text(block, far_part), spans)
             for far_part, spans in targets.items()
         }
-        for far, served in self.controls.foreign(self.document, block, own, draw):
-            text = self._text(block, far, control="foreign", draw=draw, targets=served)
+        for far, served in self.controls.control_texts(self.document, block, own, draw):
+            text = self._text(block, far, control="unrelated", draw=draw, targets=served)
             self._evaluate(text)
 
     def _block(self, bounds: Bounds) -> Block:

@@ -317,7 +317,7 @@ class Choices:
         ranked = dict(zip(keys, groups, strict=True))
         digest = hashlib.sha256(rows[[*OF_CHOICE, *columns[:2]]].to_csv(index=False).encode())
         model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
-        has_unrelated = bool((own.control == "foreign").any())
+        has_unrelated = bool((own.control == "unrelated").any())
         return Choices(ranked, digest.hexdigest(), model, has_unrelated)
 
     def pick(
@@ -368,7 +368,7 @@ def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Sett
         of_windows = {n: given[n] for n in (*OF_WINDOWS, "prefix_ids") if n in given}
     settings = Settings(
         **of_windows,
-        far_states=windows["far_states"],
+        distant_states=windows["distant_states"],
         replacements=windows.get("replacements"),
         units=tuple(meta.units),
         selectors=tuple(name for name in meta.selectors if find_selector(name).draws == 1),

@@ -40,7 +40,7 @@ _OF_SCHEME = {"pose": drawing.BLUE, "contiguous": drawing.RED, "randomized": dra
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 """Marker of each kind of units."""
 
-_FOREIGN: Any = (0, (3, 1.6))
+_UNRELATED: Any = (0, (3, 1.6))
 _PLACEBO: Any = ":"
 _INK, _FAINT, _FILL = "#1a1a1a", "#767676", "#d9d9d9"
 _SETTINGS = {
@@ -101,7 +101,12 @@ def draw_figure2(
     if not results and not missing:
         raise ConfigError("no results to draw; pass at least one folder")
     if (
-        len({interpretation_of(result.meta.windows["far_states"]).replaces for result in results})
+        len(
+            {
+                interpretation_of(result.meta.windows["distant_states"]).replaces
+                for result in results
+            }
+        )
         > 1
     ):
         raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
@@ -129,7 +134,7 @@ class Curve:
 
     rows: pd.DataFrame
     """By k, at the last step and the longest windows. With the columns k, units, selector,
-    recovery, low, high, foreign, placebo_recovery, removal, removal_low, …, and length, step,
+    recovery, low, high, unrelated, placebo_recovery, removal, removal_low, …, and length, step,
     windows of the measurement."""
 
     of_run: pd.DataFrame
@@ -212,7 +217,7 @@ def _is_transfer(result: Drawn) -> bool:
 def _conditions(result: Drawn) -> dict[str, Any]:
     """What measurements of one curve share."""
     windows = result.meta.windows
-    names = ("short", "stride", "far_states", "sample")
+    names = ("short", "stride", "distant_states", "sample")
     conditions = {name: windows.get(name) for name in names}
     conditions["text"] = str(result.meta.data.get("fingerprint"))[:8]
     conditions["selector"] = result.meta.selectors[0] if result.meta.selectors else ""
@@ -289,7 +294,7 @@ _PANELS = (
         "(b) Enough? k units alone",
         "recovery",
         "",
-        {"placebo_recovery": _PLACEBO, "foreign": _FOREIGN},
+        {"placebo_recovery": _PLACEBO, "unrelated": _UNRELATED},
     ),
     _Panel("k", "(c) Needed? All but k", "removal", "removal_", {"placebo_removal": _PLACEBO}),
 )
@@ -304,7 +309,7 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         if any(curve.along(axis)[axis].nunique() > 1 for curve in curves)
     ]
     by_place = [
-        _Panel(axis, _TITLES[axis], "recovery", "", {"foreign": _FOREIGN}) for axis in varied
+        _Panel(axis, _TITLES[axis], "recovery", "", {"unrelated": _UNRELATED}) for axis in varied
     ]
     panels = [*_PANELS, *by_place]
     num_rows = -(-(1 + len(panels)) // 3)
@@ -378,7 +383,7 @@ def _draw_curves(
             name = f"{curve.name}, {units}" + ("" if is_shared else f"; {size}")
             handles.setdefault(name, Line2D([], [], label=name, **style))
     legend = list(handles.values())
-    controls = ((_PLACEBO, "placebo targets"), (_FOREIGN, "best k of unrelated text"))
+    controls = ((_PLACEBO, "placebo targets"), (_UNRELATED, "best k of unrelated text"))
     for line, label in controls if curves else ():
         legend.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
     if any(len(curve.transferred) for curve in curves):

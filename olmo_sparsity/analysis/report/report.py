@@ -106,7 +106,7 @@ def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
 
 def _document_data(results: Results, document: int, names: dict[str, list]) -> dict[str, Any]:
     """The data that `openDocument` and `fillPanel` of report_page.js read. `found` is keyed by the
-    numbers of units and selector in the menus; `own` and `foreign` hold a loss for each k, and
+    numbers of units and selector in the menus; `own` and `unrelated` hold a loss for each k, and
     `own` a list value for each rank."""
     tokens, targets = _rows(results.tokens, document), _rows(results.targets, document)
     losses = losses_of_targets(_rows(results.losses, document), targets)
@@ -177,7 +177,7 @@ def subtitle(results: Results, counted: str) -> str:
     parts += [f"text: {meta.data['source']}"] if meta.data else []
     parts += [
         lengths,
-        f"distant units {interpretation_of(windows['far_states']).description}",
+        f"distant units {interpretation_of(windows['distant_states']).description}",
         counted,
         results.missing,
     ]
@@ -197,7 +197,7 @@ def _induction(results: Results) -> str:
     if not found:
         return note(False, "Whether this model can copy from its context was not measured.")
     first, *more = describe_induction(
-        found, interpretation_of(results.meta.windows["far_states"])
+        found, interpretation_of(results.meta.windows["distant_states"])
     ).splitlines()
     return note(bool(found["has_induction"]), sentence(first), " ".join(map(str.strip, more)))
 

@@ -157,7 +157,7 @@
         remark("Point at an underlined token, or move to one with the keyboard."));
       return;
     }
-    const { sets, short, long } = chosen.get(place), { own, foreign } = entryOf(place) ?? {};
+    const { sets, short, long } = chosen.get(place), { own, unrelated } = entryOf(place) ?? {};
     const end = endOf(place), where = end > place + 1 ? `s ${place}:${end}` : ` ${place}`;
     const values = { "local window": short, "long window": long, gap: gapAt(place) };
     const numbers = Object.entries(values).map(([name, value]) => element("div", {},
@@ -168,19 +168,19 @@
       remark([`token${where}`, ...sets.map((set) => page.set_names[set])].join(" · ")),
       element("dl", { className: "numbers" }, ...numbers),
     ];
-    if (own) parts.push(heading("Loss with k distant units"), tableOfLosses(own, foreign));
+    if (own) parts.push(heading("Loss with k distant units"), tableOfLosses(own, unrelated));
     if (own?.first.length) parts.push(heading("Influential units"), rankedList(place, own));
     if (!own) parts.push(remark("This selector did not search for this target."));
     panel.replaceChildren(...parts);
   }
 
-  function tableOfLosses(own, foreign) {
+  function tableOfLosses(own, unrelated) {
     const cell = (side, step) => element("td", { textContent: number(side?.loss?.[step]) });
     const head = ["k", "own units", "unrelated text"].map((name) =>
       element("th", { textContent: name, scope: "col" }));
     const rows = page.ks.map((k, step) =>
       element("tr", {}, element("th", { textContent: String(k), scope: "row" }),
-        cell(own, step), cell(foreign, step)));
+        cell(own, step), cell(unrelated, step)));
     return element("table", {}, element("thead", {}, element("tr", {}, ...head)), ...rows);
   }
 

@@ -72,7 +72,7 @@ SUMMARY = (
         page_position=5,
     ),
     SummaryColumn(
-        name="foreign",
+        name="unrelated",
         kind="wide?",
         meaning="recovery by the best units of an unrelated text",
         has_interval=True,
@@ -83,7 +83,7 @@ SUMMARY = (
     SummaryColumn(
         name="excess",
         kind="wide?",
-        meaning="`recovery` minus `foreign`",
+        meaning="`recovery` minus `unrelated`",
         has_interval=True,
         terminal="excess",
         page="excess",

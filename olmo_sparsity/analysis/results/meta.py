@@ -31,7 +31,7 @@ class Meta:
     model: dict = field(default_factory=dict)
     data: dict = field(default_factory=dict)
     dtype: str = ""
-    windows: dict = field(default_factory=dict)  # long, short, stride, prefix, far_states
+    windows: dict = field(default_factory=dict)  # long, short, stride, prefix, distant_states
     units: list = field(default_factory=list)
     selectors: list = field(default_factory=list)
     ks: list = field(default_factory=list)

@@ -20,6 +20,7 @@ from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import MANIFEST, read_json, verify_manifest
+from olmo_sparsity.base.renamed import with_current_names
 
 
 @dataclass(repr=False)
@@ -143,4 +144,6 @@ def read_results(folder: str | Path) -> Results:
             raise DataError(f"{folder} is of another version: {problem}; use another folder")
         raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
     tables = {name: read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
-    return Results(**tables, meta=read_json(folder / "meta.json", Meta, REMEDY))
+    meta = read_json(folder / "meta.json", Meta, REMEDY)
+    meta.windows = with_current_names(meta.windows)
+    return Results(**tables, meta=meta)

@@ -3,7 +3,7 @@
 Place in the flow: losses, targets, recovery → **summary**. Never imports torch.
 
     R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums
-    E_k = R_k − R_k(foreign)                              excess
+    E_k = R_k − R_k(unrelated)                              excess
     net = E_k − E_k(placebo)                              a test: above 0 beyond chance
     net_equal = the same at equal gaps                    own targets weighted to the placebo's gaps
     removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
@@ -49,7 +49,7 @@ RELIABILITY = "unrelated texts"  # the name, in the table lds, of what their hal
 KEYS = ["document", "target"]
 PARTS = ("document", "placebo")
 GROUPS = ["target_set", "units", "selector", "k"]
-SUMMED = ["own", "foreign", "removed", "gap", "targets"]
+SUMMED = ["own", "unrelated", "removed", "gap", "targets"]
 """Loss reduction by units of the own and of an unrelated text, and loss increase without the
 own."""
 
@@ -102,17 +102,17 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
     by = [*KEYS, "far_part", "units", "selector", "k"]
     names = ["loss_set", "loss_without", "num_tokens"]
     sets = recovery.pivot_table(names, by, "control")
-    sets = sets.reindex(columns=list(product(names, ("own", "foreign"))))
+    sets = sets.reindex(columns=list(product(names, ("own", "unrelated"))))
     sets.columns = ["_".join(column) for column in sets.columns]
     losses = far_part_losses(losses_of_targets(losses, targets))
     sets = sets.reset_index().merge(losses, on=[*KEYS, "far_part"])
     rows = targets.merge(sets, how="left", on=[*KEYS, "far_part"])
-    has_foreign = recovery.control.eq("foreign").any()
-    if rows.loss_set_own.isna().any() or (has_foreign and rows.loss_set_foreign.isna().any()):
+    has_unrelated = recovery.control.eq("unrelated").any()
+    if rows.loss_set_own.isna().any() or (has_unrelated and rows.loss_set_unrelated.isna().any()):
         raise DataError("the table recovery lacks rows of chosen targets; measure again elsewhere")
     return rows.assign(
         own=rows.loss_short - rows.loss_set_own,
-        foreign=rows.loss_short - rows.loss_set_foreign,
+        unrelated=rows.loss_short - rows.loss_set_unrelated,
         removed=rows.loss_without_own - rows.loss_long,
         targets=1.0,
     )
@@ -168,7 +168,7 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float]:
-    """Summarize rows of `pair`: recovery, foreign, excess, …, each with the ends of its
+    """Summarize rows of `pair`: recovery, unrelated, excess, …, each with the ends of its
     interval."""
     values = _quantities(_sums(own, _documents_of(own)))
     beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo))
@@ -304,15 +304,15 @@ def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
 
 def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
     """Compute ratios from the sums of each document, over all documents and each resample."""
-    own_R, foreign_R, removed_R, gap_R, targets_R = resample(sums_DV).T
+    own_R, unrelated_R, removed_R, gap_R, targets_R = resample(sums_DV).T
     with np.errstate(divide="ignore", invalid="ignore"):
         gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
         return {
             "recovery": own_R / gap_R,
-            "foreign": foreign_R / gap_R,
-            "excess": (own_R - foreign_R) / gap_R,
+            "unrelated": unrelated_R / gap_R,
+            "excess": (own_R - unrelated_R) / gap_R,
             "removal": removed_R / gap_R,
-            "excess_nats": (own_R - foreign_R) / targets_R,
+            "excess_nats": (own_R - unrelated_R) / targets_R,
         }
 
 

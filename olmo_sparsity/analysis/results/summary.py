@@ -42,7 +42,9 @@ def describe(results: Results) -> str:
     meta = results.meta
     summary = in_order(results)
     name = main_set(summary.target_set)
-    long, short, stride, far = (meta.windows[n] for n in ("long", "short", "stride", "far_states"))
+    long, short, stride, far = (
+        meta.windows[n] for n in ("long", "short", "stride", "distant_states")
+    )
     distant = interpretation_of(far).description
     windows = f"long {long}, local {short}, stride {stride}, distant units {distant}"
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from olmo_sparsity.analysis.results.columns import kinds_of_columns
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_parquet, write_atomically
+from olmo_sparsity.base.renamed import current_name
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 
@@ -110,9 +111,20 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 def read_table(path: Path, name: str) -> pa.Table:
     """Read a file of a folder with a verified manifest."""
-    table = read_parquet(path, "measure again")
+    table = with_current_columns(read_parquet(path, "measure again"))
     check_columns(path, name, table.schema)
     return table.select(SCHEMAS[name].names)
+
+
+def with_current_columns(table: pa.Table) -> pa.Table:
+    """Rename columns and controls that an earlier release stored under other names."""
+    table = table.rename_columns([current_name(name) for name in table.column_names])
+    if "control" not in table.column_names:
+        return table
+    place = table.column_names.index("control")
+    controls = map(current_name, table["control"].to_pylist())
+    field = table.schema.field(place)
+    return table.set_column(place, field, pa.array(controls, field.type))
 
 
 def check_columns(path: Path, name: str, stored: pa.Schema | None = None) -> None:

@@ -57,7 +57,7 @@ class CountingScorer(Scorer):
 
     def __init__(self, real: Scorer) -> None:
         nothing = cast(LanguageModel, CountingModel(real.model))
-        super().__init__(nothing, torch.device("cpu"), far_states=real.interpretation.name)
+        super().__init__(nothing, torch.device("cpu"), distant_states=real.interpretation.name)
         self._generator = torch.Generator().manual_seed(0)
 
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
@@ -96,7 +96,7 @@ class CountingModel(nn.Module):
     def unembed(self, hidden: Tensor) -> Tensor:
         return hidden.expand(*hidden.shape[:-1], self.vocab_size)
 
-    def far_states(
+    def distant_states(
         self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
     ) -> FarStates:
         shape = (*tokens_BL.shape, 1, 1)

@@ -52,7 +52,7 @@ def scorer_of(
     if settings.interpretation.replaces:
         engine = logprobs_of(model, batch_tokens)
         return ReplacingScorer(engine, model.model, settings.replacements or 1)
-    return Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
+    return Scorer(model.model, distant_states=settings.distant_states, batch_tokens=batch_tokens)
 
 
 class ReplacingScorer(Scorer):

@@ -31,6 +31,7 @@ from olmo_sparsity.analysis.interpretation import Interpretation, interpretation
 from olmo_sparsity.base.devices import threads_for
 from olmo_sparsity.base.errors import ConfigError, DataError, is_out_of_memory
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import FarStates, to_device
 from olmo_sparsity.models.identity import State
@@ -160,12 +161,13 @@ class _LastText:
 class Scorer:
     """Computes losses with one model, on one device, and counts what it computes."""
 
+    @accepts_old_names
     def __init__(
         self,
         model: LanguageModel,
         device: torch.device | None = None,
         *,
-        far_states: str = "contextual",
+        distant_states: str = "contextual",
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
@@ -178,11 +180,11 @@ class Scorer:
             raise ConfigError(
                 f"model={model!r:.80} must be a model in memory; pass load_model(…).model"
             )
-        interpretation = interpretation_of(far_states)
+        interpretation = interpretation_of(distant_states)
         if interpretation.replaces:
             raise ConfigError(
-                f"far_states={far_states}: a Scorer masks what it leaves out; pass contextual or "
-                "isolated"
+                f"distant_states={distant_states}: a Scorer masks what it leaves out; pass "
+                "contextual or isolated"
             )
         if batch_tokens is not None and batch_tokens < 1:
             raise ConfigError(
@@ -235,7 +237,7 @@ class Scorer:
             positions_BL = torch.arange(len(tokens), device=self.device)[None]
             self.token_forwards += len(tokens)
             with threads_for(self.num_parameters):
-                states = self.model.far_states(tokens_BL, positions_BL, self.batch_tokens)
+                states = self.model.distant_states(tokens_BL, positions_BL, self.batch_tokens)
             self._last = _LastText(tokens, states, state)
             return states
 
@@ -255,7 +257,7 @@ class Scorer:
         positions_1L = first + torch.arange(len(tokens), device=self.device)[None]
         self.token_forwards += len(tokens)
         with threads_for(self.num_parameters):
-            return self.model.far_states(tokens_1L, positions_1L, self.batch_tokens, states)
+            return self.model.distant_states(tokens_1L, positions_1L, self.batch_tokens, states)
 
     @torch.no_grad()
     def hidden_after(self, states: FarStates | None, tokens_BL: np.ndarray, last: int) -> Tensor:

@@ -70,7 +70,7 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
     if replaces and find_selector(name).reads_states:
         allowed = ", ".join(n for n, selector in SELECTORS.items() if not selector.reads_states)
         raise ConfigError(
-            f"selectors: '{name}' needs states; with far_states=replaced pass {allowed}"
+            f"selectors: '{name}' needs states; with distant_states=replaced pass {allowed}"
         )
     if name in SELECTORS:
         return SELECTORS[name]

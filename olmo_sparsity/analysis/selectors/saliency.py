@@ -163,7 +163,7 @@ def _states_alone(scorer: Scorer, context: Context) -> FarStates:
     def states(batch: Sequence[Row]) -> FarStates:
         tokens_BL, positions_BL = as_tensors(batch, scorer.device)
         scorer.token_forwards += tokens_BL.numel()
-        return scorer.model.far_states(tokens_BL, positions_BL)
+        return scorer.model.distant_states(tokens_BL, positions_BL)
 
     batches = scorer.in_batches(rows, block.num_prefix + 1, states)
     return FarStates.behind_prefix(batches, block.num_prefix)

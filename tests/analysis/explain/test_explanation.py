@@ -16,7 +16,7 @@ import torch
 
 from olmo_sparsity import estimate_cost, explain
 from olmo_sparsity.analysis.explain.explanation import Explanation, count, to_json
-from olmo_sparsity.analysis.explain.prompt import unrelated
+from olmo_sparsity.analysis.explain.prompt import unrelated_documents
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.base.errors import ConfigError, DataError
@@ -25,7 +25,7 @@ from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.text.documents import Controls
 from olmo_sparsity.text.windows import Windows
 from tests.support.brute import Brute
-from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
+from tests.support.explanations import SHORT, TEXT, UNRELATED, asked, make_model, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
 
 
@@ -43,9 +43,11 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("prefix", ["auto", "none", "w1 w2"])
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_numbers_are_those_of_plain_transformers(model: Any, prefix: str, far_states: Any) -> None:
-    found = asked(model, prefix=prefix, far_states=far_states)
+@pytest.mark.parametrize("distant_states", ["contextual", "isolated"])
+def test_numbers_are_those_of_plain_transformers(
+    model: Any, prefix: str, distant_states: Any
+) -> None:
+    found = asked(model, prefix=prefix, distant_states=distant_states)
     start: dict[str, tuple[int, ...]] = {"auto": (1,), "none": (), "w1 w2": (4, 5)}
     row = found.targets.iloc[-1]
     assert row.text.strip() == "w7 w8"
@@ -57,7 +59,7 @@ def test_numbers_are_those_of_plain_transformers(model: Any, prefix: str, far_st
     ids = np.array(make_tokenizer(bos=False)(TEXT).input_ids)
     windows = Windows("all", SHORT, prefix=start[prefix])
     brutes = [
-        Brute(plain, ids, windows, place, far_states, start=row.target)
+        Brute(plain, ids, windows, place, distant_states, start=row.target)
         for place in (row.target, row.target + 1)
     ]
 
@@ -85,7 +87,9 @@ def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> 
     # Those of the placebo are chosen with the text that is then asked about.
     recovery = found.check(draws=2).tables["recovery"]
     placebo = recovery[(recovery.far_part == "placebo") & (recovery.control == "own")]
-    controls = Controls(unrelated(found.model, FOREIGN, found.document), found.windows, num_draws=2)
+    controls = Controls(
+        unrelated_documents(found.model, UNRELATED, found.document), found.windows, num_draws=2
+    )
     losses = context_losses(found.prepared.scorer, found.document, found.windows, controls)
     losses = losses.set_index("target").loc[SHORT + 1 :]
 
@@ -100,20 +104,20 @@ def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> 
     assert chosen == largest(losses.placebo_loss_long).index.tolist() != []
 
 
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_a_number_of_tokens_is_at_most_so_many(model: Any, far_states: str) -> None:
+@pytest.mark.parametrize("distant_states", ["contextual", "isolated"])
+def test_a_number_of_tokens_is_at_most_so_many(model: Any, distant_states: str) -> None:
     """As if the text began there; a target before it sees all."""
-    found = asked(model, at=[slice(20, 21), slice(50, 52)], long=30, far_states=far_states)
+    found = asked(model, at=[slice(20, 21), slice(50, 52)], long=30, distant_states=distant_states)
     assert found.targets.target.tolist() == [20, 50]
     for row, first in zip(found.targets.itertuples(), (0, 20), strict=True):
         text = "".join(found.document.texts[first:]).strip()
         span = slice(row.target - first, row.end - first)
-        alone = asked(model, text=text, at=span, far_states=far_states)
+        alone = asked(model, text=text, at=span, distant_states=distant_states)
         assert row.loss_long == pytest.approx(alone.targets.loss_long[0], abs=1e-5)
         far = found.far[found.far.target == row.target]
         assert (far["first"] - first).tolist() == alone.far["first"].tolist()
         np.testing.assert_allclose(far.nats, alone.far.nats, atol=1e-5)
-    assert found.check(draws=2).table.foreign.notna().all()
+    assert found.check(draws=2).table.unrelated.notna().all()
 
 
 def test_a_text_longer_than_the_model_is_cut_off(capsys: Any) -> None:
@@ -172,15 +176,15 @@ def test_the_command(
 ) -> None:
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
-    (tmp_path / "foreign.txt").write_text("\n\n".join(FOREIGN))
+    (tmp_path / "unrelated.txt").write_text("\n\n".join(UNRELATED))
     given = [folder, "--text", str(path), "--at", "w7 w8", "--short", "8", "-k", "2"]
-    checked = f"--json --check --foreign {tmp_path}/foreign.txt".split()
+    checked = f"--json --check --unrelated {tmp_path}/unrelated.txt".split()
     code, out, err = shell(capsys, *given, *checked)
     assert code == 0, err
     told = json.loads(out)
     assert [target["text"].strip() for target in told["targets"]][-1] == "w7 w8"
     assert told["check"]["draws"] == 8
-    failing = f"--html {tmp_path}/page.html --check --foreign {tmp_path}/nowhere".split()
+    failing = f"--html {tmp_path}/page.html --check --unrelated {tmp_path}/nowhere".split()
     code, out, err = shell(capsys, *given, *failing)
     assert code == 2
     assert "nowhere" in err
@@ -199,7 +203,7 @@ def test_the_command(
         ("--text TEXT --at 40", "40:41"),
         ("--text TEXT --at 0:2", "no target has distant tokens"),
         ("--text TEXT --units span", "none of tokens"),
-        ("--text TEXT --foreign embedded", "--foreign requires --check"),
+        ("--text TEXT --unrelated embedded", "--unrelated requires --check"),
         ("--text BINARY", "not text in UTF-8"),
         ("--prompt w1 --target=", "the target is empty"),
     ],
@@ -218,9 +222,16 @@ def test_mistakes_are_one_line(
 
 @pytest.mark.parametrize("units", ["tokens", "span:4"])
 @pytest.mark.parametrize("selector", sorted(SELECTORS))
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_the_count_is_what_is_spent(model: Any, far_states: str, selector: str, units: str) -> None:
-    given = {"at": ["w7 w8"], "selector": selector, "units": units, "far_states": far_states}
+@pytest.mark.parametrize("distant_states", ["contextual", "isolated"])
+def test_the_count_is_what_is_spent(
+    model: Any, distant_states: str, selector: str, units: str
+) -> None:
+    given = {
+        "at": ["w7 w8"],
+        "selector": selector,
+        "units": units,
+        "distant_states": distant_states,
+    }
     cost = estimate_cost(explain, model, make_tokenizer(), text=TEXT, short=SHORT, k=3, **given)
     # Which rows these rules evaluate depends on losses.
     off = {"pairs": 0.2, "add_one_screened": 0.02, "halving": 0.05}.get(selector, 0)
@@ -229,27 +240,27 @@ def test_the_count_is_what_is_spent(model: Any, far_states: str, selector: str, 
     if selector == "add_one":
         found = asked(model, **given)
         counted = count(
-            found.prepared, [(t.target, t.end) for t in found.targets.itertuples()], FOREIGN
+            found.prepared, [(t.target, t.end) for t in found.targets.itertuples()], UNRELATED
         )
-        found.check(foreign=FOREIGN)
+        found.check(unrelated=UNRELATED)
         spent = found.prepared.scorer.token_forwards
         assert counted.token_forwards == pytest.approx(spent, rel=0.02)
 
 
 def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
     """And keeps those that it is given."""
-    e, other = asked(model), asked(model, foreign=FOREIGN[:1])
-    assert str(e.check(draws=2, foreign=FOREIGN[:1])) == str(other.check(draws=2))
+    e, other = asked(model), asked(model, unrelated=UNRELATED[:1])
+    assert str(e.check(draws=2, unrelated=UNRELATED[:1])) == str(other.check(draws=2))
     given = {"at": "w8", "selector": "nearest"}
     found = asked(model, **given)
     ids = np.array(make_tokenizer(bos=False)(TEXT).input_ids)
-    (others,) = unrelated(found.model, [TEXT, *FOREIGN], found.document).items
+    (others,) = unrelated_documents(found.model, [TEXT, *UNRELATED], found.document).items
     runs = {tuple(run) for run in np.lib.stride_tricks.sliding_window_view(others.tokens, 32)}
     assert tuple(ids[:32]) not in runs, "the text itself stands in for an unrelated one"
     with pytest.raises(DataError, match="share no passage"):
-        asked(model, **given, foreign=[TEXT, TEXT]).check()
+        asked(model, **given, unrelated=[TEXT, TEXT]).check()
     assert "overlap" not in str(found.check(draws=8))
-    few = asked(model, **given, foreign=[text[:900] for text in FOREIGN[:2]]).check(draws=8)
+    few = asked(model, **given, unrelated=[text[:900] for text in UNRELATED[:2]]).check(draws=8)
     assert f"overlap: there is text for {few.apart}" in str(few)
     # A target whose own units raise the loss depends on nothing.
     assert replace(few, table=few.table.assign(own=-1.0, better=0)).num_beyond == 0
@@ -269,10 +280,10 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: Any, at: Any, selecto
     for row in checked.table.itertuples():
         own = found.targets.set_index("target").loss_short[row.target] - by_target[row.target]
         assert row.own == pytest.approx(own, abs=1e-5)
-        assert row.foreign <= row.foreign_most
+        assert row.unrelated <= row.unrelated_most
     value, low, high = checked.excess
     assert low <= value <= high
-    assert value == pytest.approx((checked.table.own - checked.table.foreign).mean(), abs=1e-5)
+    assert value == pytest.approx((checked.table.own - checked.table.unrelated).mean(), abs=1e-5)
     assert not checked.induction["has_induction"]  # random weights
     assert "copies little" in str(checked)
 

@@ -38,7 +38,7 @@ WHOLE = Settings(**OF_WHOLE, ks=(1, 4), share=0.3, min_gap=0.0, sets=("gap", "bi
 KINDS = {
     "windows": replace(FEW, prefix_ids=(3,)),
     "whole documents": replace(WHOLE, prefix_ids=(3, 4)),
-    "isolated": replace(WHOLE, far_states="isolated", halves=0),
+    "isolated": replace(WHOLE, distant_states="isolated", halves=0),
     "every rule": replace(FEW, selectors=("add_one", "gradient", "attention", "nearest")),
 }
 

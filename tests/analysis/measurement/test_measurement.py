@@ -77,7 +77,7 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
     np.testing.assert_allclose(gap.net, gap.excess - gap.placebo)
     np.testing.assert_allclose(gap.excess_nats, gap.excess * gap.gap)
     counts = results.recovery.groupby(["selector", "control"]).draw.nunique()
-    assert (counts.xs("foreign", level="control") == SETTINGS.draws).all()
+    assert (counts.xs("unrelated", level="control") == SETTINGS.draws).all()
     spans = results.recovery[results.recovery.units == "span:3"]
     assert (spans[spans.k == 1].num_tokens == 3).all()
     assert spans.num_tokens.between(spans.k + 2, 3 * spans.k).all()

@@ -63,11 +63,11 @@ def recovered(scorer: Scorer, documents: Documents, **changed: Any) -> dict[str,
 @ONE_FAMILY
 @READINGS
 def test_what_is_recovered_is_the_loss_of_the_chosen_set(
-    model: Any, documents: Documents, far_states: InterpretationName
+    model: Any, documents: Documents, distant_states: InterpretationName
 ) -> None:
-    """Of each far part, and of the foreign texts put in its place by hand."""
+    """Of each far part, and of the unrelated texts put in its place by hand."""
     document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
-    tables = recovered(Scorer(model, CPU, far_states=far_states), documents)
+    tables = recovered(Scorer(model, CPU, distant_states=distant_states), documents)
     by = ["target", "far_part", "units", "selector", "control"]
     influence = {about: rows for about, rows in tables["influence"].groupby(by)}
     blocks = {block.start: block for block in RECOVERED.blocks(document.tokens)}
@@ -77,15 +77,15 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
         block, text = blocks[target - (target - 16) % 4], document.tokens
         if part == "placebo":
             text = behind(text, block, controls.placebo(document, block))
-        elif part == "foreign":
+        elif part == "unrelated":
             text = behind(text, block, controls.unrelated(document, block, draw))
-        return Brute(model, text, RECOVERED, target, far_states)
+        return Brute(model, text, RECOVERED, target, distant_states)
 
     num_seen = 0
     for about, rows in tables["recovery"].groupby([*by, "draw"]):
         target, part, kind, selector, control, draw = about
         own = brute_of(target, part, 0)
-        brute = own if control == "own" else brute_of(target, "foreign", draw)
+        brute = own if control == "own" else brute_of(target, "unrelated", draw)
         by_hand = units_of(kind)[1]
         assert rows.k.tolist() == [1, 2]
         # Which units are chosen, by brute force: the best, whatever the draw.
@@ -110,7 +110,7 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
             far = brute.document[row.far_first : row.far_end]
             assert row.far_text == " ".join(str(token) for token in far)
         num_seen += 1
-    # Five targets of the far parts, two kinds of units, three selectors, own and foreign.
+    # Five targets of the far parts, two kinds of units, three selectors, own and unrelated.
     assert num_seen == len(influence) == 5 * 2 * 3 * 2
     assert {about[:2] for about in influence} == {
         (target, part) for part, targets in TARGETS.items() for target in targets.tolist()
@@ -118,7 +118,7 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
     draws = tables["recovery"].groupby(["control", "selector"]).draw.nunique()
     assert draws.to_dict() == {
         (control, selector): 1 if control == "own" and selector != "random" else 3
-        for control in ("own", "foreign")
+        for control in ("own", "unrelated")
         for selector in ("add_one", "gradient", "random")
     }
     # A rule costs what it takes for the document's own text, once.
@@ -130,10 +130,10 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
 @READINGS
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
-    model: Any, documents: Documents, far_states: InterpretationName, kind: str
+    model: Any, documents: Documents, distant_states: InterpretationName, kind: str
 ) -> None:
     selectors = ("add_one", "gradient", "add_one_screened", "nearest")
-    scorer = Scorer(model, CPU, far_states=far_states)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     given = {"units": kind, "selectors": selectors, "num_halves": 7, "seed": 3}
     tables = recovered(scorer, documents, **given)
     document, (_, by_hand) = documents[1], units_of(kind)
@@ -141,7 +141,7 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     targets = TARGETS["document"].tolist()
     assert len(found) == len(targets) * len(selectors)
     for target in targets:
-        brute = Brute(model, document.tokens, RECOVERED, target, far_states)
+        brute = Brute(model, document.tokens, RECOVERED, target, distant_states)
         start = target - (target - 16) % 4
         kept = units_of(kind)[0].halves(7, stream(3, "halves", document.number, start))
         far = [{j for unit in np.flatnonzero(row) for j in by_hand[unit]} for row in kept]
@@ -162,13 +162,13 @@ LATER = Windows("all", 6, 4, least=5)
 
 @READINGS
 def test_the_whole_document_before_a_target(
-    model: Any, documents: Documents, far_states: InterpretationName
+    model: Any, documents: Documents, distant_states: InterpretationName
 ) -> None:
     """One pass, in parts of a few tokens, against a plain forward of every prefix: losses of the
     document and behind an unrelated text, recovery and removal."""
     document, windows = documents[1], LATER
     controls = Controls(documents, windows, num_draws=1)
-    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=7)
+    scorer = Scorer(model, CPU, distant_states=distant_states, batch_tokens=7)
     losses = context_losses(scorer, document, windows, controls)
     assert losses.target.tolist() == list(range(6 + 5, len(document.tokens)))
     blocks = {block.start: block for block in windows.blocks(document.tokens)}
@@ -195,7 +195,7 @@ def test_the_whole_document_before_a_target(
         text = document.tokens
         if row.far_part == "placebo":
             text = behind_all(text, controls.placebo(document, blocks[start]))
-        brute = Brute(model, text, windows, row.target, far_states, start=start)
+        brute = Brute(model, text, windows, row.target, distant_states, start=start)
         ranked = rows_of(
             found["influence"], target=row.target, far_part=row.far_part, control="own"
         )
@@ -226,7 +226,7 @@ def test_reliability_is_the_agreement_of_two_halves_of_the_texts() -> None:
     controls = Controls(documents, windows, num_draws=1)
     whole = wrap_model(model, whole_prompts=True)
     for num_texts, num_found in ((1, 0), (2, 4), (4, 4)):
-        settings = Settings(far_states="replaced", replacements=num_texts)
+        settings = Settings(distant_states="replaced", replacements=num_texts)
         scorer = scorer_of(whole, settings, None).of_document(document, controls)
         given = {"ks": (1,), "selectors": "nearest", "controls": controls}
         found = recover(scorer, document, windows, [*range(16, 20)], **given)["lds"]

@@ -59,11 +59,11 @@ def evaluated(seed: int, documents: Documents, choices: Results, **options: Any)
 
 @READINGS
 def test_recovery_is_that_of_the_others_units_by_brute_force(
-    documents: Documents, far_states: InterpretationName
+    documents: Documents, distant_states: InterpretationName
 ) -> None:
     """Every row: plain forwards over the tokens that the other model's table names, in the document
     and behind an unrelated text."""
-    changed = {"far_states": far_states, "units": ("tokens", "span:3"), "draws": 1}
+    changed = {"distant_states": distant_states, "units": ("tokens", "span:3"), "draws": 1}
     given = measure(model_of(0), documents, WINDOWS, **OPTIONS | changed)
     judged, model = evaluated(1, documents, given, ks=(1, 2)), model_of(1).model
     controls = Controls(documents, WINDOWS, num_draws=1)
@@ -76,9 +76,9 @@ def test_recovery_is_that_of_the_others_units_by_brute_force(
             document, start = documents[row.document], int(WINDOWS.start_of(row.target))
             end = min(start + WINDOWS.stride, len(document.tokens))
             block, text = WINDOWS.block(document.tokens, start, end), document.tokens
-            if row.control == "foreign":
+            if row.control == "unrelated":
                 text = behind(text, block, controls.unrelated(document, block, 0))
-            known[one] = Brute(model, text, WINDOWS, row.target, far_states)
+            known[one] = Brute(model, text, WINDOWS, row.target, distant_states)
         brute, chosen = known[one], ranked[key][: row.k]
         bounds = zip(chosen.far_first - brute.origin, chosen.far_end - brute.origin, strict=True)
         places = {place for first, stop in bounds for place in range(first, stop)}
@@ -88,7 +88,7 @@ def test_recovery_is_that_of_the_others_units_by_brute_force(
             rest = {*range(len(brute.far))} - places
             assert row.loss_without == pytest.approx(brute.loss(rest), abs=2e-5)
     counts = judged.recovery.groupby(["units", "selector", "control"]).size()
-    expected = product(("tokens", "span:3"), ["add_one"], ("own", "foreign"))
+    expected = product(("tokens", "span:3"), ["add_one"], ("own", "unrelated"))
     assert set(counts.index) == set(expected)
     assert len(set(counts)) == 1
 
@@ -143,7 +143,7 @@ def test_losses_of_the_same_model_are_not_computed_again(
 ) -> None:
     few = OPTIONS | {"units": "tokens", "selectors": "nearest", "ks": 1, "draws": 1}
     first = measure(model_of(0), documents, WINDOWS, **few)
-    options = AT | few | {"far_states": "isolated", "control": "matched"}
+    options = AT | few | {"distant_states": "isolated", "control": "matched"}
     if asked == "choices":
         options = {"choices": found[1]}
     expected = measure(model_of(0), documents, **options)

@@ -270,7 +270,7 @@ def test_all_tokens_of_a_records_target_and_no_others_are_targets(
     assert results.targets.groupby("document").size().tolist() == sizes
     assert results.documents.name.tolist() == [f"{pairs}:{number + 1}" for number in long_enough]
     assert results.meta.counts["documents_too_short"] == len(rows) - len(long_enough) == 3
-    assert set(results.recovery.control) == {"own", "foreign"}
+    assert set(results.recovery.control) == {"own", "unrelated"}
     assert len(results.losses) == sum(sizes), "no other loss is computed"
     windows = Windows(18, 4)
     for number, record in enumerate(long_enough):

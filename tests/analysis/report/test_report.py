@@ -136,7 +136,7 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
         assert {data["sets"][i] for i in one["sets"]} == targets[target]
         for index, units in enumerate(UNITS):
             sides = one["found"][f"{index} {data['selectors'].index('add_one')}"]
-            assert sides.keys() == {"own", "foreign"}
+            assert sides.keys() == {"own", "unrelated"}
             for control, side in sides.items():
                 asked = f"target == {target} and units == {units!r} and control == {control!r}"
                 expected = recovery.query(asked).loss_set.mean()  # over draws
@@ -170,7 +170,7 @@ def test_an_explanation_says_whether_to_believe_it(
     assert check is not None
     assert f"{check.verdict}." in explained.text
     for row in check.table.itertuples():
-        said = f"{row.own:.2f}{row.foreign:.2f}{row.foreign_most:.2f}{row.better} of 3"
+        said = f"{row.own:.2f}{row.unrelated:.2f}{row.unrelated_most:.2f}{row.better} of 3"
         assert said.replace("-", "−") in explained.text
     unchecked = page_of(replace(explanation, checked=None), tmp_path).text
     assert "Not checked against unrelated texts:" in unchecked
@@ -225,13 +225,13 @@ def test_an_explanation_holds_what_was_found(explained: Page, explanation: Expla
     assert [one["target"] for one in document["chosen"]] == [target for target, _ in spans]
     for one, row in zip(document["chosen"], explanation.targets.itertuples(), strict=True):
         assert one["sets"] == []
-        own, foreign = one["found"]["0 0"]["own"], one["found"]["0 0"]["foreign"]
+        own, unrelated = one["found"]["0 0"]["own"], one["found"]["0 0"]["unrelated"]
         far = by_target.get_group(target := one["target"])
         assert own["first"] == far["first"].tolist()
         assert set(own["width"]) == {3}
         np.testing.assert_allclose(own["loss"], [row.loss_short, *far.loss_set], atol=1e-4)
-        assert foreign["loss"][-1] == pytest.approx(
-            row.loss_short - table.foreign[target], abs=1e-4
+        assert unrelated["loss"][-1] == pytest.approx(
+            row.loss_short - table.unrelated[target], abs=1e-4
         )
 
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_drawn_is_refused(results: Results, tmp_path: Path) -> No
         with pytest.raises(ConfigError):
             draw_figure2([results] * times, tmp_path / f"figure.{name}", labels)
     replaced = replace(
-        results, meta=replace(META, windows=META.windows | {"far_states": "replaced"})
+        results, meta=replace(META, windows=META.windows | {"distant_states": "replaced"})
     )
     with pytest.raises(DataError, match="draw them apart"):
         draw_figure2([results, replaced], tmp_path / "figure.png")
@@ -276,7 +276,7 @@ def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) 
 
     figure = draw_headline(curves_of([results], ["a model"]))
     rows = results.summary.query("target_set == 'gap' and selector == 'add_one'")
-    columns = (("recovery", "foreign"), ("removal", "placebo_removal"))
+    columns = (("recovery", "unrelated"), ("removal", "placebo_removal"))
     for axes, names, num_lines in zip(figure.axes[1:3], columns, (3, 2), strict=True):
         drawn = [tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) > 2]
         for (_, of_units), column in product(rows.groupby("units"), names):

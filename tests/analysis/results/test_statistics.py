@@ -65,25 +65,25 @@ def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(
     targets = targets.assign(far_part="document", target_set="gap")
     rows = recovery_rows(keys, "own", [0.0, 0.4 * gap] * 20, num_tokens=2, loss_without=2.0)
     for draw, more in enumerate((-1.0, 1.0)):  # which are averaged
-        rows += recovery_rows(keys, "foreign", [0.9 * gap + more] * 40, draw=draw)
+        rows += recovery_rows(keys, "unrelated", [0.9 * gap + more] * 40, draw=draw)
     (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
     nothing = gap < 0.5
     assert np.isnan(row["low"]) == nothing
     assert row["share_enough"] == pytest.approx(np.nan if nothing else 0.5, nan_ok=True)
     assert row["recovery"] == pytest.approx(np.nan if nothing else 0.7, nan_ok=True)
-    assert row["foreign"] == pytest.approx(np.nan if nothing else 0.0, nan_ok=True, abs=1e-9)
+    assert row["unrelated"] == pytest.approx(np.nan if nothing else 0.0, nan_ok=True, abs=1e-9)
     removal = (2.0 - (0.9 * gap - gap)) / gap
     assert row["removal"] == pytest.approx(np.nan if nothing else removal, nan_ok=True)
     assert row["mean_ratio"] == pytest.approx(np.nan if nothing else 0.7, nan_ok=True)
     assert (row["gap"], row["num_tokens"]) == (pytest.approx(gap), 2)
     assert (row["num_targets"], row["num_documents"], row["num_placebo_targets"]) == (40, 40, 0)
-    for control in ("own", "foreign"):
+    for control in ("own", "unrelated"):
         lacking = [row for row in rows if (row["document"], row["control"]) != (3, control)]
         with pytest.raises(DataError, match="lacks rows of chosen targets"):
             summarize(losses, targets, pd.DataFrame(lacking))
 
 
-SUMMED = ("own", "foreign", "removed", "gap", "targets")
+SUMMED = ("own", "unrelated", "removed", "gap", "targets")
 
 
 def rows_of_pairs(seed: int, num_documents: int = 12) -> pd.DataFrame:
@@ -92,10 +92,10 @@ def rows_of_pairs(seed: int, num_documents: int = 12) -> pd.DataFrame:
     kinds = [("gap", "document"), ("gap", "placebo"), ("bigram", "document")]
     for document, (target_set, part), k in product(range(num_documents), kinds, (1, 2)):
         for target in range(generator.integers(0, 4) if document else 3):
-            own, foreign, removed, gap = generator.random(4) + (part == "document")
+            own, unrelated, removed, gap = generator.random(4) + (part == "document")
             removed = np.nan if generator.random() < 0.1 and target else removed
             removed = np.nan if target_set == "bigram" and document == 0 else removed
-            rows.append((document, target, part, target_set, k, own, foreign, removed, gap))
+            rows.append((document, target, part, target_set, k, own, unrelated, removed, gap))
     columns = ["document", "target", "far_part", "target_set", "k", *SUMMED[:4]]
     rows_of = pd.DataFrame(rows, columns=columns)
     return rows_of.assign(units="tokens", selector="add_one", targets=1.0, num_tokens_own=rows_of.k)
@@ -128,8 +128,8 @@ def by_loops(
         of = sums(rows, documents, weights)
         with np.errstate(invalid="ignore", divide="ignore"):
             gap = np.where(of["gap"] < 1e-4 * of["targets"], np.nan, of["gap"])
-            excess = of["own"] - of["foreign"]
-            found |= {f"{name}recovery": of["own"] / gap, f"{name}foreign": of["foreign"] / gap}
+            excess = of["own"] - of["unrelated"]
+            found |= {f"{name}recovery": of["own"] / gap, f"{name}unrelated": of["unrelated"] / gap}
             found |= {f"{name}excess": excess / gap, f"{name}removal": of["removed"] / gap}
             found[f"{name}excess_nats"] = excess / of["targets"]
     net_equal = found["equal_excess"] - found["placebo_excess"]
@@ -163,7 +163,7 @@ def test_summaries_and_comparisons_are_those_of_plain_loops() -> None:
     with pytest.raises(DataError, match="share no"):
         net_differences(first, second.assign(k=3))
     assert len(summary) == len(compared) == 4
-    names = ("recovery", "foreign", "excess", "removal", "excess_nats")
+    names = ("recovery", "unrelated", "excess", "removal", "excess_nats")
     tables = summary, compared, both_ways(first, second)
     for row, difference, mean in zip(*(t.to_dict("records") for t in tables), strict=True):
         of = [

@@ -29,7 +29,7 @@ from tests.support.measurements import losses_table
 ROW: dict[str, Any] = {"target_set": "gap", "units": "tokens", "selector": "add_one", "k": 1}
 ROW |= {"num_targets": 200, "num_placebo_targets": 90}
 ROW |= {"num_documents": 50, "num_placebo_documents": 40}
-ROW |= {"mean_ratio": 0.91, "share_enough": 0.52, "gap": 1.5, "foreign": 0.16}
+ROW |= {"mean_ratio": 0.91, "share_enough": 0.52, "gap": 1.5, "unrelated": 0.16}
 ROW |= {"recovery": 0.99, "low": 0.94, "high": 1.03}
 ROW |= {"excess": 0.83, "excess_low": 0.8, "excess_high": 0.9, "excess_nats": 1.1}
 ROW |= {"net": 0.48, "net_low": 0.34, "net_high": 0.63, "net_nats": 0.73}
@@ -99,13 +99,13 @@ def test_what_is_not_doubtful_is_not_said() -> None:
     few = [describe_placebo(pd.Series(ROW | {"num_placebo_documents": n})) for n in (24, 25)]
     assert ["fewer than 25" in said for said in few] == [True, False]
     found = {"loss_first": 4.0, "loss_repeated": 3.0, "drop": 1.0}
-    for has, far_states, said in (
+    for has, distant_states, said in (
         (False, "isolated", "below 15%"),
         (True, "isolated", "this model copies"),
         (True, "contextual", ""),
     ):
         first, *more = describe_induction(
-            found | {"has_induction": has}, interpretation_of(far_states)
+            found | {"has_induction": has}, interpretation_of(distant_states)
         ).splitlines()
         assert "(25%)" in first
         assert said in " ".join(more)

@@ -85,9 +85,9 @@ def test_own_models_go_on_from_states(changed: dict[str, bool]) -> None:
     model = tiny_olmo(**changed).eval()
     tokens = torch.arange(24)[None] % model.vocab_size
     positions = torch.arange(24)[None]
-    whole = model.far_states(tokens, positions)
-    first = model.far_states(tokens[:, :9], positions[:, :9])
-    joined = model.far_states(tokens[:, 9:], positions[:, 9:], 4, first)
+    whole = model.distant_states(tokens, positions)
+    first = model.distant_states(tokens[:, :9], positions[:, :9])
+    joined = model.distant_states(tokens[:, 9:], positions[:, 9:], 4, first)
     torch.testing.assert_close(joined.hidden_BFD, whole.hidden_BFD, atol=1e-5, rtol=1e-5)
     assert joined.positions_BF.tolist() == whole.positions_BF.tolist()
     for ours, theirs in zip(joined.layers, whole.layers, strict=True):

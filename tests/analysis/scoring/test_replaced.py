@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from olmo_sparsity import estimate_cost, explain, load_model, measure
-from olmo_sparsity.analysis.explain.prompt import unrelated
+from olmo_sparsity.analysis.explain.prompt import unrelated_documents
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.options import Settings
@@ -29,7 +29,7 @@ from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.text.documents import Controls, Documents
-from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
+from tests.support.explanations import SHORT, TEXT, UNRELATED, asked, make_model, make_tokenizer
 from tests.support.fake_server import FakeServer
 from tests.support.families import REFUSED, build
 
@@ -67,7 +67,9 @@ def documents() -> Documents:
 
 @pytest.fixture(scope="module")
 def measured(model: LoadedModel, documents: Documents) -> Results:
-    return measure(model, documents, **OF_WINDOWS, **GIVEN, far_states="replaced", replacements=3)
+    return measure(
+        model, documents, **OF_WINDOWS, **GIVEN, distant_states="replaced", replacements=3
+    )
 
 
 @torch.no_grad()
@@ -89,7 +91,7 @@ def test_losses_are_those_of_the_texts_put_together_by_hand(
         measured = measure(model, documents, choices=measured)
         same = measured.influence.query("rank == 1 and far_part == 'document'").far_first
         assert first.tolist() == same.tolist()
-    settings = Settings(**OF_WINDOWS, far_states="replaced", replacements=3)
+    settings = Settings(**OF_WINDOWS, distant_states="replaced", replacements=3)
     windows = settings.windows
     controls = Controls(documents, windows, num_draws=settings.draws)
     losses = measured.losses.set_index(["document", "target"])
@@ -128,7 +130,7 @@ def test_losses_are_those_of_the_texts_put_together_by_hand(
 def test_every_unit_by_brute_force_is_what_add_one_finds(
     model: LoadedModel, documents: Documents
 ) -> None:
-    given = OF_WINDOWS | GIVEN | {"far_states": "replaced", "selectors": "add_one", "ks": (1,)}
+    given = OF_WINDOWS | GIVEN | {"distant_states": "replaced", "selectors": "add_one", "ks": (1,)}
     every = measure(model, documents, **given)
     few = measure(model, documents, **given | {"selectors": "halving"})
     both = every.recovery.merge(
@@ -142,7 +144,7 @@ def test_reliability_is_the_agreement_of_two_halves(
     model: LoadedModel, documents: Documents, measured: Results
 ) -> None:
     """Of the groups that all are evaluated: five or more by halving all distant tokens."""
-    settings = Settings(**OF_WINDOWS, far_states="replaced", replacements=3)
+    settings = Settings(**OF_WINDOWS, distant_states="replaced", replacements=3)
     windows, controls = settings.windows, Controls(documents, settings.windows, num_draws=1)
     for row in measured.lds.itertuples():
         tokens, start = documents[row.document].tokens, int(windows.start_of(row.target))
@@ -162,7 +164,9 @@ def test_reliability_is_the_agreement_of_two_halves(
         assert row.lds == pytest.approx(max(-1, 2 * r / (1 + max(r, -0.9))), abs=1e-5)
     (found,) = measured.meta.reliability
     assert (found["units"], found["target_set"]) == ("tokens", "gap")
-    alone = measure(model, documents, **OF_WINDOWS, **GIVEN, far_states="replaced", replacements=1)
+    alone = measure(
+        model, documents, **OF_WINDOWS, **GIVEN, distant_states="replaced", replacements=1
+    )
     assert alone.meta.reliability == []
 
 
@@ -191,7 +195,7 @@ def test_planted_copies_are_found_with_few_prompts() -> None:
     """A pair that recurs once, anywhere in 900 tokens: its unit first, with at most 150 prompts of
     both texts, in at least nine of ten."""
     rng, right = np.random.default_rng(0), 0
-    windows = Settings(long=1024, short=128, stride=1, far_states="replaced").windows
+    windows = Settings(long=1024, short=128, stride=1, distant_states="replaced").windows
     for trial in range(20):
         texts = [rng.integers(10, 50_000, 1100) for _ in range(6)]
         place = int(rng.integers(0, 895))
@@ -219,7 +223,7 @@ def test_a_target_takes_as_many_whole_prompts_as_the_page_says(long: int) -> Non
             return [-rng.random(len(prompt.continuation)) for prompt in given]
 
     documents = Documents.of([rng.integers(0, 5000, long + 6) for _ in range(6)])
-    windows = Settings(long=long, far_states="replaced").windows
+    windows = Settings(long=long, distant_states="replaced").windows
     controls, document = Controls(documents, windows, num_draws=1), documents[1]
     scorer = ReplacingScorer(Counts(), Copies(), 1).of_document(document, controls)
     block = windows.block(document.tokens, long, long + 1)
@@ -233,7 +237,7 @@ def test_a_target_takes_as_many_whole_prompts_as_the_page_says(long: int) -> Non
 
 
 def test_the_cost_is_counted_before(model: LoadedModel, documents: Documents) -> None:
-    given = OF_WINDOWS | GIVEN | {"far_states": "replaced", "at": [30, 36], "replacements": 1}
+    given = OF_WINDOWS | GIVEN | {"distant_states": "replaced", "at": [30, 36], "replacements": 1}
     given = {name: value for name, value in given.items() if name not in ("share", "max_targets")}
     cost = estimate_cost(measure, model, documents, **given)
     spent = measure(model, documents, **given).meta.token_forwards_of_last_start
@@ -243,14 +247,14 @@ def test_the_cost_is_counted_before(model: LoadedModel, documents: Documents) ->
 @pytest.mark.parametrize("kind", ["llama", "mamba"])
 def test_one_text_is_explained(kind: str) -> None:
     model = MODELS[kind]()
-    given = {"text": TEXT, "at": "w7 w8", "short": SHORT, "k": 2, "foreign": FOREIGN}
-    given |= {"far_states": "replaced", "replacements": 2}
+    given = {"text": TEXT, "at": "w7 w8", "short": SHORT, "k": 2, "unrelated": UNRELATED}
+    given |= {"distant_states": "replaced", "replacements": 2}
     found = explain(model, make_tokenizer(), **given)
     cost = estimate_cost(explain, model, make_tokenizer(), **given)
     shared = 0.25 if kind == "llama" else 0.1  # how much of so short prompts depends on the units
     assert cost.token_forwards == pytest.approx(found.token_forwards, rel=shared)
     document, windows = found.document, found.windows
-    others = unrelated(found.model, FOREIGN, document)
+    others = unrelated_documents(found.model, UNRELATED, document)
     controls = Controls(others, windows, num_draws=1)
     row = found.targets.iloc[-1]
     block = windows.block(document.tokens, row.target, row.target + 1)
@@ -261,32 +265,31 @@ def test_one_text_is_explained(kind: str) -> None:
         both = np.append(tokens, document.tokens[row.target + 1])
         losses.append(plain(loaded, tokens) + plain(loaded, both))
     assert row.loss_short == pytest.approx(np.mean(losses), abs=2e-5)
-    assert found.check(draws=2).table.foreign.notna().all()
+    assert found.check(draws=2).table.unrelated.notna().all()
     assert found.settings.selector == "halving"
 
 
 def test_what_reads_states_is_refused(documents: Documents) -> None:
     model = make_model()
     for selector in ("gradient", "attention", "pairs", "add_one_screened", "add_one_nested"):
-        with pytest.raises(ConfigError, match="far_states=replaced"):
-            asked(model, far_states="replaced", selector=selector)
+        with pytest.raises(ConfigError, match="distant_states=replaced"):
+            asked(model, distant_states="replaced", selector=selector)
     with pytest.raises(ConfigError, match="replacements"):
         asked(model, replacements=2)
     with pytest.raises(ConfigError):
         measure(wrap_model(mamba(), whole_prompts=True), documents, **OF_WINDOWS)
-    assert replace(Settings(), far_states="replaced").far_states == "replaced"
+    assert replace(Settings(), distant_states="replaced").distant_states == "replaced"
 
 
 def test_the_command_measures_a_recurrent_model(tmp_path: Path, capsys: Any) -> None:
     mamba().save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "texts").mkdir()
-    for number, text in enumerate(FOREIGN * 2):
+    for number, text in enumerate(UNRELATED * 2):
         (tmp_path / f"texts/{number}.txt").write_text(f"w{number} {text[number:400]}")
     model = f"measure {tmp_path}/model --text {tmp_path}/texts --out {tmp_path}/"
-    how = (
-        f"{model}out --far-states replaced --short 8 --blocks 1 --max-targets 1 --min-gap 0 --ks 1"
-    )
+    how = f"{model}out --distant-states replaced --short 8 --blocks 1 --max-targets 1"
+    how += " --min-gap 0 --ks 1"
     assert main(how.split()) == 0
     assert "distant units among unrelated text" in capsys.readouterr().out
     assert main([*how.split(), "--selectors", "gradient"]) == 2
@@ -302,7 +305,7 @@ def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
 ) -> None:
     """The server's model depends on two tokens, of which one is distant, and a little on all."""
     server = FakeServer(make_tokenizer())
-    given: dict[str, Any] = {"long": 16, "short": 1, "stride": 1, "far_states": "replaced"}
+    given: dict[str, Any] = {"long": 16, "short": 1, "stride": 1, "distant_states": "replaced"}
     given |= {"share": 0.3, "min_gap": 0.1, "max_targets": 2, "ks": 1}
     really, written = Parts.write, list[str]()
 

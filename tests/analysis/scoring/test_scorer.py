@@ -116,10 +116,10 @@ def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
 @ONE_FAMILY
 @READINGS
 def test_rows_for_single_targets_equal_those_for_the_whole_block(
-    model: Any, document: np.ndarray, far_states: InterpretationName
+    model: Any, document: np.ndarray, distant_states: InterpretationName
 ) -> None:
     block = next(iter(LONG_BLOCK.blocks(document)))
-    scorer = Scorer(model, CPU, far_states=far_states)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     context = scorer.context(block)
     for far in (NOTHING, np.array([1, 4]), np.arange(10)):
         (whole_W,) = scorer.losses([context.set_row(far)])
@@ -166,20 +166,20 @@ def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
 def test_rows_in_batches_of_any_size_and_their_sums(
     model: Any,
     document: np.ndarray,
-    far_states: InterpretationName,
+    distant_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also with states of a longer text, and unembedded three targets at a time."""
     block, longer = itemgetter(0, 3)([*Windows("all", 6, 4, prefix=(1,)).blocks(document)])
-    scorer = Scorer(model, far_states=far_states)
+    scorer = Scorer(model, distant_states=distant_states)
     assert (scorer.token_forwards, scorer.batch_tokens) == (0, 4096)
     contexts = [scorer.context(one) for one in (block, longer)]
     far = [np.arange(n) for n in range(block.num_far + 1)]
     rows = [context.set_row(one, (1, 3)) for context in contexts for one in far]
     expected = scorer.losses(rows)
     monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 3)
-    one_by_one = Scorer(model, far_states=far_states, batch_tokens=1)
-    states = one_by_one.states(longer.tokens) if far_states == "contextual" else None
+    one_by_one = Scorer(model, distant_states=distant_states, batch_tokens=1)
+    states = one_by_one.states(longer.tokens) if distant_states == "contextual" else None
     rows = [one_by_one.context(b, states).set_row(o, (1, 3)) for b in (block, longer) for o in far]
     np.testing.assert_allclose(one_by_one.losses(rows), expected, atol=1e-5)
     np.testing.assert_allclose(one_by_one.sums(rows), np.sum(expected, 1), atol=2e-5)
@@ -309,7 +309,7 @@ def test_losses_that_are_no_numbers_are_refused() -> None:
     ("given", "changed"),
     [
         *(("runs/mine", {}), (None, {})),
-        *((nn.Linear, {"far_states": "replaced"}), (nn.Linear, {"batch_tokens": 0})),
+        *((nn.Linear, {"distant_states": "replaced"}), (nn.Linear, {"batch_tokens": 0})),
     ],
 )
 def test_what_a_scorer_cannot_evaluate_is_refused(given: Any, changed: dict[str, Any]) -> None:

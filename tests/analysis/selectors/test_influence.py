@@ -66,18 +66,18 @@ def test_selectors(
     windows: Windows,
     selector: str,
     kind: str,
-    far_states: InterpretationName,
+    distant_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 9)
-    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
+    scorer = Scorer(model, CPU, distant_states=distant_states, batch_tokens=128)
     block = list(windows.blocks(DOCUMENT))[2]
     targets = list(range(block.num_targets))[-3:]
     units, by_hand = units_of(kind, block.num_far)
     k = min(4, len(by_hand))
     choice = SELECTORS[selector](scorer, question(scorer, block, targets, k, units))
     for row, target in enumerate(targets):
-        brute = Brute(model, DOCUMENT, windows, block.start + target, far_states)
+        brute = Brute(model, DOCUMENT, windows, block.start + target, distant_states)
         expected = brute.influences(selector, by_hand)
         np.testing.assert_allclose(choice.score_TU[row], expected, atol=2e-5)
         assert_ranked(choice, row, expected, k)
@@ -89,18 +89,18 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
     model: Any,
     windows: Windows,
     kind: str,
-    far_states: InterpretationName,
+    distant_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(influence, "NUM_FIRST", 10)
     monkeypatch.setattr(influence, "NUM_PARTNERS", 9)
     block = list(windows.blocks(DOCUMENT))[1]
     targets = [0, block.num_targets - 1][-block.num_targets :]
-    scorer = Scorer(model, CPU, far_states=far_states)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     units, by_hand = units_of(kind)
     choice = SELECTORS["pairs"](scorer, question(scorer, block, targets, 4, units))
     for row, target in enumerate(targets):
-        brute = Brute(model, DOCUMENT, windows, block.start + target, far_states)
+        brute = Brute(model, DOCUMENT, windows, block.start + target, distant_states)
         falls = {
             pair: brute.loss([]) - brute.loss({*by_hand[pair[0]], *by_hand[pair[1]]})
             for pair in combinations(range(len(by_hand)), 2)
@@ -118,13 +118,13 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
 
 @READINGS
 def test_pairs_opens_the_best_gates_and_then_those_of_the_best_pairs(
-    far_states: InterpretationName,
+    distant_states: InterpretationName,
 ) -> None:
     """Of 54 far tokens nine are opened with four partners each, then two more of the best pairs."""
     model, windows = tiny("olmo"), Windows(60, 6, 1)
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
-    brute, scorer = Brute(model, document, windows, 60, far_states), Scorer(model, CPU)
-    scorer.interpretation = interpretation_of(far_states)
+    brute, scorer = Brute(model, document, windows, 60, distant_states), Scorer(model, CPU)
+    scorer.interpretation = interpretation_of(distant_states)
     asked = question(scorer, next(iter(windows.blocks(document))), [0], 3)
     gate, falls = min(0.1, 16 / 54), dict[tuple[int, int], float]()
 
@@ -155,9 +155,9 @@ def test_pairs_opens_the_best_gates_and_then_those_of_the_best_pairs(
 
 @READINGS
 def test_gates_are_open_where_that_is_asked(
-    model: Any, block: Block, far_states: InterpretationName
+    model: Any, block: Block, distant_states: InterpretationName
 ) -> None:
-    scorer = Scorer(model, CPU, far_states=far_states)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     context, opened = scorer.context(block), [np.array([2, 5])]
     closed_F = gate_gradients(scorer, context, [(0, 1)], 1e-6)[0]
     given_F = gate_gradients(scorer, context, [(0, 1)], 1e-6, opened)[0]
@@ -174,15 +174,15 @@ def test_gates_are_open_where_that_is_asked(
 @READINGS
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_screened_evaluates_max_16_2k_candidates_exactly(
-    model: Any, kind: str, far_states: InterpretationName
+    model: Any, kind: str, distant_states: InterpretationName
 ) -> None:
     """Those with the largest gradients of their gates, and of them the best are chosen."""
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
     windows = Windows(60, 6, 1)
     block = next(iter(windows.blocks(document)))
     units, by_hand = units_of(kind, 54)
-    exact = Brute(model, document, windows, 60, far_states).influences("add_one", by_hand)
-    scorer = Scorer(model, CPU, far_states=far_states)
+    exact = Brute(model, document, windows, 60, distant_states).influences("add_one", by_hand)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     gate = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
     candidates = np.argsort([-sum(gate[j] for j in unit) for unit in by_hand])
     for k, num_exact in ((2, 16), (20, 40)):
@@ -194,8 +194,8 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
         np.testing.assert_allclose(choice.influence_TK[0], best, atol=2e-5)
         # The gate's forward and backward over the window alone, the short window, the candidates;
         # far tokens that are shown alone have states of their own.
-        length = 6 if far_states == "contextual" else 6 + len(by_hand[0])
-        alone = 0 if far_states == "contextual" else 54
+        length = 6 if distant_states == "contextual" else 6 + len(by_hand[0])
+        alone = 0 if distant_states == "contextual" else 54
         assert scorer.token_forwards - before == alone + 3 * 6 + 6 + num_exact * length
 
 
@@ -233,7 +233,7 @@ def test_controls_choose_what_they_say(block: Block) -> None:
 
 @READINGS
 def test_nested_asks_groups_and_opens_the_best(
-    monkeypatch: pytest.MonkeyPatch, far_states: InterpretationName
+    monkeypatch: pytest.MonkeyPatch, distant_states: InterpretationName
 ) -> None:
     """Its influences are exact ones; what it opens is found here by hand."""
     model = tiny("olmo")
@@ -242,8 +242,8 @@ def test_nested_asks_groups_and_opens_the_best(
     block = next(iter(windows.blocks(document)))
     monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.GROUPS", (16, 4))
     monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.NUM_OPENED", 8)
-    brute = Brute(model, document, windows, 63, far_states)
-    scorer = Scorer(model, CPU, far_states=far_states)
+    brute = Brute(model, document, windows, 63, distant_states)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     asked = question(scorer, block, [0], 1)
     choice = SELECTORS["add_one_nested"](scorer, asked)
     # 57 far tokens are too few for eight groups of 16; of 15 groups of 4, eight are opened.
@@ -260,13 +260,15 @@ def test_nested_asks_groups_and_opens_the_best(
 
 
 @READINGS
-def test_halving_opens_the_best_groups_down_to_single_units(far_states: InterpretationName) -> None:
+def test_halving_opens_the_best_groups_down_to_single_units(
+    distant_states: InterpretationName,
+) -> None:
     """Of a text of 130 far tokens: three groups of 64, then halves of the best four."""
     model = tiny("olmo")
     document = np.random.default_rng(4).integers(0, VOCAB, 137)
     windows = Windows(136, 6, 1)
-    brute = Brute(model, document, windows, 136, far_states)
-    scorer = Scorer(model, CPU, far_states=far_states)
+    brute = Brute(model, document, windows, 136, distant_states)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     context = scorer.context(next(iter(windows.blocks(document))))
     for kind, width in (("tokens", 1), ("span:3", 3)):
         units = units_of(kind, 130)[0]

@@ -33,11 +33,11 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @READINGS
 def test_the_gate_gradient_is_a_finite_difference(
-    model: Any, far_states: InterpretationName
+    model: Any, distant_states: InterpretationName
 ) -> None:
     """Against opening one far token's gate a little, in a mask written out by hand."""
     block = next(iter(Windows(14, 6, 1).blocks(DOCUMENT)))
-    scorer = Scorer(model, CPU, far_states=far_states)
+    scorer = Scorer(model, CPU, distant_states=distant_states)
     found = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
     tokens = torch.from_numpy(block.tokens[:-1])[None]
     positions = torch.arange(14)[None]
@@ -49,7 +49,7 @@ def test_the_gate_gradient_is_a_finite_difference(
             for key in range(query + 1):
                 if key < 8 <= query:
                     bias[query, key] = gates[key]
-                elif query >= 8 or query == key or far_states == "contextual":
+                elif query >= 8 or query == key or distant_states == "contextual":
                     bias[query, key] = 0.0
         logits = model(tokens, positions, bias[None, None])[0, -1].float()
         return -float(logits.log_softmax(-1)[int(block.targets_W[0])])

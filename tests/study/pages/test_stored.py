@@ -79,11 +79,11 @@ def test_the_headline_follows_without_code_of_the_package(name: str) -> None:
             some = at_k[at_k.far_part == part]
             if not len(some):
                 continue
-            # Three foreign draws of a target are one third each.
+            # Three unrelated draws of a target are one third each.
             lost = some.groupby(["control", *key]).loss_set.mean().unstack("control")
             gap = some.set_index(key).eval(f"loss_short - {long}").groupby(level=key).first()
-            excess[part] = (lost.foreign - lost.own).sum() / gap.sum()
-            parts[part] = pd.DataFrame({"gap": gap, "nats": lost.foreign - lost.own})
+            excess[part] = (lost.unrelated - lost.own).sum() / gap.sum()
+            parts[part] = pd.DataFrame({"gap": gap, "nats": lost.unrelated - lost.own})
         assert excess["document"] == pytest.approx(shown.excess, abs=1e-4)
         if "placebo" not in excess:
             continue

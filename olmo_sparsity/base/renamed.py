@@ -1,0 +1,84 @@
+"""Names of the last release and their names of today.
+
+The command line, experiment files and Python calls accept the old names for one release and say so;
+stored results are read under the new names, without a word. Delete the entries after that release.
+
+Place in the flow: first. Whatever reads what a user typed, or what an earlier release stored, asks
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.progress import say
+
+RENAMED = {"far_states": "distant_states", "foreign": "unrelated"}
+"""Old names of options, arguments and keys. A column may have one as a part: foreign_low."""
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+# --- what a user types ----------------------------------------------------------------------------
+
+
+def current_words(words: Iterable[str]) -> list[str]:
+    """Replace old options of a command line, `--old`, `--old=value`, and say which."""
+    current = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        for old, new in RENAMED.items():
+            if option == _spelled(old):
+                say(f"{option} is called {_spelled(new)} now; the old name works for one release")
+                option = _spelled(new)
+        current.append(option + equals + value)
+    return current
+
+
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def current_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace old keys of a file or arguments of a call, and say which."""
+    current = dict(given)
+    for old, new in RENAMED.items():
+        if old not in current:
+            continue
+        if new in current:
+            raise ConfigError(f"{old} and {new} are one option; pass {new} alone")
+        say(f"{old} is called {new} now; the old name works for one release")
+        current[new] = current.pop(old)
+    return current
+
+
+def accepts_old_names(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let calls of a function pass arguments under their old names."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+        return function(*args, **current_keys(kwargs))
+
+    return call
+
+
+# --- what an earlier release stored ---------------------------------------------------------------
+
+
+def current_name(name: str) -> str:
+    """Return today's name of a stored key, column, or value of the column `control`."""
+    for old, new in RENAMED.items():
+        name = name.replace(old, new)
+    return name
+
+
+def with_current_names(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored mapping, and the mappings in it, with today's keys."""
+    return {
+        current_name(key): with_current_names(value) if isinstance(value, Mapping) else value
+        for key, value in stored.items()
+    }
