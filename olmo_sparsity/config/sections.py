@@ -269,6 +269,10 @@ class TrainingConfig:
     max_grad_norm: float | None = option(1.0, least=1e-12, most=1e12)
     """Clip gradients to this norm. None: no clipping."""
 
+    z_loss: float = option(0.0, least=0, most=1)
+    """Weight of the squared log of the softmax's sum, which keeps logits from drifting; OLMo 2
+    takes 1e-5. Only the gradient has it: the loss that is logged stays the cross-entropy."""
+
     precision: Precision = "auto"
     """bf16 keeps fp32 weights and autocasts matrix products. auto: bf16 if the hardware has it."""
 

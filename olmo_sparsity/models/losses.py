@@ -141,7 +141,8 @@ def place_edges(length: int) -> list[int]:
     return [0, *(length // 2**halvings for halvings in (3, 2, 1)), length]
 
 
-OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float, float], tuple[Tensor, Tensor]]
+"""(hidden_CD, weight_VD, bias_V, labels_C, scale of the logits, z_loss) → (nll_C, grad_CV)."""
 
 
 def compile_losses() -> OfChunk:
@@ -149,19 +150,30 @@ def compile_losses() -> OfChunk:
     compiled = torch.compile(_losses_of_chunk, dynamic=False)
 
     def of_chunk(
-        hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
+        hidden_CD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        labels_C: Tensor,
+        scale: float,
+        z_loss: float,
     ) -> tuple[Tensor, Tensor]:
         for tensor in (hidden_CD, labels_C):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(hidden_CD, weight_VD, bias_V, labels_C, scale)
+        return compiled(hidden_CD, weight_VD, bias_V, labels_C, scale, z_loss)
 
     return of_chunk
 
 
 def _losses_of_chunk(
-    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
+    hidden_CD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    labels_C: Tensor,
+    scale: float,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return nll_C, and the gradient of its sum by the scaled logits; 0 where the label is IGNORED.
+    """Return nll_C, and the gradient by the scaled logits of its sum and of the z-loss; both are 0
+    where the label is IGNORED.
 
     Written for the compiler: nothing is in place, so that it makes one kernel. Powers of 2 are one
     instruction of a GPU, and a label that is scattered afterwards is not compared with each column:
@@ -176,9 +188,22 @@ def _losses_of_chunk(
     nll_C1 = (log2_sum_C1 - label_C1) * math.log(2) * is_used_C1
     # Less infinity, so that the power is 0 where the label is ignored.
     shift_C1 = torch.where(is_used_C1, log2_sum_C1, float("inf"))
-    grad_CV = ((logits_CV.float() - largest_C1) * to_log2 - shift_C1).exp2().to(hidden_CD.dtype)
-    grad_of_label_C1 = (label_C1 - shift_C1).exp2() - is_used_C1.float()
+    softmax_CV = ((logits_CV.float() - largest_C1) * to_log2 - shift_C1).exp2()
+    softmax_of_label_C1 = (label_C1 - shift_C1).exp2()
+    if z_loss:
+        log_sum_C1 = log2_sum_C1 * math.log(2) + largest_C1 * scale
+        factor_C1 = _factor_of_z_loss(log_sum_C1, z_loss)
+        softmax_CV = softmax_CV * factor_C1
+        softmax_of_label_C1 = softmax_of_label_C1 * factor_C1
+    grad_CV = softmax_CV.to(hidden_CD.dtype)
+    grad_of_label_C1 = softmax_of_label_C1 - is_used_C1.float()
     return nll_C1[:, 0], grad_CV.scatter(1, labels_C1, grad_of_label_C1.to(hidden_CD.dtype))
+
+
+def _factor_of_z_loss(log_sum: Tensor, z_loss: float) -> Tensor:
+    """Return what multiplies softmax in the gradient: z · log_sum² has the gradient
+    2 · z · log_sum · softmax, which adds to the softmax of the cross-entropy."""
+    return 1 + 2 * z_loss * log_sum
 
 
 def mean_loss(
@@ -189,13 +214,26 @@ def mean_loss(
     num_labels: int,
     documents: Documents | None = None,
     compiled: OfChunk | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
-    """Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer step, so
-    that the sum over micro-batches and processes is the mean. `compiled`: of `compile_losses`."""
+    """Return Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer
+    step, so that the sum over micro-batches and processes is the mean. `compiled`: of
+    `compile_losses`.
+
+    `z_loss`: the gradient is that of Σ (nll + z_loss · logsumexp(logits)²) / num_labels. What is
+    returned stays the mean nll, so that runs with and without z-loss compare."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
-    scales = 1.0 / num_labels, model.logit_scale
-    return _ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, labels_BL.flatten(), *scales, compiled)
+    return _ChunkedLoss.apply(
+        hidden_ND,
+        weight_VD,
+        bias_V,
+        labels_BL.flatten(),
+        1.0 / num_labels,
+        model.logit_scale,
+        compiled,
+        z_loss,
+    )
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -211,6 +249,7 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: float,
         logit_scale: float,
         compiled: OfChunk | None,
+        z_loss: float,
     ) -> Tensor:
         device = hidden_ND.device.type
         dtype = hidden_ND.dtype
@@ -229,7 +268,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 rows = slice(start, start + chunk)
                 h_CD, labels_C = hidden_ND[rows], labels_N[rows]
                 if compiled is not None:
-                    nll_C, cast_CV = compiled(h_CD, cast_VD, cast_V, labels_C, logit_scale)
+                    nll_C, cast_CV = compiled(h_CD, cast_VD, cast_V, labels_C, logit_scale, z_loss)
                     grad_CV = cast_CV
                 else:
                     unused_C = labels_C == IGNORED
@@ -243,6 +282,8 @@ class _ChunkedLoss(torch.autograd.Function):
                     log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
                     nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
                     nll_C = nll_C.masked_fill(unused_C, 0.0)
+                    if z_loss:
+                        grad_CV *= _factor_of_z_loss(log_sum_C, z_loss)[:, None]
                     grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
                     grad_CV.masked_fill_(unused_C[:, None], 0.0)
                     cast_CV = grad_CV.to(dtype)
@@ -267,4 +308,4 @@ class _ChunkedLoss(torch.autograd.Function):
         (grad,) = grads
         hidden, weight, bias = ctx.saved_tensors
         bias = None if bias is None else bias * grad
-        return hidden * grad, weight * grad, bias, None, None, None, None
+        return hidden * grad, weight * grad, bias, None, None, None, None, None

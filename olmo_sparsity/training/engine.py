@@ -79,8 +79,9 @@ class Losses(nn.Module):
     """The model as a module with a forward that returns losses, because DDP and DeepSpeed hook the
     forward pass, and our loss uses the unembedding outside of the model's own."""
 
-    def __init__(self, model: Any, compiled: bool = False) -> None:
+    def __init__(self, model: Any, compiled: bool = False, z_loss: float = 0.0) -> None:
         super().__init__()
+        self.z_loss = z_loss
         self.model = model
         self.compiled = compile_losses() if compiled else None
         self.clock = ForwardClock()
@@ -96,7 +97,7 @@ class Losses(nn.Module):
         if num_labels is None:
             return token_losses(*inputs, documents)
         with self.clock.running(batch.tokens_BL.device):
-            return mean_loss(*inputs, num_labels, documents, self.compiled)
+            return mean_loss(*inputs, num_labels, documents, self.compiled, self.z_loss)
 
 
 class Engine:
@@ -123,7 +124,7 @@ class Engine:
         if training.deterministic:
             be_deterministic()
         self.model = self.place(model)
-        self.losses = Losses(model, training.compile)
+        self.losses = Losses(model, training.compile, training.z_loss)
         if training.activation_checkpointing:
             model.checkpoint_activations(training.checkpoint_every)
         if training.compile:

@@ -74,6 +74,33 @@ def test_mean_loss_and_its_gradients_equal_cross_entropy(
             assert float((a - b).norm()) <= 0.05 * float(b.norm())
 
 
+@pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("compiled", [None, losses._losses_of_chunk], ids=["", "to be compiled"])
+@pytest.mark.parametrize("changes", LOSS_CASES.values(), ids=LOSS_CASES)
+def test_z_loss_changes_the_gradient_and_not_the_loss(
+    changes: dict[str, Any], compiled: losses.OfChunk | None
+) -> None:
+    """Against autograd of the formula, on all logits at once."""
+    model = tiny_olmo(**changes)
+    tokens_BL = draw_tokens()
+    labels_BL = draw_labels(tokens_BL)
+    num_labels = 40
+    z_loss = 0.03
+
+    ours = mean_loss(model, tokens_BL, GAPPED, labels_BL, num_labels, None, compiled, z_loss)
+    ours.backward()
+    our_grads = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    plain = plain_loss(model, tokens_BL, labels_BL, num_labels)
+    log_sum_BL = model(tokens_BL, GAPPED).float().logsumexp(-1)
+    squared = log_sum_BL.square()[labels_BL != IGNORED].sum()
+    (plain + z_loss * squared / num_labels).backward()
+
+    torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
+    for ours_of, parameter in zip(our_grads, model.parameters(), strict=True):
+        torch.testing.assert_close(ours_of, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-7), (torch.bfloat16, 4e-3)])
 def test_a_chunk_is_as_exact_as_its_dtype(dtype: torch.dtype, tolerance: float) -> None:
     """Against fp64. Logits reach from 50 to 150, and some labels are nearly certain."""
@@ -83,7 +110,7 @@ def test_a_chunk_is_as_exact_as_its_dtype(dtype: torch.dtype, tolerance: float) 
     expected_C = -log_p_CV.gather(1, labels_C[:, None])[:, 0]
     expected_CV = log_p_CV.exp() - F.one_hot(labels_C, 500)
     one = torch.eye(500, dtype=dtype)  # the logits are exact
-    nll_C, grad_CV = losses._losses_of_chunk(logits_CV, one, None, labels_C, 1.0)
+    nll_C, grad_CV = losses._losses_of_chunk(logits_CV, one, None, labels_C, 1.0, 0.0)
     assert (nll_C - expected_C).norm() <= 2e-7 * expected_C.norm()
     assert (grad_CV - expected_CV).norm() <= tolerance * expected_CV.norm()
 
@@ -115,7 +142,7 @@ def test_many_chunks_are_as_exact_as_one_with_weights_in_bf16(
     def gradient(dtype: torch.dtype, chunk: int) -> Tensor:
         monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: chunk)
         weight = weight_VD.clone().to(dtype).requires_grad_()
-        inputs = hidden_ND.to(dtype), weight, None, labels_N, 1 / 400, 1.0, None
+        inputs = hidden_ND.to(dtype), weight, None, labels_N, 1 / 400, 1.0, None, 0.0
         losses._ChunkedLoss.apply(*inputs).backward()
         assert weight.grad is not None
         assert weight.grad.dtype == dtype
