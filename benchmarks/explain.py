@@ -45,7 +45,7 @@ VOCABULARY = 8192
 TOPS = (1, 4, 16)
 NUM_ABLATIONS = 200
 MIN_GAP = 1.0
-"""Nats that the far tokens must give: else there is nothing to explain."""
+"""Nats that the distant tokens must give: else there is nothing to explain."""
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def repeated_questions(
         if len(found) == count:
             return found
     raise ConfigError(
-        f"{len(found)} of {count} questions whose answer the model takes from its far context were "
-        "found; give a model that copies (study/configs/text/induction.yaml), more text, or "
+        f"{len(found)} of {count} questions whose answer the model takes from its distant context "
+        "were found; give a model that copies (study/configs/text/induction.yaml), more text, or "
         "fewer --questions"
     )
 
@@ -162,30 +162,30 @@ def ask(
 
 
 class Judge:
-    """The log-probability of a question's answer with some of its far tokens, in two ways: masked,
-    where those that are left keep the states that they have in the whole text; deleted, where the
-    text without them is read anew."""
+    """The log-probability of a question's answer with some of its distant tokens, in two ways:
+    masked, where those that are left keep the states that they have in the whole text; deleted,
+    where the text without them is read anew."""
 
     def __init__(self, model: HuggingFaceLM, question: Question) -> None:
         self.model, self.question = model, question
-        self.pieces = np.array(question.far_pieces)
+        self.pieces = np.array(question.distant_pieces)
         tokens = np.array(question.ids)
         first = len(tokens) - len(question.answer)
         self.scorer = Scorer(model)
         block = Windows("all", len(question.near)).block(tokens, first, len(tokens))
         self.context = self.scorer.context(block)
-        none, every = self.masked([NOTHING, np.arange(len(question.far))])
+        none, every = self.masked([NOTHING, np.arange(len(question.distant))])
         self.gap = every - none
 
     def masked(self, sets: list[np.ndarray]) -> np.ndarray:
-        rows = [self.context.set_row(far) for far in sets]
+        rows = [self.context.set_row(distant) for distant in sets]
         return -np.array([loss_W.sum() for loss_W in self.scorer.losses(rows)])
 
     @torch.no_grad()
     def deleted(self, sets: list[np.ndarray]) -> np.ndarray:
         found, answer = [], torch.tensor(self.question.answer)
-        for far in sets:
-            text = "".join(self.pieces[far]) + self.question.near_text
+        for distant in sets:
+            text = "".join(self.pieces[distant]) + self.question.near_text
             ids = self.question.tokenizer(text, add_special_tokens=False)["input_ids"]
             row = torch.tensor([[*ids, *self.question.answer[:-1]]])
             hidden = self.model.hidden(row, torch.arange(row.shape[1])[None], last=len(answer))
@@ -195,9 +195,10 @@ class Judge:
 
     def prepare(self, seed: int) -> None:
         """The model's loss without a random half of the distant tokens."""
-        generator, num_far = np.random.default_rng(seed), len(self.question.far)
+        generator, num_distant = np.random.default_rng(seed), len(self.question.distant)
         self.halves = [
-            np.sort(generator.permutation(num_far)[: num_far // 2]) for _ in range(NUM_ABLATIONS)
+            np.sort(generator.permutation(num_distant)[: num_distant // 2])
+            for _ in range(NUM_ABLATIONS)
         ]
         self.truth = {"masked": self.masked(self.halves), "deleted": self.deleted(self.halves)}
 
@@ -293,7 +294,7 @@ def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -
         judge.prepare(seed)
     gap = np.mean([judge.gap for judge in judges])
     print(
-        f"\n{len(judges)} documents of {length} tokens, whose end repeats a passage of the far "
+        f"\n{len(judges)} documents of {length} tokens, whose end repeats a passage of the distant "
         f"part up to an answer of {NUM_ANSWER}; a gap of {gap:.2f} nats\n"
     )
     columns = [

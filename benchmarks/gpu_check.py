@@ -342,8 +342,8 @@ def main() -> int:
     if options.child:
         children: dict[str, Callable[[], Iterator[Row]]] = {
             "numbers": compare_numbers,
-            "measure": measure_far_tokens,
-            "small_measure": partial(measure_far_tokens, small=True),
+            "measure": measure_distant_tokens,
+            "small_measure": partial(measure_distant_tokens, small=True),
         }
         stages = partial(start_by_stages, options.child.removeprefix("stages of "))
         speed = partial(measure_speed, options.child, options.out)
@@ -433,14 +433,14 @@ def compare_numbers() -> Iterator[Row]:
     import torch
 
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
-    from olmo_sparsity.models.attention import far_error
+    from olmo_sparsity.models.attention import distant_error
 
     torch.set_num_threads(1)  # for models this small more of them take longer
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kinds = [(torch.float, 64), *((torch.bfloat16, width) for width in (64, 128, 256))]
     for dtype, width in kinds:
         try:
-            error = far_error(device, dtype, width)
+            error = distant_error(device, dtype, width)
             found = f"attention in two parts is off by {error:.2f} times what rounding allows"
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
@@ -448,7 +448,7 @@ def compare_numbers() -> Iterator[Row]:
             error, found = math.inf, f"rows get copies: {str(refused)[:120]}"
         is_old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
         holds = error <= 1 or (is_old and dtype == torch.bfloat16)  # which has no kernel there
-        yield Row(f"far states are shared, {dtype}, heads of {width}", holds, found)
+        yield Row(f"distant states are shared, {dtype}, heads of {width}", holds, found)
     for model in MODELS:
         expected = dict(asked_of(model, torch.device("cpu"), "fp32"))
         for dtype, allowed in ALLOWED.items():
@@ -470,7 +470,8 @@ def compare_numbers() -> Iterator[Row]:
 
 
 def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str, Any]]:
-    """Name and numbers: of a training step, of far states, and what each selector ranks first."""
+    """Name and numbers: of a training step, of distant states, and what each selector ranks
+    first."""
     import numpy as np
     import torch
 
@@ -504,13 +505,13 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
         states = model.distant_states(batch.tokens_BL[:1], batch.positions_BL[:1])
         places_BF = torch.tensor([[3, 40], [7, 79]], device=device)
         near = (batch.tokens_BL[2:, :8], batch.positions_BL[2:, -8:] + 1)
-        hidden_BLD = model.hidden(*near, far=states.choose(places_BF), last=4)
-    yield "hidden after far states", hidden_BLD.float().cpu().numpy()
+        hidden_BLD = model.hidden(*near, distant=states.choose(places_BF), last=4)
+    yield "hidden after distant states", hidden_BLD.float().cpu().numpy()
     with torch.no_grad():
         bias_BF = torch.zeros(2, states.num_places, device=device)
         bias_BF[1, 40:] = torch.finfo(torch.float).min
-        hidden_BLD = model.hidden(*near, far=states.expand(2, bias_BF), last=4)
-    yield "hidden after all far states", hidden_BLD.float().cpu().numpy()
+        hidden_BLD = model.hidden(*near, distant=states.expand(2, bias_BF), last=4)
+    yield "hidden after all distant states", hidden_BLD.float().cpu().numpy()
     document, scorer = Document(tokens_BL[0, :56].numpy()), Scorer(model)
     for name in SELECTORS:
         tables = recover(scorer, document, Windows(32, 8, 8), selectors=name, ks=(1, 4))
@@ -662,8 +663,8 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
             yield Row(f"speed, {size}, {processes.world_size} process(es)", True, found)
 
 
-def measure_far_tokens(small: bool = False) -> Iterator[Row]:
-    """What `measure` spends nearly all of its time on, in the weights' size of c4_150m: one far
+def measure_distant_tokens(small: bool = False) -> Iterator[Row]:
+    """What `measure` spends nearly all of its time on, in the weights' size of c4_150m: one distant
     token added at a time, and one at a time left out."""
     import numpy as np
 

@@ -1,7 +1,7 @@
-"""Claims: the influence of far tokens costs a fraction of what it costs one forward at a time, or
-through captum; far tokens that keep their context cost little more than those shown alone, where a
-mask over the long window is the plain way; context losses are ahead of longppl's loop; and what is
-left to gain is little.
+"""Claims: the influence of distant tokens costs a fraction of what it costs one forward at a time,
+or through captum; distant tokens that keep their context cost little more than those shown alone,
+where a mask over the long window is the plain way; context losses are ahead of longppl's loop; and
+what is left to gain is little.
 
 One model (that of configs/quick.yaml; trained if there is a run) and the same held-out documents
 for every contestant, one thread, all taking turns; a ratio is the median over the rounds of the
@@ -98,11 +98,11 @@ class Contest:
 
 
 @torch.no_grad()
-def one_at_a_time(model: Any, block: Block, far: list[int], target: int) -> np.ndarray:
-    """As one would write it with transformers: a forward per far token, batch 1, all logits. (With
-    gaps in the position IDs a mask of ones must say that this is one sequence.)"""
+def one_at_a_time(model: Any, block: Block, distant: list[int], target: int) -> np.ndarray:
+    """As one would write it with transformers: a forward per distant token, batch 1, all logits.
+    (With gaps in the position IDs a mask of ones must say that this is one sequence.)"""
     found = []
-    for chosen in [[], *([j] for j in far)]:
+    for chosen in [[], *([j] for j in distant)]:
         places = np.concatenate(
             [block.earlier(np.array(chosen, dtype=np.int64)), block.near(target + 1)]
         )
@@ -119,14 +119,14 @@ def one_at_a_time(model: Any, block: Block, far: list[int], target: int) -> np.n
 
 def captum_inputs(tokenizer: Any, block: Block) -> dict[str, Any]:
     """As its tutorial has it: every token of the long window replaced in turn. And the nearest it
-    comes to our question: each far token put before the short window (as text, so IDs are
+    comes to our question: each distant token put before the short window (as text, so IDs are
     contiguous and words may be cut anew)."""
-    words = [tokenizer.decode([token]) for token in block.far_F.tolist()]
+    words = [tokenizer.decode([token]) for token in block.distant_F.tolist()]
     near = tokenizer.decode(block.tokens[LONG - SHORT : LONG].tolist())
     return {
         "replaced": TextTokenInput(tokenizer.decode(block.tokens[:LONG].tolist()), tokenizer),
         "added": TextTemplateInput(
-            lambda *far: "".join(far) + near, values=[""] * len(words), baselines=words
+            lambda *distant: "".join(distant) + near, values=[""] * len(words), baselines=words
         ),
     }
 
@@ -176,16 +176,18 @@ def dense(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor, labels
 
 @torch.no_grad()
 def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
-    """influence_FW of far tokens with their context, the plain way: the long window for each, in
-    batches, with a mask that hides the other far tokens from the short window."""
+    """influence_FW of distant tokens with their context, the plain way: the long window for each,
+    in batches, with a mask that hides the other distant tokens from the short window."""
     places = np.arange(len(block.tokens) - 1)
     tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
     targets_W = torch.from_numpy(block.targets_W.astype(np.int64))
-    num_far, length, num_targets = block.num_far, len(places), block.num_targets
+    num_distant, length, num_targets = block.num_distant, len(places), block.num_targets
     found = []
-    for chosen in torch.arange(-1, num_far).split(2048 // length):  # the first sees none
+    for chosen in torch.arange(-1, num_distant).split(2048 // length):  # the first sees none
         visible = torch.ones(length, length, dtype=torch.bool).tril().repeat(len(chosen), 1, 1)
-        visible[:, num_far:, :num_far] = (torch.arange(num_far) == chosen[:, None])[:, None]
+        visible[:, num_distant:, :num_distant] = (torch.arange(num_distant) == chosen[:, None])[
+            :, None
+        ]
         bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[:, None]
         tokens_BL = tokens_1L.expand(len(chosen), -1)
         hidden_BWD = model.hidden(tokens_BL, torch.from_numpy(places)[None], bias, last=num_targets)
@@ -196,13 +198,13 @@ def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
 
 
 def ours(scorer: Scorer, block: Block) -> np.ndarray:
-    """influence_FW, with the far text read anew."""
-    return influence_map(scorer, anew(scorer, block), Units.of_tokens(block.num_far))
+    """influence_FW, with the distant text read anew."""
+    return influence_map(scorer, anew(scorer, block), Units.of_tokens(block.num_distant))
 
 
 def screened(scorer: Scorer, block: Block) -> np.ndarray:
-    """The 4 far tokens that matter most to the first target."""
-    units = Units.of_tokens(block.num_far)
+    """The 4 distant tokens that matter most to the first target."""
+    units = Units.of_tokens(block.num_distant)
     question = Question(anew(scorer, block), units, [(0, 1)], 4, np.random.default_rng(0))
     return add_one_screened(scorer, question).unit_TK
 
@@ -233,26 +235,26 @@ class Setting:
 
 
 def one_target(setting: Setting) -> None:
-    contest = Contest(f"One target, S={SHORT}, N={LONG}: ms per (target, far token)")
+    contest = Contest(f"One target, S={SHORT}, N={LONG}: ms per (target, distant token)")
     exact, rounded = shown_alone(setting.fp32), shown_alone(setting.bf16)
     ablation = LLMAttribution(FeatureAblation(setting.hugging_face), setting.tokenizer)
-    far = list(range(3, LONG - SHORT, 6))
+    distant = list(range(3, LONG - SHORT, 6))
     errors, bf16_errors = [], []
     for number in range(setting.rounds):
         block = setting.question(number)
-        num_far = block.num_far
-        asked = (setting.hugging_face, block, far, 0)
-        alone = contest.time("(i) one at a time", len(far) + 1, one_at_a_time, *asked)
+        num_distant = block.num_distant
+        asked = (setting.hugging_face, block, distant, 0)
+        alone = contest.time("(i) one at a time", len(distant) + 1, one_at_a_time, *asked)
         target = torch.from_numpy(block.targets_W[:1].astype(np.int64))
         for name, text in captum_inputs(setting.tokenizer, block).items():
             # Its wrapper takes batches of one only; without its cache it is faster for one target.
             attribute = partial(ablation.attribute, target=target, use_cached_outputs=False)
             contest.time(f"(ii) captum, {name}", text.n_itp_features + 1, attribute, text)
-        fp32 = contest.time("(iii) ours, W=1", num_far, ours, exact, block)
-        bf16 = contest.time("(iii) ours, W=1, bf16", num_far, ours, rounded, block)
-        contest.time("(v) add_one_screened", num_far, screened, exact, block)
-        contest.time("(v) add_one_screened, bf16", num_far, screened, rounded, block)
-        errors.append(np.abs(fp32[far, 0] - alone).max())
+        fp32 = contest.time("(iii) ours, W=1", num_distant, ours, exact, block)
+        bf16 = contest.time("(iii) ours, W=1, bf16", num_distant, ours, rounded, block)
+        contest.time("(v) add_one_screened", num_distant, screened, exact, block)
+        contest.time("(v) add_one_screened, bf16", num_distant, screened, rounded, block)
+        errors.append(np.abs(fp32[distant, 0] - alone).max())
         bf16_errors.append(np.abs(bf16 - fp32))
     contest.report("(i) one at a time", "(ii) captum, replaced", "(ii) captum, added")
     mean, largest = np.mean(bf16_errors), np.max(bf16_errors)
@@ -263,26 +265,28 @@ def one_target(setting: Setting) -> None:
 
 
 def shared_windows(setting: Setting) -> None:
-    contest = Contest(f"Targets sharing windows, S=W={SHORT}, N={LONG}: ms per (target, far token)")
+    contest = Contest(
+        f"Targets sharing windows, S=W={SHORT}, N={LONG}: ms per (target, distant token)"
+    )
     exact, rounded = shown_alone(setting.fp32), shown_alone(setting.bf16)
-    far, targets = list(range(11, LONG - SHORT, 24)), list(range(4, SHORT, 8))
+    distant, targets = list(range(11, LONG - SHORT, 24)), list(range(4, SHORT, 8))
     for number in range(setting.rounds):
         block = setting.question(number, stride=SHORT)
-        work = block.num_targets * block.num_far
-        each = partial(one_at_a_time, setting.hugging_face, block, far)
-        num_rows = len(targets) * (len(far) + 1)
+        work = block.num_targets * block.num_distant
+        each = partial(one_at_a_time, setting.hugging_face, block, distant)
+        num_rows = len(targets) * (len(distant) + 1)
         name = "(i) one at a time, equal windows"
         alone = contest.time_all(name, num_rows, each, targets)
         fp32 = contest.time("(iv) ours, W=S", work, ours, exact, block)
         contest.time("(iv) ours, W=S, bf16", work, ours, rounded, block)
-        worst = np.abs(fp32[np.ix_(far, targets)].T - np.stack(alone)).max()
+        worst = np.abs(fp32[np.ix_(distant, targets)].T - np.stack(alone)).max()
         assert worst < 2e-5, worst
     contest.report("(i) one at a time, equal windows")
 
 
 def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
     contest = Contest(
-        f"Far tokens with their context, S={short}, N={long}, W={stride}: ms for all of a block"
+        f"Distant tokens with their context, S={short}, N={long}, W={stride}: ms for all of a block"
     )
     for number in range(setting.rounds):
         document = setting.documents[number % len(setting.documents)]
@@ -297,13 +301,13 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
 
 def token_forwards() -> None:
     """Counted while a tiny model runs. A last layer that computes little still counts in full."""
-    print("\nToken-forwards per (target, far token), a backward counted as two forwards\n")
+    print("\nToken-forwards per (target, distant token), a backward counted as two forwards\n")
     print("| | S=64, N=256 | S=256, N=2048 |\n|---|---:|---:|")
     rows: dict[str, list[float]] = {}
     shape = {"d_model": 8, "n_heads": 1, "n_layers": 1, "vocab_size": 16}
     for short, long in ((64, 256), (256, 2048)):
         model = build_model(ModelConfig(**shape, max_sequence_length=long + short)).eval()
-        document, num_far = np.random.default_rng(0).integers(0, 16, long + short), long - short
+        document, num_distant = np.random.default_rng(0).integers(0, 16, long + short), long - short
         rows.setdefault("(i) one at a time", []).append(short + 1)
         rows.setdefault("(ii) captum, replaced", []).append(long + 1)
         rows.setdefault("(ii) captum, added", []).append(short + 2)
@@ -311,11 +315,11 @@ def token_forwards() -> None:
             scorer = shown_alone(model)
             block = next(iter(Windows(long, short, stride).blocks(document)))
             ours(scorer, block)
-            rows.setdefault(name, []).append(scorer.token_forwards / num_far / stride)
+            rows.setdefault(name, []).append(scorer.token_forwards / num_distant / stride)
         scorer = shown_alone(model)
         block = next(iter(Windows(long, short).blocks(document)))
         screened(scorer, block)
-        rows.setdefault("(v) add_one_screened, k=4", []).append(scorer.token_forwards / num_far)
+        rows.setdefault("(v) add_one_screened, k=4", []).append(scorer.token_forwards / num_distant)
     mean = [short + 1 + (short - 1) / 2 for short in (64, 256)]
     rows["(i) one at a time, windows of (iv)"] = mean
     for name, counts in rows.items():
@@ -368,7 +372,7 @@ def against_dense(setting: Setting) -> None:
         for name, model in (("fp32", setting.fp32), ("bf16", setting.bf16)):
             scorer = shown_alone(model)
             context = scorer.context(block)
-            rows = [context.set_row(np.array([j])) for j in range(block.num_far)]
+            rows = [context.set_row(np.array([j])) for j in range(block.num_distant)]
             tensors = (*as_tensors(rows, CPU), torch.from_numpy(block.targets_W.astype(np.int64)))
             labels_B = tensors[2].expand(len(rows))
             contest.time(f"plain forward, {name}", len(rows), dense, model, *tensors[:2], labels_B)

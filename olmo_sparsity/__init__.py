@@ -1,4 +1,5 @@
-"""Train language models with explicit position IDs, and measure which far tokens they depend on.
+"""Train language models with explicit position IDs, and measure which distant tokens they depend
+on.
 
 from olmo_sparsity import explain
 

@@ -43,7 +43,7 @@ def targets_of(results: Path, tokens: Path) -> pd.DataFrame:
     """The targets, drawn by the text alone, with everything that the slope controls for."""
     first = results / CHOOSERS[0]
     targets = pd.read_parquet(first / "targets.parquet")
-    targets = targets[(targets.far_part == "document") & targets.target.between(*DEPTHS)]
+    targets = targets[(targets.distant_part == "document") & targets.target.between(*DEPTHS)]
     targets = targets.drop_duplicates([*KEY, "target_set"]).reset_index(drop=True)
     text = pd.read_parquet(first / "tokens.parquet").rename(columns={"place": "target"})
     targets = targets.merge(text[[*KEY, "token_id", "text"]], on=KEY, validate="many_to_one")
@@ -58,13 +58,13 @@ def targets_of(results: Path, tokens: Path) -> pd.DataFrame:
         short = losses.loss_short.to_numpy()
         gaps.append(short - losses.loss_long.to_numpy())
         rows = pd.read_parquet(results / judge / "recovery.parquet")
-        rows = rows[(rows.control == "own") & (rows.far_part == "document")]
+        rows = rows[(rows.control == "own") & (rows.distant_part == "document")]
         rows = rows.drop_duplicates([*KEY, "k"]).pivot(index=KEY, columns="k", values="loss_set")
         reductions.append(short[:, None] - rows.loc[pd.MultiIndex.from_frame(targets[KEY])])
         ranked = pd.read_parquet(results / chooser / "influence.parquet")
-        ranked = ranked[(ranked.control == "own") & (ranked.far_part == "document")]
+        ranked = ranked[(ranked.control == "own") & (ranked.distant_part == "document")]
         ranked = ranked[ranked["rank"] == 1].drop_duplicates(KEY).set_index(KEY)
-        best = ranked.loc[pd.MultiIndex.from_frame(targets[KEY]), "far_first"].to_numpy()
+        best = ranked.loc[pd.MultiIndex.from_frame(targets[KEY]), "distant_first"].to_numpy()
         distances.append(targets.target.to_numpy() - best)
     targets["gap"] = np.mean(gaps, axis=0)
     targets["log_distance"] = np.log2(np.mean(distances, axis=0))

@@ -13,13 +13,13 @@ from olmo_sparsity.text.windows import NOTHING
 
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:
-    """The largest rises in loss when a far unit is left out of the long window."""
+    """The largest rises in loss when a distant unit is left out of the long window."""
     context, units = question.context, question.units
-    far_F = np.arange(context.block.num_far)
+    distant_F = np.arange(context.block.num_distant)
     (long_W,) = scorer.losses([context.long_row()])
 
     def without(unit: int) -> np.ndarray:
-        (loss_W,) = scorer.losses([context.set_row(np.delete(far_F, units.places(unit)))])
+        (loss_W,) = scorer.losses([context.set_row(np.delete(distant_F, units.places(unit)))])
         return loss_W
 
     rises_UW = np.stack([without(unit) for unit in range(len(units))]) - long_W[None]
@@ -27,7 +27,7 @@ def drop_one(scorer: Scorer, question: Question) -> Choice:
 
 
 def divergence(scorer: Scorer, question: Question) -> Choice:
-    """The largest falls in KL(p_long ‖ ·) when a far unit is added alone; needs no label.
+    """The largest falls in KL(p_long ‖ ·) when a distant unit is added alone; needs no label.
 
     p_long is the prediction with the whole distant text that is ranked, also for an unrelated one.
     """

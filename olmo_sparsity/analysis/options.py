@@ -47,8 +47,8 @@ than more targets of each; and all targets of the top 10% of 60 articles cost 10
 
 EXHAUSTIVE = ("add_one", "random", "nearest")
 SCREENED = ("add_one_screened", "random")
-"""Default selectors: of hundreds of far units each is evaluated, of thousands those that a gradient
-ranks highest."""
+"""Default selectors: of hundreds of distant units each is evaluated, of thousands those that a
+gradient ranks highest."""
 
 
 def parse_share(text: str) -> float:
@@ -233,8 +233,8 @@ class Settings:
 
         for units in self.units:
             width = span_width(units)
-            num_far = self.windows.least_far
-            num_units = num_far if width is None else num_far - width + 1
+            num_distant = self.windows.least_distant
+            num_units = num_distant if width is None else num_distant - width + 1
             if max(self.ks) > num_units:
                 of = f"{max(num_units, 0)} distant units ({units}) of the first target"
                 raise ConfigError(f"ks: {max(self.ks)} is more than the {of}")

@@ -9,7 +9,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +19,22 @@ from olmo_sparsity.base.progress import say
 RENAMED = {"far_states": "distant_states", "foreign": "unrelated"}
 """Old names of options, arguments and keys. A column may have one as a part: foreign_low."""
 
+COLUMNS = {
+    "far_part": "distant_part",
+    "far_first": "distant_first",
+    "far_end": "distant_end",
+    "far_text": "distant_text",
+}
+"""Old names of columns that no option has."""
+
+COMMANDS = {"sweep": "experiment"}
+
+EXPERIMENT_KEYS = {"configs": "models"}
+"""Old keys of an experiment's file."""
+
+CONFIG_FOLDERS = {"sweeps": "experiments"}
+"""Old folders of installed configs."""
+
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -26,14 +42,17 @@ Result = TypeVar("Result")
 # --- what a user types ----------------------------------------------------------------------------
 
 
-def current_words(words: Iterable[str]) -> list[str]:
-    """Replace old options of a command line, `--old`, `--old=value`, and say which."""
+def current_words(words: Sequence[str]) -> list[str]:
+    """Replace an old command and old options, `--old`, `--old=value`, and say which."""
     current = []
-    for word in words:
+    for place, word in enumerate(words):
+        if place == 0 and word in COMMANDS:
+            _say_new_name(word, COMMANDS[word])
+            word = COMMANDS[word]
         option, equals, value = word.partition("=")
         for old, new in RENAMED.items():
             if option == _spelled(old):
-                say(f"{option} is called {_spelled(new)} now; the old name works for one release")
+                _say_new_name(option, _spelled(new))
                 option = _spelled(new)
         current.append(option + equals + value)
     return current
@@ -43,15 +62,19 @@ def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def current_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+def _say_new_name(old: str, new: str) -> None:
+    say(f"{old} is called {new} now; the old name works for one release")
+
+
+def current_keys(given: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED) -> dict[str, Any]:
     """Replace old keys of a file or arguments of a call, and say which."""
     current = dict(given)
-    for old, new in RENAMED.items():
+    for old, new in renamed.items():
         if old not in current:
             continue
         if new in current:
             raise ConfigError(f"{old} and {new} are one option; pass {new} alone")
-        say(f"{old} is called {new} now; the old name works for one release")
+        _say_new_name(old, new)
         current[new] = current.pop(old)
     return current
 
@@ -66,12 +89,18 @@ def accepts_old_names(function: Callable[P, Result]) -> Callable[P, Result]:
     return call
 
 
+def current_config(name: str) -> str:
+    """Return today's name of an installed config."""
+    folder, slash, file = name.partition("/")
+    return CONFIG_FOLDERS.get(folder, folder) + slash + file
+
+
 # --- what an earlier release stored ---------------------------------------------------------------
 
 
 def current_name(name: str) -> str:
     """Return today's name of a stored key, column, or value of the column `control`."""
-    for old, new in RENAMED.items():
+    for old, new in (RENAMED | COLUMNS).items():
         name = name.replace(old, new)
     return name
 

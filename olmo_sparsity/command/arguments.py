@@ -57,11 +57,11 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
         return sub
 
     _add_training(command)
-    _add_explain(command("explain", "show which far tokens one prediction depends on"))
+    _add_explain(command("explain", "show which distant tokens one prediction depends on"))
     if find_spec("olmo_sparsity.sources") is not None:  # it can be left out of an installation
         what = "show which source each statement of an answer relies on"
         _add_attribute(command("attribute", what))
-    which = "which far tokens the losses on many documents depend on"
+    which = "which distant tokens the losses on many documents depend on"
     _add_measure(command("measure", f"measure {which}"))
     _add_losses(command("losses", "print mean losses by place, of a run or of models on one text"))
     _add_results(command)
@@ -87,7 +87,6 @@ def _add_training(command: Commands) -> None:
 
     what = "train models, measure them and draw one figure, as one file says (resumes)"
     _add_experiment(command("experiment", what))
-    _add_experiment(command("sweep", "the earlier name of `experiment`"))
 
     sub = command("export", "write a checkpoint as a folder that transformers loads by itself")
     sub.add("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")

@@ -35,7 +35,7 @@ from olmo_sparsity.config.schema import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "experiment", "sweep", "measure"), "goes on")
+AGAIN = dict.fromkeys(("prepare", "train", "experiment", "measure"), "goes on")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -185,13 +185,6 @@ def experiment(options: argparse.Namespace) -> int:
 
     _refuse_gpus(options)
     return experiment.experiment(options, train, _hardware)
-
-
-def sweep(options: argparse.Namespace) -> int:
-    from olmo_sparsity.base.progress import say
-
-    say("`sweep` is called `experiment` now; the old name works until the next release")
-    return experiment(options)
 
 
 def losses(options: argparse.Namespace) -> int:

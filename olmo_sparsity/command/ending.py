@@ -36,7 +36,7 @@ def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:
 
 def interrupt_on_signals() -> None:
     """SIGTERM, and SLURM's SIGUSR2, end a command as Ctrl-C does. Once: it is ending then.
-    Training and sweeps have handlers of their own while they run."""
+    Training and experiments have handlers of their own while they run."""
 
     def interrupt(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_IGN)

@@ -25,6 +25,7 @@ import yaml
 from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.files import read_bounded
+from olmo_sparsity.base.renamed import current_config
 
 Schema = TypeVar("Schema")
 
@@ -393,7 +394,7 @@ for _dialect in (_Loader, _Dumper):  # and a date is a text
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
-@lru_cache(maxsize=64)  # the runs of a sweep share theirs
+@lru_cache(maxsize=64)  # the models of an experiment share theirs
 def _parse_yaml(text: str, at_depth: int = 0) -> Any:
     """Rejects what exhausts the stack of the library, which ends the process, or fills the memory:
     deep nesting, and texts that refer to themselves or many times over."""
@@ -416,7 +417,7 @@ def _parse_yaml(text: str, at_depth: int = 0) -> Any:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return shipped configs by name: figure2.yaml, sweeps/c4_ladder.yaml."""
+    """Return shipped configs by name: figure2.yaml, experiments/c4_ladder.yaml."""
     return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
 
 
@@ -426,7 +427,8 @@ def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
     path = Path(name) if seen_from is None else seen_from.parent / name
     if path.exists() and path != seen_from:
         return path
-    return shipped_configs().get(Path(name).as_posix().removeprefix("configs/"), path)
+    installed = current_config(Path(name).as_posix().removeprefix("configs/"))
+    return shipped_configs().get(installed, path)
 
 
 def list_configs() -> str:
@@ -445,7 +447,7 @@ def _purpose(path: Path) -> str:
 def read_config(name: str) -> str:
     """Text of an installed config. What it builds on is named as installed, and is found wherever
     a copy lies."""
-    path = shipped_configs().get(name.removeprefix("configs/"))
+    path = shipped_configs().get(current_config(name.removeprefix("configs/")))
     if path is None:
         raise ConfigError(f"no config '{name}' is installed; `olmo-sparsity configs` lists them")
     return path.read_text().replace("../", "")

@@ -20,8 +20,7 @@ from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.options import ModelOptions, Settings, TextOptions
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.files import write_atomically
-from olmo_sparsity.base.progress import say
-from olmo_sparsity.base.renamed import current_keys
+from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.schema import build, find_config, kinds_of, option, read_given
 from olmo_sparsity.config.sections import RunConfig
@@ -174,10 +173,7 @@ def saved_experiment(folder: str | Path) -> Experiment | None:
 
 def read_experiment(path: str, overrides: Sequence[str] = ()) -> Experiment:
     """Read and check the file. `overrides`: --key.sub=value words for all of its models."""
-    given = read_given(path)
-    if "configs" in given and "models" not in given:
-        say(f"{path}: `configs` is called `models` now; the old name works until the next release")
-        given["models"] = given.pop("configs")
+    given = current_keys(read_given(path), EXPERIMENT_KEYS)
     return _expand(build(ExperimentFile, given, path), path, list(overrides))
 
 

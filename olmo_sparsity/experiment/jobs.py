@@ -109,8 +109,8 @@ class Job:
 
 
 def jobs_of(experiment: Experiment) -> list[Job]:
-    """All jobs, each after those that it needs: trainings, measurements, the figure. A sweep has
-    no measurements, and draws nothing."""
+    """All jobs, each after those that it needs: trainings, measurements, the figure. A file
+    without `measure` has no measurements, and draws nothing."""
     jobs = []
     for model in experiment.models:
         jobs.append(Job("train", model.name, _sources_of(model, experiment.models), model=model))

@@ -1,6 +1,6 @@
 """Attention kernels and biases of any model: functions of tensors, which import no model.
 
-Dimension key: B batch, L length (K keys: with a cache longer than L), H heads, F far places.
+Dimension key: B batch, L length (K keys: with a cache longer than L), H heads, F distant places.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def attend(
     return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
 
 
-def attend_to_far(
+def attend_to_distant(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    far_k: Tensor,
-    far_v: Tensor,
-    far_bias: Tensor | None,
+    distant_k: Tensor,
+    distant_v: Tensor,
+    distant_bias: Tensor | None,
     scale: float | None = None,
     local_bias: Tensor | None = None,
 ) -> Tensor:
@@ -91,16 +91,16 @@ def attend_to_far(
     The two parts are joined by their log-sum-exp, so that distant keys and values which rows share
     (as views) are not copied for each of them.
 
-    far_bias    (B, F), or (B, L, F) where queries differ
+    distant_bias    (B, F), or (B, L, F) where queries differ
     local_bias  (B, 1, L, K); None: causal
     """
     # The kernels themselves check few sizes, and read beyond the end of a tensor that is too short.
     num_rows = len(q)
-    num_distant = far_k.shape[2]
-    assert num_rows == len(k) == len(v) == len(far_k) == len(far_v)
-    if far_bias is not None:
-        assert far_bias.shape[0] == num_rows
-        assert far_bias.shape[-1] == num_distant
+    num_distant = distant_k.shape[2]
+    assert num_rows == len(k) == len(v) == len(distant_k) == len(distant_v)
+    if distant_bias is not None:
+        assert distant_bias.shape[0] == num_rows
+        assert distant_bias.shape[-1] == num_distant
     num_queries = q.shape[2]
     num_heads, num_keys = k.shape[1:3]
     if local_bias is None:
@@ -115,11 +115,11 @@ def attend_to_far(
     if num_distant == 0:
         return local.unflatten(2, (-1, num_queries)).flatten(1, 2)
     bias = None
-    if far_bias is not None and far_bias.dim() == 3:
-        bias = far_bias[:, None].repeat(1, 1, num_groups, 1)
-    elif far_bias is not None:
-        bias = far_bias[:, None, None]
-    distant, distant_sum = _attend_with_sum(grouped, far_k, far_v, bias, scale)
+    if distant_bias is not None and distant_bias.dim() == 3:
+        bias = distant_bias[:, None].repeat(1, 1, num_groups, 1)
+    elif distant_bias is not None:
+        bias = distant_bias[:, None, None]
+    distant, distant_sum = _attend_with_sum(grouped, distant_k, distant_v, bias, scale)
 
     # A softmax over both parts gives the distant one this share of the weight.
     distant_share = (distant_sum - local_sum).sigmoid()[..., None]
@@ -146,27 +146,27 @@ def _attend_with_sum(
     return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # the kernel pads the sums
 
 
-def can_share_far(
-    device: torch.device, dtype: torch.dtype, head_width: int, num_far: int, length: int
+def can_share_distant(
+    device: torch.device, dtype: torch.dtype, head_width: int, num_distant: int, length: int
 ) -> bool:
-    """Return whether `attend_to_far` can and should serve a model with these weights. Where there
-    are fewer distant places than local ones, copying their states costs less."""
+    """Return whether `attend_to_distant` can and should serve a model with these weights. Where
+    there are fewer distant places than local ones, copying their states costs less."""
     return (
-        num_far > length
+        num_distant > length
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled(device.type)
-        and _far_attends_apart(device, dtype, head_width)
+        and _distant_attends_apart(device, dtype, head_width)
     )
 
 
 @functools.cache
-def _far_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
-    """Try whether `attend_to_far` computes right numbers here: it depends on the hardware which
+def _distant_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+    """Try whether `attend_to_distant` computes right numbers here: it depends on the hardware which
     kernels exist, and for which dtypes and widths."""
     if not dtype.is_floating_point or dtype.itemsize < 2:
         return False
     try:
-        return far_error(device, dtype, head_width) <= 1
+        return distant_error(device, dtype, head_width) <= 1
     except RuntimeError as error:
         # These say nothing about the kernel, and the answer is kept as long as the process lives.
         if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
@@ -174,9 +174,9 @@ def _far_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int
         return False
 
 
-def far_error(device: torch.device, dtype: torch.dtype, head_width: int) -> float:
-    """Return the largest difference between `attend_to_far` and attention to all places, divided by
-    what rounding allows. A kernel that does not take these sizes raises RuntimeError."""
+def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> float:
+    """Return the largest difference between `attend_to_distant` and attention to all places,
+    divided by what rounding allows. A kernel that does not take these sizes raises RuntimeError."""
     # Sizes of several blocks of any kernel, and no multiples of a block.
     num_queries = 40
     num_distant = 300
@@ -207,7 +207,7 @@ def far_error(device: torch.device, dtype: torch.dtype, head_width: int) -> floa
     distant = (k[:, :, :num_distant], v[:, :, :num_distant])
     local = (k[:, :, num_distant:], v[:, :, num_distant:])
     with torch.no_grad():
-        computed = attend_to_far(q, *local, *distant, bias_BF.to(device)).cpu().double()
+        computed = attend_to_distant(q, *local, *distant, bias_BF.to(device)).cpu().double()
     allowed = 4 * max(torch.finfo(dtype).eps, 8 * torch.finfo(torch.float).eps)
     return float((computed - expected).abs().max()) / allowed
 

@@ -146,13 +146,13 @@ def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, flo
         logit_map, rounding = _check_logits(wrapped, original)
         knows_windows = _knows_windows(wrapped, rounding)
         wrapped.windows = windows_of(wrapped.model.config) if knows_windows else {}
-        shares_far = _check_positions(wrapped, rounding)
+        shares_distant = _check_positions(wrapped, rounding)
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
         reason = f"{reason_of(error)}; torch's default dtype is {torch.get_default_dtype()}"
         raise _unfit(wrapped, f"eight tokens do not pass through it ({reason})") from None
-    return logit_map, shares_far, _batch_noise(wrapped, logit_map), knows_windows
+    return logit_map, shares_distant, _batch_noise(wrapped, logit_map), knows_windows
 
 
 def reason_of(error: Exception) -> str:
@@ -250,7 +250,7 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     # The places after the gap, given kept states of those before.
     earlier = wrapped.distant_states(tokens_BL[:, :4], gapped_BL[:, :4])
     later = (tokens_BL[:, after], gapped_BL[:, after])
-    looked_back = wrapped.hidden(*later, far=earlier).float()
+    looked_back = wrapped.hidden(*later, distant=earlier).float()
     if not alike(looked_back, seen[:, after]):
         raise _unfit(wrapped, "keys and values that it keeps of earlier places do not replace them")
     try:

@@ -1,7 +1,7 @@
-"""Hold the keys and values of far tokens in all layers, and select some of them. A window that
-attends to k far places costs its own places only, however long the text is.
+"""Hold the keys and values of distant tokens in all layers, and select some of them. A window that
+attends to k distant places costs its own places only, however long the text is.
 
-Dimension key: B rows, F far places, H heads of keys, K width of a head.
+Dimension key: B rows, F distant places, H heads of keys, K width of a head.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from olmo_sparsity.models.attention import causal_bias
 
 
 @dataclass(frozen=True)
-class FarStates:
+class DistantStates:
     positions_BF: Tensor
     layers: list[tuple[Tensor, Tensor]]
     """k_BFHK, rotated, and v_BFHK of each layer."""
@@ -29,7 +29,7 @@ class FarStates:
     """After the last norm: what these places predict."""
 
     @staticmethod
-    def behind_prefix(batches: Sequence[FarStates], num_prefix: int) -> FarStates:
+    def behind_prefix(batches: Sequence[DistantStates], num_prefix: int) -> DistantStates:
         """Join rows of the same prefix and one more place each into one text."""
 
         def join(parts: list[Tensor]) -> Tensor:
@@ -39,9 +39,9 @@ class FarStates:
             (join([k for k, _ in layer]), join([v for _, v in layer]))
             for layer in zip(*(batch.layers for batch in batches), strict=True)
         ]
-        return FarStates(join([batch.positions_BF for batch in batches]), layers)
+        return DistantStates(join([batch.positions_BF for batch in batches]), layers)
 
-    def predicting(self, hidden_BLD: Tensor, before: FarStates | None) -> FarStates:
+    def predicting(self, hidden_BLD: Tensor, before: DistantStates | None) -> DistantStates:
         """With the last states of all places: those of `before`, if it has them, and these."""
         parts = [hidden_BLD] if before is None else [before.hidden_BFD, hidden_BLD]
         known = [part for part in parts if part is not None]
@@ -55,14 +55,14 @@ class FarStates:
     def num_heads(self) -> int:
         return self.layers[0][0].shape[2]
 
-    def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> FarStates:
+    def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> DistantStates:
         """The same states in every row, as views, with a bias of its own for each."""
 
         def rows(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])
 
         layers = [(rows(k), rows(v)) for k, v in self.layers]
-        return FarStates(rows(self.positions_BF), layers, bias_BF)
+        return DistantStates(rows(self.positions_BF), layers, bias_BF)
 
     def window_bias(self, length: int) -> Tensor | None:
         """bias_B1LK of a window's places: `bias_BF` for these ones, causal within the window. None
@@ -72,14 +72,14 @@ class FarStates:
         causal = causal_bias(length, self.bias_BF.device).expand(len(self.bias_BF), -1, -1, -1)
         return torch.cat((self.bias_BF[:, None, None].expand(-1, -1, length, -1), causal), dim=-1)
 
-    def first(self, num_places: int) -> FarStates:
+    def first(self, num_places: int) -> DistantStates:
         """The states of the first places, as views."""
         assert self.bias_BF is None
         layers = [(k[:, :num_places], v[:, :num_places]) for k, v in self.layers]
         hidden_BFD = None if self.hidden_BFD is None else self.hidden_BFD[:, :num_places]
-        return FarStates(self.positions_BF[:, :num_places], layers, hidden_BFD=hidden_BFD)
+        return DistantStates(self.positions_BF[:, :num_places], layers, hidden_BFD=hidden_BFD)
 
-    def choose(self, places_BF: Tensor) -> FarStates:
+    def choose(self, places_BF: Tensor) -> DistantStates:
         """The states of the given places for each row; the text is the same for all rows."""
         assert self.bias_BF is None
         if places_BF.shape == (1, self.num_places):
@@ -89,7 +89,7 @@ class FarStates:
             index = places_BF.to(x_1F.device).flatten()
             return x_1F[0].index_select(0, index).unflatten(0, places_BF.shape)
 
-        return FarStates(pick(self.positions_BF), [(pick(k), pick(v)) for k, v in self.layers])
+        return DistantStates(pick(self.positions_BF), [(pick(k), pick(v)) for k, v in self.layers])
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

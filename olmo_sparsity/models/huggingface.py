@@ -20,7 +20,7 @@ from olmo_sparsity.models.attention import (
     OWN_ATTENTION,
     USUAL,
     Documents,
-    can_share_far,
+    can_share_distant,
     causal_bias,
     keeps_much,
 )
@@ -30,7 +30,7 @@ from olmo_sparsity.models.compatibility import (
     refuse_unfit,
     windows_of,
 )
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.use import in_this_thread, in_use, state_of
 
@@ -53,7 +53,7 @@ class _Trial:
     """`batch_noise` depends on its kernels."""
 
     logit_map: LogitMap = LogitMap()
-    can_share_far: bool = False
+    can_share_distant: bool = False
     batch_noise: float = 0.0
     knows_windows: bool = False
     """Whether windows by position IDs are its own, where these count places."""
@@ -107,7 +107,7 @@ class HuggingFaceLM(nn.Module):
             self.wrong_beyond = position_limit(config, tried.knows_windows, only_wrong_beyond=True)
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
-        self.logit_map, self.can_share_far = tried.logit_map, tried.can_share_far
+        self.logit_map, self.can_share_distant = tried.logit_map, tried.can_share_distant
         self.batch_noise, self.fitted = tried.batch_noise, tried.state
 
     @property
@@ -175,13 +175,13 @@ class HuggingFaceLM(nn.Module):
         *,
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
-        far: FarStates | None = None,
+        distant: DistantStates | None = None,
         last: int | None = None,
     ) -> Tensor:
         positions_BL = positions_BL.expand_as(tokens_BL)
-        if far is not None and self.shares_far(far.num_places, tokens_BL.shape[1]):
-            return self.hidden_sharing(tokens_BL, positions_BL, far, last)
-        is_plain = all(given is None for given in (far, attention_bias, documents, added_BLD))
+        if distant is not None and self.shares_distant(distant.num_places, tokens_BL.shape[1]):
+            return self.hidden_sharing(tokens_BL, positions_BL, distant, last)
+        is_plain = all(given is None for given in (distant, attention_bias, documents, added_BLD))
         is_long = tokens_BL.shape[1] ** 2 > MASKED_AT_ONCE and not torch.is_grad_enabled()
         if is_plain and is_long and self._is_windowed(positions_BL):
             hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD  # a part at a time
@@ -189,12 +189,12 @@ class HuggingFaceLM(nn.Module):
             return hidden_BLD if last is None else hidden_BLD[:, -last:]
         cache: Cache | None = None
         keys_BK = positions_BL
-        if far is not None:
+        if distant is not None:
             assert attention_bias is None
-            from olmo_sparsity.models.shared_states import FarCache
+            from olmo_sparsity.models.shared_states import DistantCache
 
-            cache, attention_bias = FarCache(far), far.window_bias(tokens_BL.shape[1])
-            keys_BK = torch.cat((far.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
+            cache, attention_bias = DistantCache(distant), distant.window_bias(tokens_BL.shape[1])
+            keys_BK = torch.cat((distant.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
         masks = self._masks(positions_BL, keys_BK, attention_bias)
         more = {}
         with ExitStack() as stack:
@@ -207,7 +207,7 @@ class HuggingFaceLM(nn.Module):
             if added_BLD is not None:  # not inputs_embeds: some families look up more by token
                 add = in_this_thread(lambda *called: called[-1] + added_BLD)
                 stack.enter_context(self.embedding.register_forward_hook(add))
-            num_keys = 0 if far is None else keys_BK.shape[1]
+            num_keys = 0 if distant is None else keys_BK.shape[1]
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
             return self._last_hidden(tokens_BL, positions_BL, masks, cache, last, **more)
@@ -254,22 +254,26 @@ class HuggingFaceLM(nn.Module):
         itemsize = self.embedding.weight.element_size()
         return not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
 
-    def shares_far(self, num_far: int, length: int) -> bool:
+    def shares_distant(self, num_distant: int, length: int) -> bool:
         kernel = self.text_config._attn_implementation
         dtype, head_width = self.embedding.weight.dtype, 64  # its own was tried when it was loaded
         return (
-            self.can_share_far
+            self.can_share_distant
             and kernel in ("sdpa", OWN_ATTENTION)
-            and can_share_far(self.device, dtype, head_width, num_far, length)
+            and can_share_distant(self.device, dtype, head_width, num_distant, length)
         )
 
     def hidden_sharing(
-        self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates, last: int | None = None
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        distant: DistantStates,
+        last: int | None = None,
     ) -> Tensor:
-        """`hidden` where rows share the far states. Only where `can_share_far`."""
+        """`hidden` where rows share the distant states. Only where `can_share_distant`."""
         from olmo_sparsity.models.shared_states import LayerView, SharedCache, attending_to
 
-        keys_BK = torch.cat((far.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
+        keys_BK = torch.cat((distant.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
         causal = causal_bias(tokens_BL.shape[1], self.device)
         masks = self._masks(positions_BL, positions_BL, causal)
         kinds = [""] * self.text_config.num_hidden_layers
@@ -279,11 +283,11 @@ class HuggingFaceLM(nn.Module):
         for kind in set(kinds):
             mask, window = masks[kind] if isinstance(masks, dict) else masks, self.windows.get(kind)
             assert mask is not None
-            views[kind] = LayerView(mask, far.bias_BF)
+            views[kind] = LayerView(mask, distant.bias_BF)
             if window is not None:
-                views[kind] = LayerView.through(window, mask, far, positions_BL)
-        with attending_to(far, [views[kind] for kind in kinds], self._usual_configs):
-            return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(far), last)
+                views[kind] = LayerView.through(window, mask, distant, positions_BL)
+        with attending_to(distant, [views[kind] for kind in kinds], self._usual_configs):
+            return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(distant), last)
 
     @cached_property
     def _cache_name(self) -> str:
@@ -319,8 +323,8 @@ class HuggingFaceLM(nn.Module):
         tokens_BL: Tensor,
         positions_BL: Tensor,
         at_once: int | None = None,
-        before: FarStates | None = None,
-    ) -> FarStates:
+        before: DistantStates | None = None,
+    ) -> DistantStates:
         from transformers import DynamicCache
 
         cache = DynamicCache() if before is None else _as_cache(before)
@@ -336,16 +340,18 @@ class HuggingFaceLM(nn.Module):
             hidden.append(self._last_hidden(part_BL, at_BL, masks, cache, None))
         kept: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
-        return FarStates(known_BF, layers).predicting(torch.cat(hidden, 1), before)
+        return DistantStates(known_BF, layers).predicting(torch.cat(hidden, 1), before)
 
     @torch.no_grad()
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        assert far.bias_BF is None
+    def last_attention(
+        self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
+    ) -> Tensor:
+        assert distant.bias_BF is None
         from olmo_sparsity.models.shared_states import reading_weights
 
-        before = far
+        before = distant
         if tokens_BL.shape[1] > 1:
-            before = self.distant_states(tokens_BL[:, :-1], positions_BL[:, :-1], before=far)
+            before = self.distant_states(tokens_BL[:, :-1], positions_BL[:, :-1], before=distant)
         last = (tokens_BL[:, -1:], positions_BL[:, -1:].expand(len(tokens_BL), -1))
         masks = self._masks(last[1], torch.cat((before.positions_BF, last[1]), 1))
         with reading_weights(self._usual_configs) as weights:
@@ -388,11 +394,11 @@ def _recomputing(body: nn.Module) -> Iterator[None]:
         yield
 
 
-def _as_cache(far: FarStates) -> Cache:
+def _as_cache(distant: DistantStates) -> Cache:
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    for index, (k_BFHK, v_BFHK) in enumerate(far.layers):
+    for index, (k_BFHK, v_BFHK) in enumerate(distant.layers):
         cache.update(k_BFHK.transpose(1, 2), v_BFHK.transpose(1, 2), index)
     return cache
 

@@ -3,11 +3,11 @@ with the same result as the plain forward pass.
 
 - The first layer's queries, keys and values depend only on token and position ID: on CPU, pairs
   that occur more than once in a batch are projected once. If rows differ only in their first token
-  (one far token before a window), the window's attention to itself is computed once for all.
+  (one distant token before a window), the window's attention to itself is computed once for all.
 - In the last layer only the wanted places need queries, attention output and feed-forward; the
   other places give keys and values.
-- Far tokens that keep their states of the full text (`distant_states`) are keys and values computed
-  once. Rows that see most of them share them.
+- Distant tokens that keep their states of the full text (`distant_states`) are keys and values
+  computed once. Rows that see most of them share them.
 - On CPU sums are taken in place, and attention runs in fp32, as it is not faster in bf16.
 
 Dimension key: B rows, L tokens of a row, W wanted places, D width, H heads, K width of a head, P
@@ -26,21 +26,21 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.attention import (
-    attend_to_far,
-    can_share_far,
+    attend_to_distant,
+    can_share_distant,
     causal_bias,
     keeps_much,
 )
 from olmo_sparsity.models.block import PositionedBlock
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.layers import RMSNorm, alibi_bias, query_scales, rms_norm
 from olmo_sparsity.models.rope import rotary_tables, rotated_width
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """q_BLHK, k_BLHK and v_BLHK of one layer, rotated."""
 
-FarLayer = tuple[Tensor, Tensor, Tensor | None, bool]
-"""Keys, values and bias_BF of far places in one layer, and whether rows share them uncopied."""
+DistantLayer = tuple[Tensor, Tensor, Tensor | None, bool]
+"""Keys, values and bias_BF of distant places in one layer, and whether rows share them uncopied."""
 
 
 class InferringOLMo(OLMo):
@@ -66,16 +66,16 @@ class InferringOLMo(OLMo):
             not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
         )
 
-    def shares_far(self, num_far: int, length: int) -> bool:
-        """Whether attention to far places is computed apart from that to the row's own. ALiBi and
-        scaled queries depend on both."""
+    def shares_distant(self, num_distant: int, length: int) -> bool:
+        """Whether attention to distant places is computed apart from that to the row's own. ALiBi
+        and scaled queries depend on both."""
         config, weight = self.config, self.embedding.weight
         head_width = config.effective_head_width
         return (
             not config.alibi
             and config.query_scale_length is None
             and self.blocks[0].seen is None
-            and can_share_far(weight.device, weight.dtype, head_width, num_far, length)
+            and can_share_distant(weight.device, weight.dtype, head_width, num_distant, length)
         )
 
     def last_hidden(
@@ -84,24 +84,26 @@ class InferringOLMo(OLMo):
         positions_BL: Tensor,
         bias: Tensor | None,
         last: int,
-        far: FarStates | None = None,
+        distant: DistantStates | None = None,
     ) -> Tensor:
-        """hidden_BWD of the last W places, after the last norm. All attend to all of `far`."""
+        """hidden_BWD of the last W places, after the last norm. All attend to all of `distant`."""
         config, length = self.config, tokens_BL.shape[1]
         positions_BL = positions_BL.expand_as(tokens_BL)
-        earlier: list[FarLayer | None] = [None] * config.n_layers
-        if far is not None:
+        earlier: list[DistantLayer | None] = [None] * config.n_layers
+        if distant is not None:
             assert bias is None
-            shares = self.shares_far(far.num_places, length)
-            bias = None if shares else far.window_bias(length)
-            earlier = [(k, v, far.bias_BF, shares) for k, v in far.layers]
+            shares = self.shares_distant(distant.num_places, length)
+            bias = None if shares else distant.window_bias(length)
+            earlier = [(k, v, distant.bias_BF, shares) for k, v in distant.layers]
         if config.alibi:
             keys_at = (
-                positions_BL if far is None else torch.cat((far.positions_BF, positions_BL), 1)
+                positions_BL
+                if distant is None
+                else torch.cat((distant.positions_BF, positions_BL), 1)
             )
             alibi = alibi_bias(keys_at, config, num_queries=length)
             bias = alibi if bias is None else alibi + bias
-        num_keys = length + (0 if far is None else far.num_places)
+        num_keys = length + (0 if distant is None else distant.num_places)
         recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys)
         layers = list(zip(self.blocks, earlier, strict=True))
         if tokens_BL.device.type == "cpu" and not recomputes:
@@ -125,8 +127,8 @@ class InferringOLMo(OLMo):
         tokens_BL: Tensor,
         positions_BL: Tensor,
         at_once: int | None = None,
-        before: FarStates | None = None,
-    ) -> FarStates:
+        before: DistantStates | None = None,
+    ) -> DistantStates:
         """Keys, values and last states of all places, each seeing those before it."""
         config, (num_rows, length) = self.config, tokens_BL.shape
         positions_BL, first = positions_BL.expand_as(tokens_BL), 0
@@ -142,7 +144,7 @@ class InferringOLMo(OLMo):
             bias = None
             if config.alibi:
                 bias = alibi_bias(positions_BL[:, :end], config, num_queries=end - start)
-            shares = start > 0 and self.shares_far(start, end - start)
+            shares = start > 0 and self.shares_distant(start, end - start)
             for index, block in enumerate(self.blocks):
                 q, k, v = _project(block, x_BLD, turns)
                 if start == first:
@@ -159,7 +161,7 @@ class InferringOLMo(OLMo):
                 x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, end - start, past))
                 past_k[:, start:end], past_v[:, start:end] = k, v
             hidden.append(self.transformer.ln_f(x_BLD))
-        return FarStates(positions_BL, layers).predicting(torch.cat(hidden, 1), before)
+        return DistantStates(positions_BL, layers).predicting(torch.cat(hidden, 1), before)
 
 
 def _layer(
@@ -168,7 +170,7 @@ def _layer(
     turns: Tensor | None,
     bias: Tensor | None,
     last: int,
-    past: FarLayer | None,
+    past: DistantLayer | None,
 ) -> Tensor:
     return _finish(block, x, _attend(block, *_project(block, x, turns, last), bias, last, past))
 
@@ -179,7 +181,7 @@ def _first_layer(
     positions_BL: Tensor,
     bias: Tensor | None,
     last: int,
-    past: FarLayer | None,
+    past: DistantLayer | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Its output at the last places, and the turns of all places, which all layers use."""
     first, config = model.blocks[0], model.config
@@ -316,16 +318,16 @@ def _attend(
     v: Tensor,
     bias: Tensor | None,
     last: int,
-    past: FarLayer | None = None,
+    past: DistantLayer | None = None,
 ) -> Tensor:
     """Attention from the last places to all places, and to past places."""
     if past is not None:
-        far_k, far_v, far_bias_BF, shares = past
+        distant_k, distant_v, distant_bias_BF, shares = past
         if shares:
             own = (q[:, -last:].transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-            far = (far_k.transpose(1, 2), far_v.transpose(1, 2), far_bias_BF)
-            return attend_to_far(*own, *far).transpose(1, 2)
-        k, v = torch.cat((far_k, k), dim=1), torch.cat((far_v, v), dim=1)
+            distant = (distant_k.transpose(1, 2), distant_v.transpose(1, 2), distant_bias_BF)
+            return attend_to_distant(*own, *distant).transpose(1, 2)
+        k, v = torch.cat((distant_k, k), dim=1), torch.cat((distant_v, v), dim=1)
     q, k, v = (part.transpose(1, 2) for part in (q[:, -last:], k, v))
     if bias is None and 1 < last < k.shape[2]:
         bias = causal_bias(k.shape[2], q.device, last)
@@ -340,13 +342,13 @@ def _attend_to_pairs(
     pair_BL: Tensor,
     bias: Tensor | None,
     last: int,
-    past: FarLayer | None,
+    past: DistantLayer | None,
 ) -> Tensor:
     """The first layer's attention. If rows differ only in their first place, that place is one more
     key next to a softmax over the others, which is the same for all rows."""
     q_PHK, k_PHK, v_PHK = pairs
-    far_B, window_L = pair_BL[:, 0], pair_BL[0, 1:]
-    alike = len(far_B) > 1 and (pair_BL[:, 1:] == window_L).all()
+    distant_B, window_L = pair_BL[:, 0], pair_BL[0, 1:]
+    alike = len(distant_B) > 1 and (pair_BL[:, 1:] == window_L).all()
     if bias is not None or past is not None or not alike:
         q, k, v = (_gather(part, pair_BL) for part in pairs)
         return _attend(block, q, k, v, bias, last, past)
@@ -360,11 +362,11 @@ def _attend_to_pairs(
     scores_HLL += causal_bias(len(window_L), scores_HLL.device)[0]
     weights_HLL = scores_HLL.softmax(-1).to(v_PHK.dtype)
     near_LHK = torch.einsum("hlm,mhk->lhk", weights_HLL, v_PHK[window_L])
-    scores_BLH = torch.einsum("lhk,bhk->blh", q_LHK, k_PHK[far_B]).float()
+    scores_BLH = torch.einsum("lhk,bhk->blh", q_LHK, k_PHK[distant_B]).float()
     share_BLH = (scores_BLH - scores_HLL.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
     mixed_BLHK = near_LHK.new_empty(*pair_BL.shape, *near_LHK.shape[1:])
-    mixed_BLHK[:, 0] = v_PHK[far_B]
-    torch.lerp(near_LHK, v_PHK[far_B, None], share_BLH[..., None], out=mixed_BLHK[:, 1:])
+    mixed_BLHK[:, 0] = v_PHK[distant_B]
+    torch.lerp(near_LHK, v_PHK[distant_B, None], share_BLH[..., None], out=mixed_BLHK[:, 1:])
     return mixed_BLHK[:, -last:]
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.models.attention import Documents
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.text.vocabulary import IGNORED
 
 
@@ -62,13 +62,13 @@ class LanguageModel(Protocol):
         *,
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
-        far: FarStates | None = None,
+        distant: DistantStates | None = None,
         last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
         attention scores of L places over K, and replaces the causal mask. `documents`: places
         attend to their own document only. `added_BLD` is added to the token embeddings. Places also
-        attend to `far`, states of earlier places. `last`: return only the last places."""
+        attend to `distant`, states of earlier places. `last`: return only the last places."""
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""
@@ -78,18 +78,21 @@ class LanguageModel(Protocol):
         tokens_BL: Tensor,
         positions_BL: Tensor,
         at_once: int | None = None,
-        before: FarStates | None = None,
-    ) -> FarStates:
+        before: DistantStates | None = None,
+    ) -> DistantStates:
         """Keys, values and last states of all places, each seeing those before it. `at_once`: how
         many places are computed together (default: all). `before`: states of what precedes these
         places, which become part of the result."""
 
-    def shares_far(self, num_far: int, length: int) -> bool:
-        """Whether rows of `length` places attend to `num_far` far places without copies of them."""
+    def shares_distant(self, num_distant: int, length: int) -> bool:
+        """Whether rows of `length` places attend to `num_distant` distant places without copies of
+        them."""
 
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        """weights_BHK: attention from the last place to the places of `far` and of the row, by the
-        heads of all layers."""
+    def last_attention(
+        self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
+    ) -> Tensor:
+        """weights_BHK: attention from the last place to the places of `distant` and of the row, by
+        the heads of all layers."""
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         """Whether a backward pass through this many tokens computes activations again. `num_keys`:

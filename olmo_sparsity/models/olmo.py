@@ -20,7 +20,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.attention import Documents
 from olmo_sparsity.models.block import PositionedBlock
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.inference import InferringOLMo
 from olmo_sparsity.models.layers import RMSNorm, alibi_bias
 from olmo_sparsity.models.rope import rotary_tables, rotated_width
@@ -89,15 +89,15 @@ class PositionedOLMo(InferringOLMo):
         *,
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
-        far: FarStates | None = None,
+        distant: DistantStates | None = None,
         last: int | None = None,
     ) -> Tensor:
-        assert documents is None or (attention_bias is None and far is None)
-        if far is not None:
+        assert documents is None or (attention_bias is None and distant is None)
+        if distant is not None:
             assert not self.training
             assert added_BLD is None
             last = last or tokens_BL.shape[1]
-            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last, far)
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last, distant)
         plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
         if last is not None and plain and documents is None:
             return self.last_hidden(tokens_BL, positions_BL, attention_bias, last)
@@ -121,12 +121,14 @@ class PositionedOLMo(InferringOLMo):
         return self.transformer.ln_f(x if last is None else x[:, -last:])
 
     @torch.no_grad()
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+    def last_attention(
+        self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
+    ) -> Tensor:
         seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for block in self.blocks:
             block.seen = seen
         try:
-            self.hidden(tokens_BL, positions_BL, far=far, last=1)
+            self.hidden(tokens_BL, positions_BL, distant=distant, last=1)
         finally:
             for block in self.blocks:
                 block.seen = None

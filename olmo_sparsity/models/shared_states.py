@@ -21,10 +21,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from olmo_sparsity.models.attention import (
     USUAL,
     AttentionWindow,
-    attend_to_far,
+    attend_to_distant,
     attend_within,
 )
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
 """Arguments that change nothing here: what a layer sees of its row is in its mask."""
@@ -34,26 +34,26 @@ _OWN = {usual: own for own, usual in USUAL.items()}
 
 @dataclass(frozen=True)
 class LayerView:
-    """What one layer sees: a mask over the own places of rows, a bias over far ones."""
+    """What one layer sees: a mask over the own places of rows, a bias over distant ones."""
 
     mask: Tensor
     """As the model is given it for the own places of rows; a model that changes it is rejected."""
 
     bias: Tensor | None = None
-    """The part over far places: (B, F), or (B, L, F) where queries differ."""
+    """The part over distant places: (B, F), or (B, L, F) where queries differ."""
 
     first: int = 0
-    """The far places before it are outside of the layer's window, and not in `bias`."""
+    """The distant places before it are outside of the layer's window, and not in `bias`."""
 
     is_causal: bool = True
 
     @staticmethod
     def through(
-        window: AttentionWindow, mask: Tensor, far: FarStates, positions_BL: Tensor
+        window: AttentionWindow, mask: Tensor, distant: DistantStates, positions_BL: Tensor
     ) -> LayerView:
-        hides_BLF = window.hides(positions_BL, far.positions_BF)
+        hides_BLF = window.hides(positions_BL, distant.positions_BF)
         first = int(hides_BLF.flatten(0, 1).all(0).long().cumprod(0).sum())
-        bias_BF = far.bias_BF
+        bias_BF = distant.bias_BF
         if bias_BF is None:
             bias_BF = torch.zeros(hides_BLF.shape[::2], dtype=torch.float, device=mask.device)
         bias_BLF = bias_BF[:, None, first:].expand(-1, hides_BLF.shape[1], -1)
@@ -65,7 +65,7 @@ class LayerView:
 class _Wanted:
     """What this thread requires of the attention of a forward pass."""
 
-    far: FarStates | None = None
+    distant: DistantStates | None = None
     views: Sequence[LayerView] = ()
     weights: list[Tensor] = field(default_factory=list)
     num_calls: int = 0
@@ -74,32 +74,32 @@ class _Wanted:
 _wanted: ContextVar[_Wanted | None] = ContextVar("wanted", default=None)
 
 
-class FarCache(DynamicCache):
-    """Hands out far states before the keys and values of the row, and keeps nothing, so that a
+class DistantCache(DynamicCache):
+    """Hands out distant states before the keys and values of the row, and keeps nothing, so that a
     layer may be computed again."""
 
-    def __init__(self, far: FarStates) -> None:
+    def __init__(self, distant: DistantStates) -> None:
         super().__init__()
-        self.far = far
+        self.distant = distant
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.far.num_places
+        return self.distant.num_places
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.far.num_places
+        return self.distant.num_places
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.far.num_places + query_length, 0
+        return self.distant.num_places + query_length, 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        far_k, far_v = (part.transpose(1, 2) for part in self.far.layers[layer_idx])
-        return torch.cat((far_k, key_states), 2), torch.cat((far_v, value_states), 2)
+        distant_k, distant_v = (part.transpose(1, 2) for part in self.distant.layers[layer_idx])
+        return torch.cat((distant_k, key_states), 2), torch.cat((distant_v, value_states), 2)
 
 
-class SharedCache(FarCache):
-    """Counts the far places, but hands out the keys and values of the row alone."""
+class SharedCache(DistantCache):
+    """Counts the distant places, but hands out the keys and values of the row alone."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -144,12 +144,12 @@ def _wanting(wanted: _Wanted, configs: Sequence[Any]) -> Iterator[_Wanted]:
 
 @contextmanager
 def attending_to(
-    far: FarStates, views: Sequence[LayerView], configs: Sequence[Any]
+    distant: DistantStates, views: Sequence[LayerView], configs: Sequence[Any]
 ) -> Iterator[None]:
-    """Attention of all layers to `far` and to the rows' own places, in this thread."""
-    with _wanting(_Wanted(far, views), configs) as wanted:
+    """Attention of all layers to `distant` and to the rows' own places, in this thread."""
+    with _wanting(_Wanted(distant, views), configs) as wanted:
         yield
-    if wanted.num_calls < len(views):  # the far places would be left out without a word
+    if wanted.num_calls < len(views):  # the distant places would be left out without a word
         raise NotImplementedError(f"{wanted.num_calls} of {len(views)} layers attended to them")
 
 
@@ -182,7 +182,7 @@ def _attend(
         usual = _eager(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         return usual(module, query, key, value, attention_mask, scaling=scaling, **more)
     wanted.num_calls += 1
-    if wanted.far is None:
+    if wanted.distant is None:
         if attention_mask is not None and attention_mask.dtype == torch.bool:
             lowest = torch.finfo(query.dtype).min
             attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(
@@ -198,11 +198,13 @@ def _attend(
     view = wanted.views[module.layer_idx]
     if unknown or not _is_same(attention_mask, view.mask):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
-    far_k, far_v = (
-        part[:, view.first :].transpose(1, 2) for part in wanted.far.layers[module.layer_idx]
+    distant_k, distant_v = (
+        part[:, view.first :].transpose(1, 2) for part in wanted.distant.layers[module.layer_idx]
     )
     local_bias = None if view.is_causal else attention_mask
-    mixed = attend_to_far(query, key, value, far_k, far_v, view.bias, scaling, local_bias)
+    mixed = attend_to_distant(
+        query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
+    )
     return mixed.transpose(1, 2).contiguous(), None
 
 

@@ -121,18 +121,18 @@ class Layout:
 
     @cached_property
     def block(self) -> Block:
-        """The answer as targets; all sources lie in the far part."""
-        start = int(self.windows.short) + self.num_far
+        """The answer as targets; all sources lie in the distant part."""
+        start = int(self.windows.short) + self.num_distant
         return self.windows.block(self.document.tokens, start, len(self.document.tokens))
 
     @property
-    def num_far(self) -> int:
+    def num_distant(self) -> int:
         return int(self.units.end.max())
 
     @property
     def before_question(self) -> np.ndarray:
         """Tokens up to the last source."""
-        return self.block.tokens[: self.block.num_prefix + self.block.num_far]
+        return self.block.tokens[: self.block.num_prefix + self.block.num_distant]
 
     def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
         """losses_TR: the losses of the tokens of each statement, added up."""
@@ -223,12 +223,12 @@ class SourcePrompt:
             if piece.source is not None:
                 first[piece.source], end[piece.source] = places.start, places.stop
                 text_ends[piece.source] = places.start + len(piece.text_ids)
-        num_far = int(end.max())
+        num_distant = int(end.max())
         tokens += self.near_ids
         start = len(tokens)
         tokens += [token for piece in answer.pieces for token in piece]
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=self.model.tokenizer)
-        windows = Windows("all", start - num_far, len(tokens) - start, tuple(self.prefix_ids))
+        windows = Windows("all", start - num_distant, len(tokens) - start, tuple(self.prefix_ids))
         windows.check()
         self.model.check_positions(windows.num_positions(len(tokens)), "give fewer sources")
         statements = _statements(document, start, answer)

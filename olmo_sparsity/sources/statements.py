@@ -104,7 +104,7 @@ class Trials:
         new = [one for one in trials if np.isnan(self.found[one[0]][(0, *one[1:])])]
         if not new:
             return
-        blocks = [self.layout.block.with_far(self.far(*one)) for one in new]
+        blocks = [self.layout.block.with_distant(self.distant(*one)) for one in new]
         prompts = [Prompt(one.tokens[: one.num_before], one.targets_W) for one in blocks]
         losses_PW = -np.stack(self.engine.score(prompts))
         losses_TP = self.layout.by_statement(losses_PW)
@@ -116,13 +116,13 @@ class Trials:
             self.found[way][(slice(None), *numbers)] = losses_T
             self._by_token[way][(slice(None), *numbers)] = losses_W
 
-    def far(self, way: str, *numbers: int) -> np.ndarray:
-        """far_F: the far part of a prompt."""
-        far_F = self.layout.block.far_F.copy()
+    def distant(self, way: str, *numbers: int) -> np.ndarray:
+        """distant_F: the distant part of a prompt."""
+        distant_F = self.layout.block.distant_F.copy()
         for s in self.replaced(way, numbers[0]):
             first, decoys_DL = self.layout.units.first[s], self.decoys[s]
-            far_F[first : first + decoys_DL.shape[1]] = decoys_DL[numbers[-1]]
-        return far_F
+            distant_F[first : first + decoys_DL.shape[1]] = decoys_DL[numbers[-1]]
+        return distant_F
 
     def replaced(self, way: str, source: int) -> set[int]:
         every, one = set(range(len(self.decoys))), {source}

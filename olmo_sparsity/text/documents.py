@@ -2,7 +2,7 @@
 
 Place in the flow: inputs → **documents** → windows. Never imports torch.
 
-Dimension key: L tokens of a document, F far places.
+Dimension key: L tokens of a document, F distant places.
 """
 
 from __future__ import annotations
@@ -197,16 +197,16 @@ def first_characters(texts: Sequence[str]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class FarText:
+class DistantText:
     """Distant tokens, as places in the document that they come from."""
 
     document: Document
     places_F: np.ndarray
 
     @staticmethod
-    def at(document: Document, first: int, num_far: int) -> FarText:
-        """Return `num_far` consecutive tokens from the place `first` on."""
-        return FarText(document, np.arange(first, first + num_far))
+    def at(document: Document, first: int, num_distant: int) -> DistantText:
+        """Return `num_distant` consecutive tokens from the place `first` on."""
+        return DistantText(document, np.arange(first, first + num_distant))
 
     @property
     def is_run(self) -> bool:
@@ -223,7 +223,8 @@ class FarText:
         return self.document.units(kind, first, first + len(self.places_F))
 
     def text(self, first: int, end: int) -> str:
-        """Return the text of the far places first … end − 1; without a tokenizer, the token IDs."""
+        """Return the text of the distant places first … end − 1; without a tokenizer, the token
+        IDs."""
         places = self.places_F[first:end]
         if self.document.tokenizer is None:
             return " ".join(str(token) for token in self.document.tokens[places])
@@ -271,16 +272,16 @@ class Controls:
             if other.number != document.number and other.origin != document.origin
         ]
 
-    def unrelated(self, document: Document, block: Block, draw: int) -> FarText:
+    def unrelated(self, document: Document, block: Block, draw: int) -> DistantText:
         """Draw as many consecutive tokens of another document as the block has distant tokens."""
         return self._draw(self._unrelated_to(document), document, block, "unrelated", draw)
 
-    def placebo(self, document: Document, block: Block) -> FarText:
+    def placebo(self, document: Document, block: Block) -> DistantText:
         """Draw an unrelated text that takes the role of the document's own text. If there are
         enough documents, it is none of those that `unrelated` draws."""
         return self._draw(self._unused(document, block), document, block, "placebo")
 
-    def replacement(self, document: Document, block: Block, draw: int) -> FarText:
+    def replacement(self, document: Document, block: Block, draw: int) -> DistantText:
         """Draw a text to replace the document's own. If there are enough documents, it is neither
         the placebo nor one of those that `unrelated` draws."""
         unused = self._unused(document, block)
@@ -301,9 +302,9 @@ class Controls:
         self,
         document: Document,
         block: Block,
-        distant: dict[str, tuple[FarText, Spans]],
+        distant: dict[str, tuple[DistantText, Spans]],
         draw: int,
-    ) -> Iterator[tuple[FarText, dict[str, Spans]]]:
+    ) -> Iterator[tuple[DistantText, dict[str, Spans]]]:
         """Yield the unrelated texts of one draw, each with the targets that it serves.
 
         `distant` has the distant texts of a block (the document's own, a placebo), each with its
@@ -312,15 +313,17 @@ class Controls:
             targets = {part: spans for part, (_, spans) in distant.items()}
             yield self.unrelated(document, block, draw), targets
             return
-        for part, (far, spans) in distant.items():
+        for part, (replaced, spans) in distant.items():
             if self.kind == "shuffled":
                 generator = stream(self.seed, "shuffled", document.number, block.start, draw)
-                places_F = generator.permutation(far.places_F)
-                yield replace(far, places_F=places_F), {part: spans}
+                places_F = generator.permutation(replaced.places_F)
+                yield replace(replaced, places_F=places_F), {part: spans}
                 continue
             # Matched: a text that contains the target's token serves all targets with this token.
             # A placebo is not compared with its own document.
-            others = [other for other in self._unrelated_to(document) if other is not far.document]
+            others = [
+                other for other in self._unrelated_to(document) if other is not replaced.document
+            ]
             tokens = block.targets_W[[first for first, _ in spans]]
             for token in np.unique(tokens).tolist():
                 text = self._with_token(others, document, block, token, draw)
@@ -329,11 +332,11 @@ class Controls:
 
     def _draw(
         self, others: list[Document], document: Document, block: Block, purpose: str, *keys: int
-    ) -> FarText:
+    ) -> DistantText:
         """Draw a text of the block's number of distant tokens from one of `others`. `purpose` and
         `keys` seed the draw, together with the document and the block."""
         start = block.start
-        length = block.num_far
+        length = block.num_distant
         is_all = self.windows.long == "all"
         if is_all:
             # One draw, as long as the last block needs, serves all blocks.
@@ -351,7 +354,7 @@ class Controls:
                 f"{len(others)} unrelated ones is as long; pass more or longer documents"
             )
         first = int(generator.integers(len(other.tokens) - length + 1))
-        return FarText.at(other, first, block.num_far)
+        return DistantText.at(other, first, block.num_distant)
 
     def _joined(
         self,
@@ -377,24 +380,24 @@ class Controls:
 
     def _with_token(
         self, others: list[Document], document: Document, block: Block, token: int, draw: int
-    ) -> FarText:
+    ) -> DistantText:
         """Draw a text that contains the token anywhere. If no document has the token, insert it at
         a random place."""
-        num_far = block.num_far
+        num_distant = block.num_distant
         generator = stream(self.seed, "with token", document.number, block.start, draw, token)
         holders = [
             other
             for other in others
-            if len(other.tokens) >= num_far and (other.tokens == token).any()
+            if len(other.tokens) >= num_distant and (other.tokens == token).any()
         ]
         if not holders:
             text = self._draw(others, document, block, "token inserted", draw, token)
             changed = replace(text.document, tokens=text.document.tokens.copy())
             changed.tokens[generator.choice(text.places_F)] = token
-            return FarText(changed, text.places_F)
+            return DistantText(changed, text.places_F)
         holder = holders[generator.integers(len(holders))]
         place = int(generator.choice(np.flatnonzero(holder.tokens == token)))
         # The first places from which a text has the token and does not leave the document.
-        lowest = max(0, place - num_far + 1)
-        highest = min(place, len(holder.tokens) - num_far)
-        return FarText.at(holder, int(generator.integers(lowest, highest + 1)), num_far)
+        lowest = max(0, place - num_distant + 1)
+        highest = min(place, len(holder.tokens) - num_distant)
+        return DistantText.at(holder, int(generator.integers(lowest, highest + 1)), num_distant)

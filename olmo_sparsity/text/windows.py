@@ -1,4 +1,4 @@
-"""Which tokens a target may see: the long window, the short one, and the far units between.
+"""Which tokens a target may see: the long window, the short one, and the distant units between.
 
 Place in the flow: documents → **blocks of targets** → losses. Pure arithmetic; no torch.
 
@@ -8,8 +8,8 @@ for each target. With `long="all"`, N is b: a target sees everything before it. 
 with the same P prefix tokens, such as a beginning-of-text token. The position ID of a token is its
 place in the long window, prefix included, whichever other tokens are left out.
 
-Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S far places, U far
-units, T targets, A random halves.
+Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S distant places, U
+distant units, T targets, A random halves.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class Windows:
     target."""
 
     least: int = 1
-    """With `long="all"`: the number of far tokens of the first target; later ones have more."""
+    """With `long="all"`: the number of distant tokens of the first target; later ones have more."""
 
     @property
-    def num_far(self) -> int:
-        assert self.long != "all", "the number of far tokens differs between blocks"
+    def num_distant(self) -> int:
+        assert self.long != "all", "the number of distant tokens differs between blocks"
         return self.long - self.short
 
     @property
-    def least_far(self) -> int:
-        """Return the smallest number of far tokens of a target."""
-        return self.least if self.long == "all" else self.num_far
+    def least_distant(self) -> int:
+        """Return the smallest number of distant tokens of a target."""
+        return self.least if self.long == "all" else self.num_distant
 
     @property
     def first_target(self) -> int:
-        """Return the first place of a document that has enough far tokens and a full local window
-        before it."""
+        """Return the first place of a document that has enough distant tokens and a full local
+        window before it."""
         return self.short + self.least if self.long == "all" else self.long
 
     def check(self) -> None:
@@ -71,8 +71,8 @@ class Windows:
         longest = self.most if self.long == "all" else self.long
         if longest is not None and self.short >= longest:
             raise ConfigError(
-                f"short={self.short} must be below long={longest}, as the far tokens are those in "
-                "the long window and not in the short one; lower short, or raise long"
+                f"short={self.short} must be below long={longest}, as distant tokens are "
+                "those of the long window outside the local one; lower short, or raise long"
             )
 
     def num_positions(self, longest: int = 0) -> int:
@@ -87,8 +87,9 @@ class Windows:
         """Return the tokens of the long window of a target at `start`, with `long="all"`."""
         return start if self.most is None else min(start, self.most)
 
-    def first_far(self, start: Any) -> Any:
-        """Return the place of the first far token of a block, or of each of an array of blocks."""
+    def first_distant(self, start: Any) -> Any:
+        """Return the place of the first distant token of a block, or of each of an array of
+        blocks."""
         if self.long != "all":
             return start - self.long
         if self.most is None:
@@ -128,21 +129,21 @@ class Block:
 
     @property
     def first(self) -> int:
-        """Return the place in the document of the first far token."""
-        return self.start - self.num_far - self.windows.short
+        """Return the place in the document of the first distant token."""
+        return self.start - self.num_distant - self.windows.short
 
     @property
     def num_prefix(self) -> int:
         return len(self.windows.prefix)
 
     @property
-    def num_far(self) -> int:
-        return self.windows.num_far
+    def num_distant(self) -> int:
+        return self.windows.num_distant
 
     @property
     def num_before(self) -> int:
         """Return the number of tokens before the first target."""
-        return self.num_prefix + self.num_far + self.windows.short
+        return self.num_prefix + self.num_distant + self.windows.short
 
     @property
     def num_targets(self) -> int:
@@ -153,27 +154,27 @@ class Block:
         return self.tokens[self.num_before :]
 
     @cached_property
-    def far_F(self) -> np.ndarray:
-        return self.tokens[self.num_prefix : self.num_prefix + self.num_far]
+    def distant_F(self) -> np.ndarray:
+        return self.tokens[self.num_prefix : self.num_prefix + self.num_distant]
 
-    def with_far(self, far_F: np.ndarray) -> Block:
+    def with_distant(self, distant_F: np.ndarray) -> Block:
         """Return the same local window and targets after other distant tokens."""
-        assert far_F.shape == (self.num_far,)
+        assert distant_F.shape == (self.num_distant,)
         prefix = self.tokens[: self.num_prefix]
-        local_and_targets = self.tokens[self.num_prefix + self.num_far :]
-        return replace(self, tokens=np.concatenate([prefix, far_F, local_and_targets]))
+        local_and_targets = self.tokens[self.num_prefix + self.num_distant :]
+        return replace(self, tokens=np.concatenate([prefix, distant_F, local_and_targets]))
 
-    def earlier(self, far: np.ndarray) -> np.ndarray:
-        """Return the position IDs of the prefix and of the places `far` (indices into the distant
-        tokens, rising)."""
-        return np.concatenate([np.arange(self.num_prefix), self.num_prefix + far])
+    def earlier(self, distant: np.ndarray) -> np.ndarray:
+        """Return the position IDs of the prefix and of the places `distant` (indices into the
+        distant tokens, rising)."""
+        return np.concatenate([np.arange(self.num_prefix), self.num_prefix + distant])
 
     def near(self, last: int | None = None) -> np.ndarray:
         """Return the position IDs of the short window and of the targets that are inputs for the
         first `last` targets (all by default)."""
         if last is None:
             last = self.num_targets
-        return np.arange(self.num_prefix + self.num_far, self.num_before + last - 1)
+        return np.arange(self.num_prefix + self.num_distant, self.num_before + last - 1)
 
 
 # --- units ----------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Units:
-    """Runs of far places, such as words. Each is ranked, added, dropped and counted as one."""
+    """Runs of distant places, such as words. Each is ranked, added, dropped and counted as one."""
 
     first: np.ndarray
     """The first place of each."""
@@ -190,13 +191,13 @@ class Units:
     """One past the last place of each."""
 
     @staticmethod
-    def of_tokens(num_far: int) -> Units:
-        return Units.of_spans(num_far, 1)
+    def of_tokens(num_distant: int) -> Units:
+        return Units.of_spans(num_distant, 1)
 
     @staticmethod
-    def of_spans(num_far: int, width: int) -> Units:
+    def of_spans(num_distant: int, width: int) -> Units:
         """Return every run of `width` places; they overlap."""
-        first = np.arange(num_far - width + 1)
+        first = np.arange(num_distant - width + 1)
         return Units(first, first + width)
 
     @staticmethod

@@ -144,8 +144,8 @@ def agreement(folders: list[Path]) -> pd.DataFrame:
     effects, rows, key = {}, [], ["document", "target"]
     for folder in folders:
         ranked = pd.read_parquet(folder / "influence.parquet")
-        ranked = ranked[(ranked.control == "own") & (ranked.far_part == "document")]
-        effects[folder.name] = ranked.pivot_table("influence", key, "far_first")
+        ranked = ranked[(ranked.control == "own") & (ranked.distant_part == "document")]
+        effects[folder.name] = ranked.pivot_table("influence", key, "distant_first")
     for one, other in combinations(effects, 2):
         a, b = effects[one].align(effects[other], join="inner")
         of = {"correlation": a.rank(axis=1).corrwith(b.rank(axis=1), axis=1)}

@@ -32,21 +32,21 @@ import numpy as np
 import torch
 
 K = 16
-"""How many far tokens those of our selectors choose that look at few of them exactly."""
+"""How many distant tokens those of our selectors choose that look at few of them exactly."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Which tokens of `far` does `answer` depend on, with `near` between them?"""
+    """Which tokens of `distant` does `answer` depend on, with `near` between them?"""
 
-    far: list[int]
+    distant: list[int]
     near: list[int]
     answer: list[int]
     tokenizer: Any
 
     @property
     def ids(self) -> list[int]:
-        return [*self.far, *self.near, *self.answer]
+        return [*self.distant, *self.near, *self.answer]
 
     @cached_property
     def pieces(self) -> list[str]:
@@ -57,12 +57,12 @@ class Question:
         return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     @property
-    def far_pieces(self) -> list[str]:
-        return self.pieces[: len(self.far)]
+    def distant_pieces(self) -> list[str]:
+        return self.pieces[: len(self.distant)]
 
     @property
     def near_text(self) -> str:
-        return "".join(self.pieces[len(self.far) : -len(self.answer)])
+        return "".join(self.pieces[len(self.distant) : -len(self.answer)])
 
     @property
     def answer_text(self) -> str:
@@ -70,16 +70,16 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        return "".join(self.far_pieces) + self.near_text
+        return "".join(self.distant_pieces) + self.near_text
 
     def shorter(self) -> Question:
         """To warm up with."""
-        return replace(self, far=self.far[-40:])
+        return replace(self, distant=self.distant[-40:])
 
     def told(self, found: Any) -> dict[str, Any]:
         """What is kept of the scores."""
-        scores_F = torch.as_tensor(found).double()[: len(self.far)]
-        assert scores_F.shape == (len(self.far),), scores_F.shape
+        scores_F = torch.as_tensor(found).double()[: len(self.distant)]
+        assert scores_F.shape == (len(self.distant),), scores_F.shape
         return {"scores": scores_F.tolist()}
 
     def is_read_back(self) -> bool:
@@ -87,7 +87,7 @@ class Question:
         are given texts."""
         texts = ["".join(self.pieces), self.prompt, self.answer_text]
         read = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return read == [self.ids, self.far + self.near, self.answer]
+        return read == [self.ids, self.distant + self.near, self.answer]
 
 
 Scores = Callable[[Question], Any]
@@ -107,19 +107,19 @@ def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) 
     wrapped = wrap_model(model, tokenizer).model
 
     def scores(question: Question) -> np.ndarray:
-        tokens, num_far = np.array(question.ids), len(question.far)
-        first = num_far + len(question.near)
+        tokens, num_distant = np.array(question.ids), len(question.distant)
+        first = num_distant + len(question.near)
         block = Windows("all", len(question.near)).block(tokens, first, len(tokens))
         scorer = Scorer(wrapped)
         asked = Asked(
             scorer.context(block),
-            Units.of_tokens(num_far),
+            Units.of_tokens(num_distant),
             [(0, len(question.answer))],
-            most or num_far,
+            most or num_distant,
             np.random.default_rng(0),
         )
         choice = SELECTORS[selector](scorer, asked)
-        found = np.zeros(num_far)
+        found = np.zeros(num_distant)
         found[choice.unit_TK[0]] = choice.influence_TK[0]
         return found
 
@@ -138,13 +138,13 @@ def one_forward(model: Any, tokenizer: Any) -> Scores:
         model(
             torch.tensor([question.ids]), logits_to_keep=len(question.answer) + 1, use_cache=False
         )
-        return np.zeros(len(question.far))
+        return np.zeros(len(question.distant))
 
     return scores
 
 
 def context_cite(num_ablations: int, model: Any, tokenizer: Any) -> Scores:
-    """Its sources are the far tokens; a source that is left out is cut from the text."""
+    """Its sources are the distant tokens; a source that is left out is cut from the text."""
     from context_cite import ContextCiter
     from context_cite.context_partitioner import BaseContextPartitioner
 
@@ -171,7 +171,7 @@ def context_cite(num_ablations: int, model: Any, tokenizer: Any) -> Scores:
     tokenizer.padding_side = "left"
 
     def scores(question: Question) -> np.ndarray:
-        sources = Tokens(question.far_pieces)
+        sources = Tokens(question.distant_pieces)
         citer = ContextCiter(
             model,
             tokenizer,
@@ -190,14 +190,16 @@ def context_cite(num_ablations: int, model: Any, tokenizer: Any) -> Scores:
 
 
 def captum_perturbed(method: str, model: Any, tokenizer: Any, **settings: Any) -> Scores:
-    """A far token that is absent is cut from the text."""
+    """A distant token that is absent is cut from the text."""
     import captum.attr
 
     attribution = captum.attr.LLMAttribution(getattr(captum.attr, method)(model), tokenizer)
 
     def scores(question: Question) -> Any:
         near = question.near_text
-        text = captum.attr.TextTemplateInput(lambda *far: "".join(far) + near, question.far_pieces)
+        text = captum.attr.TextTemplateInput(
+            lambda *distant: "".join(distant) + near, question.distant_pieces
+        )
         target = torch.tensor(question.answer)
         # One forward for the whole answer, not one for each token of it.
         return attribution.attribute(

@@ -377,7 +377,7 @@ def measure(
 def shown(layout: Layout, sources: Sequence[int]) -> np.ndarray:
     """Return the distant places in view if only these sources are shown."""
     every = layout.units.places(*range(len(layout.units)))
-    in_view = np.setdiff1d(np.arange(layout.num_far), every)
+    in_view = np.setdiff1d(np.arange(layout.num_distant), every)
     return np.union1d(in_view, layout.units.places(*sources))
 
 
@@ -416,11 +416,11 @@ def subset_logits(found: Attribution) -> tuple[np.ndarray, int]:
     The text closes up where sources are missing.
     """
     block, layout = found.layout.block, found.layout
-    near = block.tokens[block.num_prefix + block.num_far : block.num_before]
+    near = block.tokens[block.num_prefix + block.num_distant : block.num_before]
     prompts = []
     for shown_S in subsets(len(found.names)):
-        far = block.far_F[shown(layout, np.flatnonzero(shown_S).tolist())]
-        prefix = np.concatenate([block.tokens[: block.num_prefix], far, near])
+        distant = block.distant_F[shown(layout, np.flatnonzero(shown_S).tolist())]
+        prefix = np.concatenate([block.tokens[: block.num_prefix], distant, near])
         prompts.append(Prompt(prefix, block.targets_W))
     engine = ModelLogprobs(Scorer(found.prompt.model.model))
     log_p = np.array([log_p_W.sum() for log_p_W in engine.score(prompts)])

@@ -212,7 +212,7 @@ def read_counts(name: str, target_set: str, units: str, selector: str, k: int) -
     rows = stored_rows(first)
     rows = rows[(rows.target_set == target_set) & (rows.units == units) & (rows.k == k)]
     rows = rows[(rows.selector == selector) & (not second)]  # transfer has no placebo
-    own, placebo = (rows[rows.far_part == part] for part in ("document", "placebo"))
+    own, placebo = (rows[rows.distant_part == part] for part in ("document", "placebo"))
     ratios = own.own / own.gap if (own.gap > 0).all() else pd.Series(dtype=float)
     return {
         "mean_ratio": ratios.mean(),

@@ -249,7 +249,7 @@ def difference(name: str, other: str, k: int, other_k: int) -> dict[str, float]:
 
     both = rows_of(name, k), rows_of(other, other_k)
     nets = net_differences(*both).set_index(["target_set", "k"])
-    own = [rows.query("far_part == 'document' and target_set == 'gap'") for rows in both]
+    own = [rows.query("distant_part == 'document' and target_set == 'gap'") for rows in both]
     documents = np.union1d(own[0].document, own[1].document)
     sums = (
         resample(rows.groupby("document")[["own", "gap"]].sum().reindex(documents, fill_value=0.0))
@@ -274,7 +274,7 @@ def chosen_words(own: str, others: dict[str, tuple[str, str]]) -> Rows:
 
     def rows_of(name: str, k: int) -> pd.DataFrame:
         rows = stored_rows(name)
-        rows = rows[(rows.target_set == "gap") & (rows.far_part == "document") & (rows.k == k)]
+        rows = rows[(rows.target_set == "gap") & (rows.distant_part == "document") & (rows.k == k)]
         return rows.set_index(["document", "target"])
 
     def cost(name: str) -> float:

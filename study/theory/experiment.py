@@ -91,7 +91,7 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
     shape = KeyShape(
         k,
         window,
-        far="initial" if setting.keys == "everywhere" else "zero",
+        distant="initial" if setting.keys == "everywhere" else "zero",
         relative=setting.keys != "tokens",
     )
     build_layout(planted.ids(longest), shape)  # fails early if it does not fit

@@ -42,7 +42,7 @@ class KeyShape:
     window: int
     """Subsets with IDs that span at most this many have their own row; 1 means one shared ID."""
 
-    far: Literal["zero", "initial"] = "zero"
+    distant: Literal["zero", "initial"] = "zero"
     """The key of wider subsets. zero: 0, so the class is local; initial: always 1, as no training
     string is long enough to change it."""
 
@@ -89,7 +89,7 @@ def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
     check_memory(
         count * 8.0 * (3 * k + 2),
         f"the {count:,} subsets of k={k} places at length {length}",
-        f"use a local key (far: zero with a window below {length}), a smaller k than {k}, or a "
+        f"use a local key (distant: zero with a window below {length}), a smaller k than {k}, or a "
         "shorter length",
     )
     # Offsets are listed once, for the place with most others ahead; each first place takes the ones
@@ -109,7 +109,7 @@ def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
 def _places_ahead(ids_L: np.ndarray, shape: KeyShape) -> np.ndarray:
     """For each first place of a subset, the number of later places to choose the others from."""
     here_L = np.arange(len(ids_L))
-    if shape.far == "initial" or not shape.relative:
+    if shape.distant == "initial" or not shape.relative:
         return len(ids_L) - 1 - here_L
     return np.searchsorted(ids_L, ids_L + shape.window, side="left") - 1 - here_L
 

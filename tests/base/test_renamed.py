@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from olmo_sparsity.analysis.results.tables import with_current_columns
+from olmo_sparsity.analysis.results.tables import (
+    SCHEMAS,
+    check_columns,
+    read_table,
+    with_current_columns,
+)
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import (
+    COLUMNS,
     accepts_old_names,
     current_keys,
     current_words,
     with_current_names,
 )
+from olmo_sparsity.experiment.file import read_experiment
 
 
 def test_old_options_are_replaced_and_named(capsys: pytest.CaptureFixture) -> None:
@@ -53,3 +64,29 @@ def test_stored_columns_and_controls_are_read_under_their_new_names() -> None:
     assert current["control"].to_pylist() == ["own", "unrelated"]
     stored = {"windows": {"far_states": "isolated"}, "ks": [1]}
     assert with_current_names(stored) == {"windows": {"distant_states": "isolated"}, "ks": [1]}
+
+
+def test_an_old_command_is_replaced_in_its_place_alone() -> None:
+    assert current_words(["sweep", "a.yaml"]) == ["experiment", "a.yaml"]
+    assert current_words(["train", "sweep"]) == ["train", "sweep"]
+
+
+def test_an_experiment_takes_old_keys(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    keys = {"folder": "runs/a", "measure": {"long": 32, "short": 8, "far_states": "isolated"}}
+    (tmp_path / "a.yaml").write_text(json.dumps(keys | {"configs": ["quick.yaml"]}))
+    experiment = read_experiment(str(tmp_path / "a.yaml"))
+    assert [model.name for model in experiment.models] == ["quick"]
+    assert [one.distant_states for one in experiment.measurements] == ["isolated"]
+    said = capsys.readouterr().err
+    assert "configs is called models now" in said
+    assert "far_states is called distant_states now" in said
+
+
+def test_a_part_that_an_earlier_release_stored_has_all_columns(tmp_path: Path) -> None:
+    names = {new: old for old, new in COLUMNS.items()}
+    schema = SCHEMAS["influence"]
+    old = schema.empty_table().rename_columns([names.get(name, name) for name in schema.names])
+    pq.write_table(old, tmp_path / "influence.parquet")
+    assert "far_first" in pq.read_schema(tmp_path / "influence.parquet").names
+    check_columns(tmp_path / "influence.parquet", "influence")
+    assert read_table(tmp_path / "influence.parquet", "influence").schema.names == schema.names

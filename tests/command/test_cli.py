@@ -69,7 +69,7 @@ def test_mistakes_in_a_run(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train", "configs/sweeps/quick.yaml"], "belongs to `olmo-sparsity experiment`"),
+        (["train", "configs/experiments/quick.yaml"], "belongs to `olmo-sparsity experiment`"),
         (["train", "nowhere.yaml"], "does not exist"),
         (["report", "x", "--out", "r.html", "--max-documents", "0"], "must be at least 1"),
         (["report", "x", "--out", "r.pdf"], "must end in .html"),

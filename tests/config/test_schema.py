@@ -86,8 +86,8 @@ def test_a_text_that_looks_like_a_number_reads_back_as_text(written: str, tmp_pa
     assert load_saved_config(tmp_path / "saved.yaml") == config
 
 
-def test_a_run_of_a_sweep_trains_the_seed_that_its_name_says(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
+def test_a_model_of_a_grid_trains_the_seed_that_its_name_says(tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
     path.write_text("folder: runs/a\nconfigs: [quick.yaml]\ngrid: {seed: [010, 011]}\n")
     models = read_experiment(str(path)).models
     seeds = {model.name.rpartition("seed")[2]: model.settings.seed for model in models}
@@ -146,13 +146,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_shipped_configs_are_found_by_name_from_any_folder(elsewhere: Path) -> None:
     shipped = load_config(CONFIGS / "figure2.yaml")
     assert load_config("figure2.yaml") == load_config("configs/figure2.yaml") == shipped
-    assert all(Path(run.config).is_file() for run in read_experiment("sweeps/quick.yaml").models)
+    models = read_experiment("experiments/quick.yaml").models
+    assert all(Path(model.config).is_file() for model in models)
+    assert read_experiment("sweeps/quick.yaml").models == models  # the folder's earlier name
     (elsewhere / "mine.yaml").write_text("base: figure2.yaml\nseed: 7\n")
     assert load_config("mine.yaml") == replace(shipped, seed=7)
     (elsewhere / "figure2.yaml").write_text((CONFIGS / "quick.yaml").read_text())
     assert load_config("figure2.yaml") == load_config("quick.yaml")  # a file that exists wins
-    for name in ("sweeps/c4_laddr.yaml", "configs/sweeps/c4_laddr.yaml"):
-        with pytest.raises(ConfigError, match=r"did you mean 'sweeps/c4_ladder\.yaml'"):
+    for name in ("experiments/c4_laddr.yaml", "configs/experiments/c4_laddr.yaml"):
+        with pytest.raises(ConfigError, match=r"did you mean 'experiments/c4_ladder\.yaml'"):
             read_experiment(name)
 
 
@@ -163,7 +165,8 @@ def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
         copy.write_text(read_config(name))
         assert {**read_given(copy), "models": 0} == {**read_given(path), "models": 0}  # paths
     runs, copied = (
-        read_experiment(name).models for name in ("sweeps/quick.yaml", "a/sweeps/quick.yaml")
+        read_experiment(name).models
+        for name in ("experiments/quick.yaml", "a/experiments/quick.yaml")
     )
     assert [run.name for run in runs] == [run.name for run in copied]
     own = elsewhere / "python.yaml"  # the name of its base, too
@@ -215,7 +218,7 @@ def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in shipped_configs() if not name.startswith(("sweeps", "experiments"))]
+    "name", [name for name in shipped_configs() if not name.startswith("experiments")]
 )
 def test_no_shipped_config_leaves_more_than_ten_minutes_to_a_crash(name: str) -> None:
     assert load_config(name).checkpoint.interval_steps == 0, "auto"

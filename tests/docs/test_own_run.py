@@ -28,8 +28,8 @@ SIZES = {
 OTHER_BLOCKS = [
     block
     for block in re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
-    # A sweep has configs, and an experiment models.
-    if block not in BLOCKS and not {"configs", "models"} & yaml.safe_load(block).keys()
+    # An experiment has models, a config of `train` has none.
+    if block not in BLOCKS and "models" not in yaml.safe_load(block)
 ]
 
 

@@ -71,7 +71,7 @@ def influence_of(
     results: Results, target: int, selector: str = "add_one", units: str = "tokens"
 ) -> Any:
     return results.influence.query(
-        f"document == {FIRST} and target == {target} and far_part == 'document' and "
+        f"document == {FIRST} and target == {target} and distant_part == 'document' and "
         f"selector == {selector!r} and units == {units!r} and control == 'own'"
     ).sort_values("rank")
 
@@ -99,7 +99,7 @@ def test_pointing_lights_up_the_right_units(
         page.hover(NODE, target)
         assert page.run(CURRENT) == target
         rows = influence_of(results, target, selector, units)
-        rank_of, labels = ranks(rows.far_first, rows.far_end)
+        rank_of, labels = ranks(rows.distant_first, rows.distant_end)
         lit = page.run(LIT)
         assert [one[0] for one in lit] == sorted(rank_of)
         assert {place: int(rank) for place, rank, *_ in lit if rank} == labels
@@ -111,10 +111,10 @@ def test_pointing_lights_up_the_right_units(
         assert widths[0] > widths[-1] + 2
     page.click("return document.querySelector('#panel .ranked button')")
     first = rows.iloc[0]
-    assert page.run(POINTED) == list(range(first.far_first, first.far_end))
+    assert page.run(POINTED) == list(range(first.distant_first, first.distant_end))
     assert page.run(CURRENT) == target
     shown = page.run("return document.getElementById('panel').innerText")
-    assert "".join(fake_words(FIRST)[first.far_first : first.far_end]).strip() in shown
+    assert "".join(fake_words(FIRST)[first.distant_first : first.distant_end]).strip() in shown
 
 
 def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: Results) -> None:
@@ -127,7 +127,7 @@ def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: 
     assert page.run(CURRENT) == page.run(focused) == targets[1]
     assert [one[0] for one in sorted(page.run(LIT), key=lambda one: int(one[1]))] == influence_of(
         results, targets[1]
-    ).far_first.tolist()
+    ).distant_first.tolist()
     said = page.run("return document.getElementById('live').textContent")
     assert said.startswith(f"{fake_words(FIRST)[targets[1]].strip()}. Gap ")
     assert "Most influential: " in said

@@ -453,7 +453,7 @@ def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
 
 
 @asks(swept)
-def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
+def test_a_grid_is_an_array(job: Job, expected: dict[int, float]) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
     runs = jobs_of(read_experiment(str(job.run_folder.parents[1] / "grid.yaml")))
     assert [run.name for run in runs] == ["config_seed3", "config_seed2"]
@@ -535,7 +535,7 @@ COMMANDS = [
 def test_the_commands_of_the_pages(
     words: list[str], jobs: dict[Scenario, Future[Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SLURM's own are submitted for a test, and a run of a sweep as ours submits it."""
+    """SLURM's own are submitted for a test, and a model of an experiment as ours submits it."""
     monkeypatch.chdir(ROOT)
     cluster = jobs[undisturbed].result().cluster
     if words[0] == "olmo-sparsity":

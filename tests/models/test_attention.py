@@ -1,4 +1,4 @@
-"""Attention by blocks and beside shared far states."""
+"""Attention by blocks and beside shared distant states."""
 
 from __future__ import annotations
 
@@ -116,31 +116,33 @@ def packed(q: Tensor, k: Tensor, v: Tensor, *starts_and_lengths: Any, **how: Any
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("num_far", [0, 1, 7, 16])
+@pytest.mark.parametrize("num_distant", [0, 1, 7, 16])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("hidden", ["nothing", "of rows", "of queries"])
-def test_far_and_own_places_are_attended_to_as_one(
-    num_far: int, key_heads: int, hidden: str
+def test_distant_and_own_places_are_attended_to_as_one(
+    num_distant: int, key_heads: int, hidden: str
 ) -> None:
-    generator, lowest = torch.Generator().manual_seed(num_far), torch.finfo(torch.float).min
-    q, k, v, far_k, far_v = (
+    generator, lowest = torch.Generator().manual_seed(num_distant), torch.finfo(torch.float).min
+    q, k, v, distant_k, distant_v = (
         torch.randn(3, heads, length, 8, generator=generator)
-        for heads, length in ((4, 3), *[(key_heads, 5)] * 2, *[(key_heads, num_far)] * 2)
+        for heads, length in ((4, 3), *[(key_heads, 5)] * 2, *[(key_heads, num_distant)] * 2)
     )
-    scale = own_bias = far_bias = None
+    scale = own_bias = distant_bias = None
     own = attention.causal_bias(5, torch.device("cpu"), 3).expand(3, 1, -1, -1)
-    far = torch.zeros(3, 3, num_far)
+    distant = torch.zeros(3, 3, num_distant)
     if hidden == "of rows":
-        far[1:, :, ::2], far[2] = lowest, lowest
-        far_bias = far[:, 0]
+        distant[1:, :, ::2], distant[2] = lowest, lowest
+        distant_bias = distant[:, 0]
     if hidden == "of queries":
         scale, own_bias = 0.3, own + torch.randn(3, 1, 3, 5, generator=generator)
-        far[1, 1:, ::2], own, far_bias = lowest, own_bias, far
-    keys, values = torch.cat((far_k, k), 2), torch.cat((far_v, v), 2)
+        distant[1, 1:, ::2], own, distant_bias = lowest, own_bias, distant
+    keys, values = torch.cat((distant_k, k), 2), torch.cat((distant_v, v), 2)
     scores = q @ keys.repeat_interleave(4 // key_heads, 1).mT * (scale or 8**-0.5)
-    scores += torch.cat((far[:, None], own), -1)
+    scores += torch.cat((distant[:, None], own), -1)
     expected = scores.softmax(-1) @ values.repeat_interleave(4 // key_heads, 1)
-    found = attention.attend_to_far(q, k, v, far_k, far_v, far_bias, scale, own_bias)
+    found = attention.attend_to_distant(
+        q, k, v, distant_k, distant_v, distant_bias, scale, own_bias
+    )
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -246,27 +248,27 @@ def test_states_are_shared_where_that_costs_less_and_is_exact(
 ) -> None:
     cpu, fp32 = torch.device("cpu"), torch.float
     with torch.no_grad():
-        assert attention.can_share_far(cpu, fp32, 16, 8, 7)
-        assert not attention.can_share_far(cpu, fp32, 16, 7, 7)
+        assert attention.can_share_distant(cpu, fp32, 16, 8, 7)
+        assert not attention.can_share_distant(cpu, fp32, 16, 7, 7)
         with torch.autocast("cpu", torch.bfloat16):
-            assert not attention.can_share_far(cpu, fp32, 16, 8, 7)
-    assert not attention.can_share_far(cpu, fp32, 16, 8, 7)
-    tried = attention._far_attends_apart.__wrapped__
-    right = attention.attend_to_far
-    monkeypatch.setattr(attention, "attend_to_far", lambda *given: right(*given) + 1)
+            assert not attention.can_share_distant(cpu, fp32, 16, 8, 7)
+    assert not attention.can_share_distant(cpu, fp32, 16, 8, 7)
+    tried = attention._distant_attends_apart.__wrapped__
+    right = attention.attend_to_distant
+    monkeypatch.setattr(attention, "attend_to_distant", lambda *given: right(*given) + 1)
     for dtype, rounding in ((fp32, 32 * 2.0**-23), (torch.bfloat16, 4 * 2.0**-7)):
-        found = attention.far_error(cpu, dtype, 16)
+        found = attention.distant_error(cpu, dtype, 16)
         assert found == pytest.approx(1 / rounding, rel=2 * rounding)
     for dtype in (torch.int64, torch.float8_e4m3fn):
         assert not tried(cpu, dtype, 16)
     for error, expected in ((1.0, True), (1.01, False)):
-        monkeypatch.setattr(attention, "far_error", lambda *_, error=error: error)
+        monkeypatch.setattr(attention, "distant_error", lambda *_, error=error: error)
         assert tried(cpu, fp32, 16) == expected
 
     def full(*_: Any) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(attention, "far_error", full)
+    monkeypatch.setattr(attention, "distant_error", full)
     with pytest.raises(torch.OutOfMemoryError):
         tried(cpu, fp32, 16)
 
@@ -275,7 +277,7 @@ def test_states_are_shared_where_that_costs_less_and_is_exact(
 def test_sharing_distant_states_is_tried_on_the_hardware_that_is_there(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = attention._far_attends_apart.__wrapped__
+    tried = attention._distant_attends_apart.__wrapped__
     for head_width in (10, 16, 64):
         assert tried(torch.device("cpu"), dtype, head_width)
     assert not tried(torch.device("cpu"), torch.int8, 16)

@@ -66,13 +66,13 @@ def test_what_would_be_wrong_is_refused_where_it_begins(
     explicit = {"attention_mask": causal_bias(num_positions, CPU), "use_cache": False}
     expected = model.model(input_ids=tokens_BL[:, :-1], **explicit).logits
     check_close(model(tokens_BL[:, :-1], positions_BL[:, :-1]), expected)
-    far = model.distant_states(tokens_BL[:, :2], positions_BL[:, :2])
+    distant = model.distant_states(tokens_BL[:, :2], positions_BL[:, :2])
     last = (tokens_BL[:, -1:], positions_BL[:, -1:])
     for ask in (
         lambda: model.hidden(tokens_BL, positions_BL),
         lambda: model.distant_states(tokens_BL, positions_BL),
-        lambda: model.hidden(*last, far=far),
-        lambda: model.last_attention(*last, far=far),
+        lambda: model.hidden(*last, distant=distant),
+        lambda: model.last_attention(*last, distant=distant),
     ):
         with pytest.raises(ConfigError, match=f"positions .* right for: .*{cause}"):
             ask()

@@ -83,12 +83,12 @@ def test_states_of_a_long_text_are_computed_with_small_masks(
 def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
     model = wrap(index)
     before = model.model.config._attn_implementation
-    far = model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    distant = model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     if SUPPORTED[index].name in ("Falcon (RoPE)", "GPT-J", "GPT-Neo", "CodeGen"):
         with pytest.raises(ConfigError, match="does not return its attention weights"):
-            model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], far)
+            model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], distant)
         return
-    weights_BHK = model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], far)
+    weights_BHK = model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], distant)
     assert model.model.config._attn_implementation == before
     model.model.set_attn_implementation("eager")
     try:

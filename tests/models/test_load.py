@@ -175,8 +175,8 @@ def check_logits(loaded: LoadedModel, theirs: Callable[..., Any]) -> None:
     expected = theirs(input_ids=tokens_BL).logits
     torch.testing.assert_close(loaded.model(tokens_BL, COUNTED), expected)
     near = (tokens_BL[:1, 7:], COUNTED[:, 7:])
-    far = loaded.model.distant_states(tokens_BL[:1, :7], COUNTED[:, :7])
-    found = loaded.model.unembed(loaded.model.hidden(*near, far=far))
+    distant = loaded.model.distant_states(tokens_BL[:1, :7], COUNTED[:, :7])
+    found = loaded.model.unembed(loaded.model.hidden(*near, distant=distant))
     torch.testing.assert_close(found, expected[:1, 7:], atol=1e-4, rtol=1e-4)
 
 

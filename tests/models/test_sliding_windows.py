@@ -100,9 +100,9 @@ def test_a_text_without_gaps_is_what_transformers_computes(name: str, length: in
     check(model(tokens, positions), theirs)
     one, cut = tokens[:1], length - NEAR
     for at_once in (None, 3):
-        far = model.distant_states(one[:, :cut], positions[:, :cut], at_once)
-        check(model.unembed(far.hidden_BFD), theirs[:1, :cut])
-        near = model.hidden(one[:, cut:], positions[:, cut:], far=far)
+        distant = model.distant_states(one[:, :cut], positions[:, :cut], at_once)
+        check(model.unembed(distant.hidden_BFD), theirs[:1, :cut])
+        near = model.hidden(one[:, cut:], positions[:, cut:], distant=distant)
         check(model.unembed(near), theirs[:1, cut:])
 
 
@@ -112,7 +112,7 @@ def test_a_text_without_gaps_is_what_transformers_computes(name: str, length: in
 def test_windows_go_by_position_ids(
     name: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In rows with gaps of their own, and with states of far places, shared or chosen."""
+    """In rows with gaps of their own, and with states of distant places, shared or chosen."""
     model, tokens = of(name), draw(length, 2)
     rows = torch.cat([gaps(length, 1), gaps(length, 2)])
     expected = [by_hand(model, tokens[i : i + 1], rows[i : i + 1]) for i in (0, 1)]
@@ -121,17 +121,17 @@ def test_windows_go_by_position_ids(
         patch.setattr(huggingface, "MASKED_AT_ONCE", 3 * length)
         check(model.unembed(model.hidden(tokens, rows, last=2)), torch.cat(expected)[:, -2:])
     one, positions, cut = tokens[:1], rows[:1], length - NEAR
-    far = model.distant_states(one[:, :cut], positions[:, :cut])
+    distant = model.distant_states(one[:, :cut], positions[:, :cut])
     near = (one[:, cut:].expand(2, -1), positions[:, cut:].expand(2, -1))
     chosen = sorted({0, cut // 2, cut - 1})
     others = [(query, key) for query in range(cut, length) for key in set(range(cut)) - {*chosen}]
     some = by_hand(model, one, positions, others)[:, cut:]
     bias = torch.zeros(2, cut)
     bias[1, [key for key in range(cut) if key not in chosen]] = torch.finfo(torch.float).min
-    both = model.unembed(model.hidden(*near, far=far.expand(2, bias)))
+    both = model.unembed(model.hidden(*near, distant=distant.expand(2, bias)))
     check(both, torch.cat([expected[0][:, cut:], some]))
-    picked = far.choose(torch.tensor([chosen, chosen]))
-    check(model.unembed(model.hidden(*near, far=picked)), some.expand(2, -1, -1))
+    picked = distant.choose(torch.tensor([chosen, chosen]))
+    check(model.unembed(model.hidden(*near, distant=picked)), some.expand(2, -1, -1))
 
 
 @torch.no_grad()
@@ -139,8 +139,8 @@ def test_windows_go_by_position_ids(
 def test_attention_weights_end_at_the_window(name: str) -> None:
     model, length = of(name), 40
     tokens, positions = draw(length), gaps(length, 3)
-    far = model.distant_states(tokens[:, :30], positions[:, :30])
-    weights_HK = model.last_attention(tokens[:, 30:], positions[:, 30:], far)[0]
+    distant = model.distant_states(tokens[:, :30], positions[:, :30])
+    weights_HK = model.last_attention(tokens[:, 30:], positions[:, 30:], distant)[0]
     kernel = model.model.config._attn_implementation
     model.model.set_attn_implementation("eager")
     try:
@@ -160,15 +160,15 @@ def test_attention_weights_end_at_the_window(name: str) -> None:
 @pytest.mark.parametrize("name", ["Gemma 3 (text)", "Mistral", "Llama 4 (text)", "gpt-oss"])
 @pytest.mark.parametrize("distant_states", ["contextual", "isolated"])
 def test_each_token_s_effect_is_that_by_hand(name: str, distant_states: Any) -> None:
-    """Losses with one far token, and gradients of gates, at 60 tokens of context."""
+    """Losses with one distant token, and gradients of gates, at 60 tokens of context."""
     model, length, short = of(name), 64, 8
     document = draw(length + 1)[0].numpy()
     windows = Windows(length, short, 1)
     block = Block(windows, length, document)
     scorer = Scorer(model, distant_states=distant_states)
     context = scorer.context(block)
-    num_far = length - short
-    rows = [context.set_row(np.array([far])) for far in range(num_far)]
+    num_distant = length - short
+    rows = [context.set_row(np.array([distant])) for distant in range(num_distant)]
     before = scorer.token_forwards
     found = np.concatenate(scorer.losses([*rows, context.long_row()]))
     if model.reach is not None:  # units outside of every window are one row
@@ -176,21 +176,23 @@ def test_each_token_s_effect_is_that_by_hand(name: str, distant_states: Any) -> 
         long = short if distant_states == "contextual" else length
         assert scorer.token_forwards - before == row * (WINDOW - 1) + short + long
     tokens, positions = torch.from_numpy(document[None, :length]), torch.arange(length)[None]
-    near = list(range(num_far, length))
+    near = list(range(num_distant, length))
 
-    def loss(far: list[int]) -> float:
+    def loss(distant: list[int]) -> float:
         if distant_states == "isolated":
-            places = [*far, *near]
+            places = [*distant, *near]
             logits = by_hand(model, tokens[:, places], positions[:, places])
         else:
-            rest = [(query, key) for query in near for key in set(range(num_far)) - {*far}]
+            rest = [(query, key) for query in near for key in set(range(num_distant)) - {*distant}]
             logits = by_hand(model, tokens, positions, rest)
         return -float(logits[0, -1].log_softmax(-1)[int(document[length])])
 
-    np.testing.assert_allclose(found[:-1], [loss([far]) for far in range(num_far)], atol=2e-5)
-    assert found[-1] == pytest.approx(loss(list(range(num_far))), abs=2e-5)
+    np.testing.assert_allclose(
+        found[:-1], [loss([distant]) for distant in range(num_distant)], atol=2e-5
+    )
+    assert found[-1] == pytest.approx(loss(list(range(num_distant))), abs=2e-5)
     gradient_F = gate_gradients(scorer, context, [(0, 1)])[0]
-    unseen = np.arange(num_far) <= num_far - WINDOW
+    unseen = np.arange(num_distant) <= num_distant - WINDOW
     assert np.all((gradient_F[unseen] == 0) == (name == "Mistral"))
     assert np.all(gradient_F[~unseen] != 0)
 
@@ -219,6 +221,6 @@ def test_gemma_3_270m_sees_through_windows_of_512() -> None:
     model, length = load_model(GEMMA, device="cpu").model, 1100
     tokens, positions = draw(length), torch.arange(length)[None]
     theirs = model.model(input_ids=tokens, use_cache=False, logits_to_keep=9).logits
-    far = model.distant_states(tokens[:, :-9], positions[:, :-9])
-    check(model.unembed(model.hidden(tokens[:, -9:], positions[:, -9:], far=far)), theirs)
+    distant = model.distant_states(tokens[:, :-9], positions[:, :-9])
+    check(model.unembed(model.hidden(tokens[:, -9:], positions[:, -9:], distant=distant)), theirs)
     assert model.windows["sliding_attention"].size == 512

@@ -196,7 +196,7 @@ def test_hooks_of_others_are_refused_until_they_are_removed(model: Any, of: str)
 
 def test_threads_take_turns_and_do_not_disturb_generation(model: Any) -> None:
     selectors = ["attention", "gradient", "add_one_nested"] * 2
-    alone = [asked(model, selector=selector).far for selector in selectors]
+    alone = [asked(model, selector=selector).distant for selector in selectors]
     prompt = make_tokenizer()(["w1 w2 w3"], return_tensors="pt").input_ids
     generate = partial(model.generate, prompt, max_new_tokens=24, do_sample=False)
     expected, ended, wrong = generate(), threading.Event(), list[Tensor]()
@@ -211,7 +211,7 @@ def test_threads_take_turns_and_do_not_disturb_generation(model: Any) -> None:
     other.start()
     try:
         with ThreadPoolExecutor(4) as pool:  # each of them also wraps the model, which probes it
-            found = list(pool.map(lambda one: asked(model, selector=one).far, selectors))
+            found = list(pool.map(lambda one: asked(model, selector=one).distant, selectors))
     finally:
         ended.set()
         other.join()

@@ -44,7 +44,9 @@ def test_what_is_no_candidate_stays_in_view() -> None:
 
 def in_view(layout: Layout) -> list[str]:
     """Texts before the last source that belong to none."""
-    every = set(range(layout.num_far)) - {*layout.units.places(*range(len(layout.units))).tolist()}
+    every = set(range(layout.num_distant)) - {
+        *layout.units.places(*range(len(layout.units))).tolist()
+    }
     return [layout.document.texts[place].strip() for place in sorted(every)]
 
 

@@ -23,7 +23,7 @@ OF_HISTORY = (
     *(
         "beyond_contextual",
         "ladder_contextual",
-    ),  # collected from study/configs/text/sweeps/ladder.yaml
+    ),  # collected from study/configs/text/experiments/ladder.yaml
     *("mixed_", "prose_mixed_", "reviews_mixed_", "sources_earlier"),  # with settings that are gone
     *("prose_27m_", "gpu_check_h200", "scaling", "theory_bridge"),  # on other machines, or by hand
     *("prose_names_", "prose_wikipedia_names_"),  # a set of targets that is gone

@@ -32,7 +32,7 @@ def test_rules_against_brute_force(
     scorer = Scorer(model, CPU, distant_states=distant_states, batch_tokens=128)
     block = list(windows.blocks(DOCUMENT))[2]
     targets = list(range(block.num_targets))[-3:]
-    units, by_hand = units_of(kind, block.num_far)
+    units, by_hand = units_of(kind, block.num_distant)
     k = min(4, len(by_hand))
     choice = getattr(selectors, rule)(scorer, question(scorer, block, targets, k, units))
     for row, target in enumerate(targets):

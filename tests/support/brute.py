@@ -1,7 +1,7 @@
 """Brute force: one forward per subset, batch 1.
 
-It shares no code with the package: it slices tokens, counts position IDs, lists the far tokens of
-every unit and calls the model itself.
+It shares no code with the package: it slices tokens, counts position IDs, lists the distant tokens
+of every unit and calls the model itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.selectors.influence import Choice, Question
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.text.documents import FarText
+from olmo_sparsity.text.documents import DistantText
 from olmo_sparsity.text.windows import Block, Units, Windows
 from tests.support.families import SUPPORTED, build, find
 from tests.support.models import FIELDS
@@ -67,12 +67,12 @@ class Brute:
         self.origin = 0 if windows.long == "all" else start - windows.long
         self.prefix = list(windows.prefix)
         self.near = list(range(start - windows.short, target))
-        self.far = list(range(self.origin, start - windows.short))
+        self.distant = list(range(self.origin, start - windows.short))
         self.known: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def log_p(self, far: Iterable[int]) -> torch.Tensor:
-        """log p(· | the window and these far tokens), `far` counted from the origin."""
-        key = tuple(sorted(far))
+    def log_p(self, distant: Iterable[int]) -> torch.Tensor:
+        """log p(· | the window and these distant tokens), `distant` counted from the origin."""
+        key = tuple(sorted(distant))
         if key not in self.known:
             self.known[key] = self._log_p([self.origin + j for j in key])
         return self.known[key]
@@ -81,11 +81,11 @@ class Brute:
     def _log_p(self, chosen: list[int]) -> torch.Tensor:
         if self.distant_states == "isolated":
             return self._read([*chosen, *self.near])
-        # The long text, of which the window sees the chosen far tokens only.
-        places = [*self.far, *self.near]
-        first, end = len(self.prefix), len(self.prefix) + len(self.far)
+        # The long text, of which the window sees the chosen distant tokens only.
+        places = [*self.distant, *self.near]
+        first, end = len(self.prefix), len(self.prefix) + len(self.distant)
         seen = torch.ones(first + len(places), first + len(places)).tril().bool()
-        seen[end:, first:end] &= ~torch.tensor([place not in chosen for place in self.far])
+        seen[end:, first:end] &= ~torch.tensor([place not in chosen for place in self.distant])
         bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
         return self._read(places, bias[None, None])
 
@@ -99,16 +99,16 @@ class Brute:
         positions = [*range(size), *(size + place - self.origin for place in places)]
         return torch.tensor([tokens]), torch.tensor([positions])
 
-    def loss(self, far: Iterable[int]) -> float:
-        return -float(self.log_p(far)[int(self.document[self.target])])
+    def loss(self, distant: Iterable[int]) -> float:
+        return -float(self.log_p(distant)[int(self.document[self.target])])
 
-    def kl(self, far: Iterable[int]) -> float:
-        """KL(p_long ‖ p_far)."""
-        p = self.log_p(range(len(self.far)))
-        return float((p.exp() * (p - self.log_p(far))).sum())
+    def kl(self, distant: Iterable[int]) -> float:
+        """KL(p_long ‖ p_distant)."""
+        p = self.log_p(range(len(self.distant)))
+        return float((p.exp() * (p - self.log_p(distant))).sum())
 
     def influences(self, selector: str, units: list[list[int]] | None = None) -> np.ndarray:
-        every = list(range(len(self.far)))
+        every = list(range(len(self.distant)))
         units = [[j] for j in every] if units is None else units
         if selector.startswith("add_one"):
             return np.array([self.loss([]) - self.loss(unit) for unit in units])
@@ -124,14 +124,14 @@ class Brute:
 
     def gradient_times_input(self) -> np.ndarray:
         embedding = self.model.embedding.weight
-        tokens, positions = self.inputs([*self.far, *self.near])
+        tokens, positions = self.inputs([*self.distant, *self.near])
         change = torch.zeros(1, tokens.shape[1], embedding.shape[1], requires_grad=True)
         hook = self.model.embedding.register_forward_hook(lambda m, i, out: out + change)
         log_p = self.model(tokens, positions)[0, -1].float().log_softmax(-1)
         (gradient,) = torch.autograd.grad(-log_p[int(self.document[self.target])], change)
         hook.remove()
         saliency = -(gradient[0] * embedding[tokens[0]]).sum(-1).detach().numpy()
-        return saliency[len(self.prefix) : len(self.prefix) + len(self.far)]
+        return saliency[len(self.prefix) : len(self.prefix) + len(self.distant)]
 
 
 def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> None:
@@ -151,13 +151,13 @@ OF_KINDS = [*zip([*WINDOWS[:2], *WINDOWS[1:]], KINDS, strict=True)]
 """Each kind of units with windows."""
 
 
-def units_of(kind: str, num_far: int = 10) -> tuple[Units, list[list[int]]]:
-    """The far units of a kind, and the far tokens of each, counted by hand."""
+def units_of(kind: str, num_distant: int = 10) -> tuple[Units, list[list[int]]]:
+    """The distant units of a kind, and the distant tokens of each, counted by hand."""
     if kind == "tokens":
-        return Units.of_tokens(num_far), [[j] for j in range(num_far)]
+        return Units.of_tokens(num_distant), [[j] for j in range(num_distant)]
     if kind == "span:3":
-        return Units.of_spans(num_far, 3), [[j, j + 1, j + 2] for j in range(num_far - 2)]
-    runs = np.array(RUNS[kind][:num_far])
+        return Units.of_spans(num_distant, 3), [[j, j + 1, j + 2] for j in range(num_distant - 2)]
+    runs = np.array(RUNS[kind][:num_distant])
     by_hand = [np.flatnonzero(runs == run).tolist() for run in range(max(runs) + 1)]
     return Units.of_runs(runs), by_hand
 
@@ -169,15 +169,15 @@ def question(
     k: int,
     units: Units | None = None,
 ) -> Question:
-    """About the far part of `block`."""
-    units = Units.of_tokens(block.num_far) if units is None else units
+    """About the distant part of `block`."""
+    units = Units.of_tokens(block.num_distant) if units is None else units
     context, generator = scorer.context(block), np.random.default_rng(0)
     spans = [(target, target + 1) for target in targets]
     return Question(context, units, spans, k, generator)
 
 
-def behind(document: np.ndarray, block: Block, text: FarText) -> np.ndarray:
-    """The document with another text in the far part of a block."""
+def behind(document: np.ndarray, block: Block, text: DistantText) -> np.ndarray:
+    """The document with another text in the distant part of a block."""
     first = block.start - block.windows.long
     tokens = text.document.tokens[text.places_F]
     return np.concatenate([document[:first], tokens, document[first + len(tokens) :]])

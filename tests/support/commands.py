@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
+from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command.cli import build_parser
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.experiment.file import Experiment, read_experiment
@@ -21,9 +22,9 @@ def experiment_of(config: str, *overrides: str) -> Experiment:
 
 
 def check_command(words: list[str]) -> None:
-    options, rest = parser().parse_known_args(words)
+    options, rest = parser().parse_known_args(current_words(words))
     assert all(word.startswith("--") and "=" in word for word in rest)
-    if options.command in ("experiment", "sweep"):
+    if options.command == "experiment":
         assert experiment_of(options.config, *rest).models
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)

@@ -1,7 +1,7 @@
 """A measurement that never happened, with numbers that could have: for figures and pages.
 
 Losses follow a rule that is easy to check by eye: a name that stood far back and not near has a
-large gap, its last far occurrence is its most influential token, own units recover more than
+large gap, its last distant occurrence is its most influential token, own units recover more than
 unrelated ones, unrelated ones more than random ones, and those of the placebo hardly more than
 unrelated.
 """
@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
-    far_part_losses,
+    distant_part_losses,
     half_of,
     mean_lds,
     summarize,
@@ -104,13 +104,13 @@ def losses_rows(document: int) -> dict[str, dict]:
 def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) -> dict:
     words, other = np.array(fake_words(document)), fake_words(document + 1)
     rng = np.random.default_rng(200 + document)
-    losses = far_part_losses(losses).set_index(["target", "far_part"])
+    losses = distant_part_losses(losses).set_index(["target", "distant_part"])
     influence, recovery, lds = [], [], []
-    asked = targets[["target", "far_part"]].drop_duplicates()
+    asked = targets[["target", "distant_part"]].drop_duplicates()
     for (t, part), units in product(asked.itertuples(index=False), UNITS):
         start, width = Windows(LONG, SHORT, STRIDE).start_of(t), WIDTHS[units]
-        far = np.arange(start - LONG, start - SHORT)
-        again = far[words[far] == words[t]][:-3:-1]
+        distant = np.arange(start - LONG, start - SHORT)
+        again = distant[words[distant] == words[t]][:-3:-1]
         is_own = part == "document"
         loss_short, gap = losses.loc[(t, part), ["loss_short", "gap"]]
         for selector, (own, unrelated) in SELECTORS.items():
@@ -118,7 +118,7 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
                 lds.append((t, units, selector, own - unrelated))
             for control in ("own", "unrelated"):
                 about = (t, part, units, selector, control)
-                first = rng.permutation(far[: len(far) + 1 - width])[: max(KS)]
+                first = rng.permutation(distant[: len(distant) + 1 - width])[: max(KS)]
                 if control == "own" and is_own and selector in SEEING and rng.random() < 0.7:
                     first = np.array([*again, *np.setdiff1d(first, again)])[: max(KS)]
                 text = words if control == "own" and is_own else other
@@ -172,10 +172,10 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
         parts.write("losses", document, losses_rows(document))
     parts.flush()
     losses = parts.read("losses")
-    rows = far_part_losses(losses[losses.document.map(half_of) == "report"])
+    rows = distant_part_losses(losses[losses.document.map(half_of) == "report"])
     chosen = {
         "gap": rows[rows.gap >= THRESHOLD],
-        "bigram": rows[rows.bigram].groupby(["document", "far_part"]).head(4),
+        "bigram": rows[rows.bigram].groupby(["document", "distant_part"]).head(4),
     }
     targets = pd.concat([some.assign(target_set=name) for name, some in chosen.items()])
     columns = SCHEMAS["targets"].names
@@ -190,23 +190,27 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     parts.finish({"targets": targets, "summary": summary}, dataclasses.replace(meta))
 
 
-def one_document(words: list[str], far_of: dict[int, list[int]], meta: Meta) -> Results:
+def one_document(words: list[str], distant_of: dict[int, list[int]], meta: Meta) -> Results:
     """Results of one document with given text: target → its influential places, first is most."""
     tables = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
-    targets = pd.DataFrame({"document": 1, "target": list(far_of)})
-    tables["targets"] = targets.assign(far_part="document", target_set="gap")
+    targets = pd.DataFrame({"document": 1, "target": list(distant_of)})
+    tables["targets"] = targets.assign(distant_part="document", target_set="gap")
     tables["losses"] = targets.assign(
         token_id=0, loss_short=3.0, loss_long=1.0, placebo_loss_long=3.0
     )
-    about = {"far_part": "document", "units": "tokens", "selector": "add_one", "control": "own"}
-    ranked = [(t, rank, far) for t, places in far_of.items() for rank, far in enumerate(places)]
-    influence = pd.DataFrame(ranked, columns=["target", "rank", "far_first"])
+    about = {"distant_part": "document", "units": "tokens", "selector": "add_one", "control": "own"}
+    ranked = [
+        (t, rank, distant)
+        for t, places in distant_of.items()
+        for rank, distant in enumerate(places)
+    ]
+    influence = pd.DataFrame(ranked, columns=["target", "rank", "distant_first"])
     tables["influence"] = influence.assign(
         document=1,
         **about,
         rank=influence["rank"] + 1,
-        far_end=influence.far_first + 1,
-        far_text=[words[far] for far in influence.far_first],
+        distant_end=influence.distant_first + 1,
+        distant_text=[words[distant] for distant in influence.distant_first],
         influence=2.0 * 0.5 ** influence["rank"],
     )
     recovery = targets.merge(pd.DataFrame({"k": KS}), how="cross")

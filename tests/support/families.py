@@ -269,8 +269,8 @@ def error(index: int) -> float:
     length = min(60, limit.num_positions) if limit else 60
     tokens = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(1))
     places, theirs = torch.arange(length)[None], model.model(input_ids=tokens, use_cache=False)
-    far = model.distant_states(tokens[:, :-5], places[:, :-5])
-    ours = model.unembed(model.hidden(tokens[:, -5:], places[:, -5:], far=far))
+    distant = model.distant_states(tokens[:, :-5], places[:, :-5])
+    ours = model.unembed(model.hidden(tokens[:, -5:], places[:, -5:], distant=distant))
     return float((ours - theirs.logits[:, -5:]).abs().max() / theirs.logits.abs().max())
 
 

@@ -37,10 +37,10 @@ def hostile_explanation() -> Explanation:
     words = hostile_words(len(found.document.tokens))
     found.document.texts = words
     found.model.name = HOSTILE[0]
-    for table in (found.targets, found.far, check.table):
+    for table in (found.targets, found.distant, check.table):
         table["text"] = words[: len(table)]
     influence = check.tables["influence"]
-    influence["far_text"] = hostile_words(len(influence))
+    influence["distant_text"] = hostile_words(len(influence))
     return found
 
 

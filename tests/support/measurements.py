@@ -68,7 +68,7 @@ def losses_table(**columns: Any) -> pd.DataFrame:
 
 def recovery_rows(keys: list, control: str, losses: list, draw: int = 0, **more: Any) -> list[dict]:
     same = {
-        "far_part": "document",
+        "distant_part": "document",
         "units": "tokens",
         "selector": "add_one",
         "k": 1,

@@ -19,7 +19,7 @@ def tiny_rows(document: int) -> dict[str, dict]:
     rng = np.random.default_rng(document)
     targets = rng.permutation(5)
     of_units = {"units": ["tokens"] * 5, "selector": ["add_one"] * 5}
-    about = {"target": targets, "far_part": ["document"] * 5, **of_units}
+    about = {"target": targets, "distant_part": ["document"] * 5, **of_units}
     token_ids = rng.integers(9, size=5)
     drawn = {name: rng.random(5) for name in ("loss_short", "loss_long", "placebo_loss_long")}
     flags = dict.fromkeys(("bigram", "placebo_bigram"), [False] * 5)
@@ -37,8 +37,8 @@ def tiny_rows(document: int) -> dict[str, dict]:
         | {"control": ["own"] * 5, "draw": [0] * 5, "k": [1] * 5, "num_tokens": [1] * 5}
         | {"loss_set": rng.random(5), "loss_without": [None, np.nan, 0.5, 1.0, 0.25]},
         "influence": about
-        | {"control": ["unrelated"] * 5, "rank": [1] * 5, "far_first": rng.integers(50, size=5)}
-        | {"far_end": [60] * 5, "far_text": ["x"] * 5, "influence": rng.random(5)},
+        | {"control": ["unrelated"] * 5, "rank": [1] * 5, "distant_first": rng.integers(50, size=5)}
+        | {"distant_end": [60] * 5, "distant_text": ["x"] * 5, "influence": rng.random(5)},
     }
     return {"losses": losses, "recovery": recovery}
 

@@ -16,9 +16,9 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.text.documents import (
     Controls,
+    DistantText,
     Document,
     Documents,
-    FarText,
     token_texts,
 )
 from olmo_sparsity.text.windows import Block, Units, Windows
@@ -85,18 +85,21 @@ def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: st
         units = document.units(kind, 0, len(document.tokens))
         assert [unit.strip() for unit in texts_of(units, document)] == expected
         first, end = 5, len(document.tokens) - 9  # within a unit, counted from its first place
-        part, far = document.units(kind, first, end), FarText.at(document, first, end - first)
+        part, distant = (
+            document.units(kind, first, end),
+            DistantText.at(document, first, end - first),
+        )
         whole = [set(range(a, b)) for a, b in zip(units.first, units.end, strict=True)]
         cut = [sorted(p - first for p in unit if first <= p < end) for unit in whole]
         assert [list(part.places(i)) for i in range(len(part))] == [*filter(None, cut)]
-        assert far.units(kind).first.tolist() == part.first.tolist()
-        assert far.text(2, 9) == "".join(document.texts[first + 2 : first + 9])
+        assert distant.units(kind).first.tolist() == part.first.tolist()
+        assert distant.text(2, 9) == "".join(document.texts[first + 2 : first + 9])
 
 
 def test_without_a_tokenizer_there_are_tokens_and_spans_only() -> None:
     document = Document(np.array([5, 6, 7, 8, 9]))
     assert document.texts == [""] * 5
-    assert FarText.at(document, 1, 4).text(1, 3) == "7 8"
+    assert DistantText.at(document, 1, 4).text(1, 3) == "7 8"
     assert len(document.units("tokens", 0, 5)) == 5
     assert len(document.units("span:2", 1, 5)) == 3
     for kind in ("words", "sentences", "paragraphs"):
@@ -136,14 +139,14 @@ def blocks_of(documents: Documents, windows: Windows = WINDOWS) -> list[tuple[Do
     return [(d, block) for d in documents for block in windows.blocks(d.tokens)]
 
 
-def place_of(far: FarText) -> tuple[int, list[int]]:
-    return far.document.number, far.places_F.tolist()
+def place_of(distant: DistantText) -> tuple[int, list[int]]:
+    return distant.document.number, distant.places_F.tolist()
 
 
 def control_texts(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
-    far = FarText.at(document, block.first, block.num_far)
+    distant = DistantText.at(document, block.first, block.num_distant)
     spans = [(target, target + 1) for target in range(block.num_targets)]
-    found = controls.control_texts(document, block, {"own": (far, spans)}, draw)
+    found = controls.control_texts(document, block, {"own": (distant, spans)}, draw)
     return [(text, np.array([first for first, _ in some["own"]])) for text, some in found]
 
 
@@ -154,8 +157,8 @@ def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> Non
         asked = [(d, block, draw) for d, block in blocks_of(documents) for draw in range(3)]
         return {
             (document.number, block.start, draw): [
-                (*place_of(far), targets.tolist())
-                for far, targets in control_texts(controls, document, block, draw)
+                (*place_of(distant), targets.tolist())
+                for distant, targets in control_texts(controls, document, block, draw)
             ]
             + [place_of(controls.placebo(document, block))]
             for document, block, draw in (asked[::-1] if reverse else asked)
@@ -174,26 +177,26 @@ def test_stored_measurements_have_the_same_unrelated_texts(documents: Documents)
             controls = Controls(documents, windows, kind)
             assert controls == Controls(documents, windows, kind, num_draws=3, seed=0)
             document, block = blocks_of(documents, windows)[3]
-            texts = [far for far, _ in control_texts(controls, document, block, 1)]
+            texts = [distant for distant, _ in control_texts(controls, document, block, 1)]
             texts += [controls.placebo(document, block), controls.replacement(document, block, 2)]
-            for far in texts:
-                digest.update(repr((kind, far.tokens_F.tolist())).encode())
+            for distant in texts:
+                digest.update(repr((kind, distant.tokens_F.tolist())).encode())
     assert digest.hexdigest()[:16] == "0ba6ced96dda853b"
 
 
 def test_unrelated_text_is_a_stretch_of_another_document(documents: Documents) -> None:
     controls, seen = Controls(documents, WINDOWS), set()
     for document, block in blocks_of(documents):
-        for far, targets in (
+        for distant, targets in (
             control_texts(controls, document, block, draw)[0] for draw in range(3)
         ):
-            assert far.document.number != document.number
-            assert far.document is documents[far.document.number]
-            first = int(far.places_F[0])
-            assert far.places_F.tolist() == list(range(first, first + WINDOWS.num_far))
-            assert 0 <= first <= len(far.document.tokens) - WINDOWS.num_far
+            assert distant.document.number != document.number
+            assert distant.document is documents[distant.document.number]
+            first = int(distant.places_F[0])
+            assert distant.places_F.tolist() == list(range(first, first + WINDOWS.num_distant))
+            assert 0 <= first <= len(distant.document.tokens) - WINDOWS.num_distant
             assert targets.tolist() == list(range(block.num_targets))
-            seen.add(far.document.number)
+            seen.add(distant.document.number)
     assert seen == {0, 1, 2, 4, 5, 6}  # those that are longer than the long window
 
 
@@ -228,11 +231,11 @@ def test_documents_of_one_group_are_never_unrelated_to_each_other(documents: Doc
         for document, block in blocks_of(grouped):
             texts = [controls.placebo(document, block)]
             texts += [
-                far
+                distant
                 for draw in range(3)
-                for far, _ in control_texts(controls, document, block, draw)
+                for distant, _ in control_texts(controls, document, block, draw)
             ]
-            pairs |= {(document.number, far.document.number) for far in texts}
+            pairs |= {(document.number, distant.document.number) for distant in texts}
         for one, other in pairs:
             assert one != other
             assert groups[one] != groups[other] or not groups[one]
@@ -247,8 +250,8 @@ def test_a_copy_is_not_unrelated_to_its_document(documents: Documents) -> None:
     controls = Controls(Documents("copied", copied), WINDOWS)
     assert controls.num_candidates == 3
     for draw in range(20):
-        far = controls.unrelated(*blocks_of(controls.documents)[0], draw)
-        assert far.document.number in (1, 4)
+        distant = controls.unrelated(*blocks_of(controls.documents)[0], draw)
+        assert distant.document.number in (1, 4)
     alone = Documents("alone", copied[2:4])
     with pytest.raises(DataError, match="need another document of at least"):
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
@@ -265,46 +268,48 @@ def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> No
             found = control_texts(controls, document, block, draw)
             asked = np.concatenate([targets for _, targets in found])
             assert sorted(asked.tolist()) == list(range(block.num_targets))
-            for far, targets in found:
+            for distant, targets in found:
                 (token,) = set(block.targets_W[targets].tolist())
-                assert far.document.number != document.number
-                assert far.tokens_F.shape == (WINDOWS.num_far,)
+                assert distant.document.number != document.number
+                assert distant.tokens_F.shape == (WINDOWS.num_distant,)
                 if token == 99:
-                    assert (far.tokens_F == 99).sum() == 1  # put there
+                    assert (distant.tokens_F == 99).sum() == 1  # put there
                     continue
-                assert token in far.tokens_F
+                assert token in distant.tokens_F
         placebo = controls.placebo(document, block)
-        for far, _ in controls.control_texts(document, block, {"placebo": (placebo, [(0, 1)])}, 0):
-            assert far.document.number not in (document.number, placebo.document.number)
+        for distant, _ in controls.control_texts(
+            document, block, {"placebo": (placebo, [(0, 1)])}, 0
+        ):
+            assert distant.document.number not in (document.number, placebo.document.number)
     # It stands anywhere in the unrelated text.
     (block,) = (b for b in WINDOWS.blocks(tokens[2]) if b.start <= 33 < b.start + 3)
     texts = [
-        far
+        distant
         for draw in range(100)
-        for far, targets in control_texts(controls, some[2], block, draw)
+        for distant, targets in control_texts(controls, some[2], block, draw)
         if block.targets_W[targets[0]] == 77
     ]
-    assert {15 - int(far.places_F[0]) for far in texts} == set(range(WINDOWS.num_far))
+    assert {15 - int(distant.places_F[0]) for distant in texts} == set(range(WINDOWS.num_distant))
 
 
-def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) -> None:
+def test_shuffled_text_is_the_distant_part_in_another_order(documents: Documents) -> None:
     controls, orders = Controls(documents, WINDOWS, "shuffled"), set()
     for document, block in blocks_of(documents):
         for own in (
-            FarText.at(document, block.first, WINDOWS.num_far),
+            DistantText.at(document, block.first, WINDOWS.num_distant),
             controls.placebo(document, block),
         ):
             targets = [(0, 1)]
             for draw in range(3):
-                ((far, some),) = controls.control_texts(
+                ((distant, some),) = controls.control_texts(
                     document, block, {"own": (own, targets)}, draw
                 )
-                assert far.document is own.document
-                assert sorted(far.places_F.tolist()) == own.places_F.tolist()
+                assert distant.document is own.document
+                assert sorted(distant.places_F.tolist()) == own.places_F.tolist()
                 assert own.is_run
-                assert not far.is_run
+                assert not distant.is_run
                 assert some == {"own": targets}
-                orders.add((document.number, *(far.places_F - own.places_F[0]).tolist()))
+                orders.add((document.number, *(distant.places_F - own.places_F[0]).tolist()))
     # Each block and draw has its own order, which the placebo shares.
     assert len(orders) == 3 * len(blocks_of(documents))
 
@@ -323,9 +328,9 @@ def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | No
         whole = controls.unrelated(some[0], blocks[-1], draw)
         assert whole.is_run
         for block in blocks:
-            far = controls.unrelated(some[0], block, draw)
-            assert len(far.places_F) == block.num_far
-            assert far.tokens_F.tolist() == whole.tokens_F[: block.num_far].tolist()
+            distant = controls.unrelated(some[0], block, draw)
+            assert len(distant.places_F) == block.num_distant
+            assert distant.tokens_F.tolist() == whole.tokens_F[: block.num_distant].tolist()
         order = list(dict.fromkeys((whole.tokens_F // 100).tolist()))
         orders.add(tuple(order))
         if most is None:  # from the beginning of the first on, each whole but for the last
@@ -341,9 +346,9 @@ def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | No
     of_36, of_56 = (replace(some[2], tokens=np.arange(200, 200 + n)) for n in (36, 56))
     for others in ([some[1], of_36], [of_56]):  # 20 + 36 tokens
         enough = Controls(Documents("enough", [some[0], *others]), Windows("all", 4, 4))
-        far = enough.unrelated(some[0], blocks[-1], 0)
-        assert (far.document is of_56) == (len(others) == 1)
-        assert far.document.number == (2 if len(others) == 1 else -1)
+        distant = enough.unrelated(some[0], blocks[-1], 0)
+        assert (distant.document is of_56) == (len(others) == 1)
+        assert distant.document.number == (2 if len(others) == 1 else -1)
 
 
 CORNERS = ["Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301", "a    b\n\n\t\tx", ""]

@@ -38,15 +38,15 @@ def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows,
     for block in blocks:
         long = min(block.start, windows.most or block.start) if all_of else windows.long
         first, end = block.start - long, block.start + block.num_targets
-        assert block.first == first == windows.first_far(block.start)
+        assert block.first == first == windows.first_distant(block.start)
         assert block.tokens.tolist() == [*windows.prefix, *document[first:end].tolist()]
-        assert block.far_F.tolist() == document[first : block.start - windows.short].tolist()
-        assert block.num_far == len(block.far_F) >= windows.least_far
+        assert block.distant_F.tolist() == document[first : block.start - windows.short].tolist()
+        assert block.num_distant == len(block.distant_F) >= windows.least_distant
         assert (block.windows.long, block.windows.stride) == (long, block.num_targets)
         assert 0 < block.num_targets <= windows.stride
         places = block.start + np.arange(block.num_targets)
         assert windows.start_of(places).tolist() == [block.start] * block.num_targets
-        assert windows.first_far(places[:1]).tolist() == [first]
+        assert windows.first_distant(places[:1]).tolist() == [first]
     assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
     if blocks and blocks[-1].num_targets == windows.stride:  # the last token is no input
         assert windows.num_positions(length) == max(len(block.tokens) for block in blocks) - 1
@@ -60,18 +60,20 @@ def test_a_block_gives_the_positions_of_its_inputs(
 ) -> None:
     windows, length = given
     for block in windows.blocks(100 + np.arange(length)):
-        num_prefix, num_far = len(windows.prefix), block.num_far
+        num_prefix, num_distant = len(windows.prefix), block.num_distant
         every = list(range(len(block.tokens)))
-        inputs = every[num_prefix + num_far : -1]  # the last target is no input
+        inputs = every[num_prefix + num_distant : -1]  # the last target is no input
         assert block.near().tolist() == inputs
         last = data.draw(st.integers(1, block.num_targets))
         assert block.near(last).tolist() == inputs[: windows.short + last - 1]
-        far = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=num_far, max_size=num_far)))
-        assert block.earlier(far).tolist() == [*range(num_prefix), *(num_prefix + far)]
-        changed = block.with_far(-block.far_F)
-        assert changed.far_F.tolist() == [-token for token in block.far_F.tolist()]
+        distant = np.flatnonzero(
+            data.draw(st.lists(st.booleans(), min_size=num_distant, max_size=num_distant))
+        )
+        assert block.earlier(distant).tolist() == [*range(num_prefix), *(num_prefix + distant)]
+        changed = block.with_distant(-block.distant_F)
+        assert changed.distant_F.tolist() == [-token for token in block.distant_F.tolist()]
         assert np.flatnonzero(changed.tokens != block.tokens).tolist() == [
-            num_prefix + place for place in range(num_far)
+            num_prefix + place for place in range(num_distant)
         ]
 
 
@@ -96,7 +98,7 @@ def places_of(units: Units) -> list[list[int]]:
 
 
 @given(RUNS)
-def test_runs_part_the_far_places(runs: list[int]) -> None:
+def test_runs_part_the_distant_places(runs: list[int]) -> None:
     """Neighbours with one number are a unit; the same number further on is another."""
     found = places_of(Units.of_runs(np.array(runs)))
     assert [place for unit in found for place in unit] == list(range(len(runs)))
@@ -106,15 +108,15 @@ def test_runs_part_the_far_places(runs: list[int]) -> None:
 
 
 @given(st.integers(0, 30), st.integers(1, 12))
-def test_spans_are_every_run_of_so_many(num_far: int, width: int) -> None:
-    units = Units.of_spans(num_far, width)
-    assert len(units) == max(0, num_far - width + 1)
+def test_spans_are_every_run_of_so_many(num_distant: int, width: int) -> None:
+    units = Units.of_spans(num_distant, width)
+    assert len(units) == max(0, num_distant - width + 1)
     found = places_of(units)
     assert all(len(unit) == width for unit in found)
     assert all(a[1:] == b[:-1] for a, b in pairwise(found))
     if found:
-        assert sorted({place for unit in found for place in unit}) == list(range(num_far))
-    assert places_of(Units.of_tokens(num_far)) == [[place] for place in range(num_far)]
+        assert sorted({place for unit in found for place in unit}) == list(range(num_distant))
+    assert places_of(Units.of_tokens(num_distant)) == [[place] for place in range(num_distant)]
 
 
 @given(RUNS, st.integers(1, 4), st.data())

@@ -33,7 +33,7 @@ def test_decay_groups(make_config: MakeConfig) -> None:
 
 
 def test_adamw_is_that_of_pytorch() -> None:
-    """Ours calls its methods without the wrappers that import the compiler (test_sweep.py)."""
+    """Ours calls its methods without the wrappers that import the compiler."""
     config, ends = OptimizerConfig(weight_decay=0.3), []
 
     def upstream_of(model: nn.Module) -> torch.optim.AdamW:

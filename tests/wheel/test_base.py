@@ -158,7 +158,7 @@ def test_help_and_version(program: list[str], work: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
-        *(((name, "quick.yaml"), "train") for name in ("prepare", "sweep")),
+        *(((name, "quick.yaml"), "train") for name in ("prepare", "experiment")),
         (("explain", "checkpoint", "--text", "texts/1.txt"), "train"),
         (("measure", "llama", "--text", "owner/name", "--out", "results"), "data"),
         (("measure", "llama", "--text", "embedded", "--out", "results"), "train"),

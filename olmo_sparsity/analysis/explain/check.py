@@ -39,7 +39,9 @@ class Check:
     """Own minus unrelated, in nats a target, with its 95% interval over draws. It holds for these
     targets only."""
 
-    share: float  # excess as a share of the gap; NaN if the far tokens raise the loss of a target
+    share: (
+        float  # excess as a share of the gap; NaN if the distant tokens raise the loss of a target
+    )
     placebo: float | None
     """The excess of the targets that an unrelated text seems to help most. None: targets were
     named, not chosen by their gap."""
@@ -164,10 +166,10 @@ def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int 
     scorer.after_batch = lambda: None
     rows = tables["recovery"]
     refuse_no_numbers(rows[rows.control == "unrelated"].loss_set.to_numpy(), "unrelated texts")
-    falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
+    falls = rows.pivot_table("loss_set", ["distant_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
     # A random selector is drawn several times for own distant tokens; take the mean.
-    own = falls_N.xs("own", level="control").groupby(["far_part", "target"]).mean()
+    own = falls_N.xs("own", level="control").groupby(["distant_part", "target"]).mean()
     by_draw = falls_N.xs("unrelated", level="control").unstack("draw")
     excess = own - by_draw.mean(axis=1)
     own_T = own.loc[DOCUMENT]

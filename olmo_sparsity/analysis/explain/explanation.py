@@ -1,4 +1,4 @@
-"""The result of `explain`: targets with their far units, shown, checked, kept in a file."""
+"""The result of `explain`: targets with their distant units, shown, checked, kept in a file."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ _KEPT = ("units", "selector", "k", "distant_states", "replacements", "seed")
 
 @dataclass
 class Explanation:
-    """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
+    """Shows as the text with highlighted distant units in a notebook, as a list in a terminal."""
 
     prepared: Prepared = field(repr=False)
     targets: pd.DataFrame  # target, end (tokens), text, loss_short, loss_long, gap
-    far: pd.DataFrame
-    """target, rank, first, end, text of a far unit; nats: the fall in loss when it alone is added;
+    distant: pd.DataFrame
+    """target, rank, first, end, text of a distant unit; nats: the fall in loss when it alone is
+    added;
     loss_set: the loss with it and all units before it in rank; loss_without: the loss with the long
     window without these."""
 
@@ -119,7 +120,7 @@ class Explanation:
         """The first n units of every target."""
         if n is not None and n < 1:
             raise ConfigError(f"top({n}): pass a number of units of at least 1")
-        rows = self.far[self.far["rank"] <= (n or self.settings.k)]
+        rows = self.distant[self.distant["rank"] <= (n or self.settings.k)]
         rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
         single = rows["end"] - rows["first"] == 1
         rows.loc[single, "unit"] = rows["first"].astype(str)
@@ -157,7 +158,7 @@ class Explanation:
             "reliability": self.reliability,
             "token_forwards": self.token_forwards,
             "targets": self.targets.to_dict("records"),
-            "far": self.far.to_dict("records"),
+            "far": self.distant.to_dict("records"),
             "check": self.checked.to_dict() if self.checked else None,
             "tables": {
                 name: (self.checked or self).tables[name].to_dict("list")
@@ -180,17 +181,17 @@ class Explanation:
         write_page(Path(path), results, [0], slots, parts)
 
     def save(self, path: str | Path) -> None:
-        """Write .json, or .parquet: a row for each far unit, with the columns of its target."""
+        """Write .json, or .parquet: a row for each distant unit, with the columns of its target."""
         refuse_suffix("path", path, ".json", ".parquet")
         if Path(path).suffix == ".json":
             return write_atomically(Path(path), to_json(self))
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         targets = self.targets.rename(columns={"text": "target_text", "end": "target_end"})
-        self.far.merge(targets, on="target").to_parquet(path)
+        self.distant.merge(targets, on="target").to_parquet(path)
 
     @property
     def shown(self) -> Shown:
-        return Shown(self.document.texts, self.targets, self.far, self.windows.short)
+        return Shown(self.document.texts, self.targets, self.distant, self.windows.short)
 
     def describe(self, bold: bool = False) -> str:
         """For a terminal. `bold`: whether it understands ANSI codes."""
@@ -279,10 +280,10 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
         prepared = Prepared.of(
             loaded, read, request.at, settings, request.unrelated, loading.batch_tokens
         )
-        yield prepared, _targets_with_far_part(prepared)
+        yield prepared, _targets_with_distant_part(prepared)
 
 
-def _targets_with_far_part(prepared: Prepared) -> Spans:
+def _targets_with_distant_part(prepared: Prepared) -> Spans:
     document, windows, units = prepared.document, prepared.windows, prepared.settings.units
     first, spans = first_place(windows, units), prepared.spans
     if spans is None:
@@ -314,20 +315,23 @@ def count(prepared: Prepared, spans: Spans, unrelated: Any = None) -> Cost:
 
 def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
     settings, windows = prepared.settings, prepared.windows
-    num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
+    num_distant = windows.of_all(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
-    if evaluates_every and num_far > MANY_UNITS:
-        say(f"{settings.selector} evaluates {num_far:,} far tokens; add_one_nested a few hundred")
+    if evaluates_every and num_distant > MANY_UNITS:
+        say(
+            f"{settings.selector} evaluates {num_distant:,} distant tokens; "
+            "add_one_nested a few hundred"
+        )
     scorer, before = prepared.scorer, prepared.scorer.token_forwards
     # Rules that evaluate few units depend on losses, which the count does not have.
     total = count(prepared, spans).token_forwards if evaluates_every else None
     with Progress("explaining", total, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
-        targets, far, tables = _evaluate(prepared, spans)
+        targets, distant, tables = _evaluate(prepared, spans)
     scorer.after_batch = lambda: None
     refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
     spent = scorer.token_forwards
-    return Explanation(prepared, targets, far, tables, unrelated, token_forwards=spent)
+    return Explanation(prepared, targets, distant, tables, unrelated, token_forwards=spent)
 
 
 def _evaluate(
@@ -343,22 +347,28 @@ def _evaluate(
     no_units = rows.xs(0, level="k").loc[targets.target]
     targets["loss_short"] = no_units.loss_set.to_numpy()
     targets["loss_long"] = no_units.loss_without.to_numpy(float)
-    far = tables["influence"].rename(columns=lambda name: name.removeprefix("far_"))
-    far = far[["target", "rank", "first", "end", "text"]]
-    far["nats"] = _falls_alone(prepared.scorer, document, windows, targets, far)
+    distant = tables["influence"].rename(columns=lambda name: name.removeprefix("distant_"))
+    distant = distant[["target", "rank", "first", "end", "text"]]
+    distant["nats"] = _falls_alone(prepared.scorer, document, windows, targets, distant)
     targets["gap"] = targets.loss_short - targets.loss_long
-    far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
-    return targets, far, tables
+    distant = distant.merge(
+        rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"]
+    )
+    return targets, distant, tables
 
 
 def _falls_alone(
-    scorer: Scorer, document: Document, windows: Windows, targets: pd.DataFrame, far: pd.DataFrame
+    scorer: Scorer,
+    document: Document,
+    windows: Windows,
+    targets: pd.DataFrame,
+    distant: pd.DataFrame,
 ) -> pd.Series:
-    """The fall in loss when each far unit alone is added, whatever the selector's score is."""
-    nats = pd.Series(0.0, far.index)
+    """The fall in loss when each distant unit alone is added, whatever the selector's score is."""
+    nats = pd.Series(0.0, distant.index)
     for target in targets.itertuples():
         block = windows.block(document.tokens, target.target, target.end)
-        context, units = scorer.context(block), far[far.target == target.target]
+        context, units = scorer.context(block), distant[distant.target == target.target]
         alone = [
             context.set_row(np.arange(first, end) - block.first)
             for first, end in zip(units["first"], units["end"], strict=True)

@@ -133,7 +133,7 @@ def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
         long = sum(len(block.tokens) - 1 for block in blocks)
         return near + num_prefix * len(blocks) + 2 * long
     last = blocks[-1]
-    own, placebo = len(last.tokens) - 1, num_prefix + last.num_far
+    own, placebo = len(last.tokens) - 1, num_prefix + last.num_distant
     return near + num_prefix * len(blocks) + own + placebo + near
 
 
@@ -204,7 +204,7 @@ class _Trial:
             expected = self._expected(plan, reported)
             places = {n: places_of(blocks[n]) for n in expected}
         else:
-            chosen = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "far_part"])
+            chosen = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "distant_part"])
             targets = chosen[chosen.document.isin(ours)].groupby("document").target
             places = {int(n): of.to_numpy() for n, of in targets}
             expected = {n: {"document": float(len(of))} for n, of in places.items()}
@@ -229,7 +229,7 @@ class _Trial:
         if not numbers:
             return self.speed
         number = numbers[len(numbers) // 2]
-        target = {"document": number, "target": places[number][-1:], "far_part": "document"}
+        target = {"document": number, "target": places[number][-1:], "distant_part": "document"}
         if _spent(_counting(plan), number, target) > TRIED_S * self.speed:
             return self.speed
         began = time.perf_counter()
@@ -247,12 +247,12 @@ class _Trial:
             }
         unlimited = replace(_sampled(plan, 1.0).settings, max_targets="all")
         chosen = replace(plan, settings=unlimited).targets(self.losses)
-        by_part = chosen.groupby("far_part")
+        by_part = chosen.groupby("distant_part")
         # A target that is in several sets is evaluated once.
         once = by_part.apply(lambda rows: len(rows.drop_duplicates(KEYS)) / len(rows))
-        self.num_chosen = len(chosen.drop_duplicates([*KEYS, "far_part"]))
+        self.num_chosen = len(chosen.drop_duplicates([*KEYS, "distant_part"]))
         known = max(int((self.losses.document.map(half_of) == "report").sum()), 1)
-        density = chosen.groupby(["far_part", "target_set"]).size() / known
+        density = chosen.groupby(["distant_part", "target_set"]).size() / known
 
         def expected(part: str, size: int) -> float:
             if part not in once.index:
@@ -283,7 +283,7 @@ class _Prices:
             if plan.fits_threshold:
                 parts.append(("placebo", drawn))
             for part, chosen in parts:
-                targets = {"document": number, "target": np.sort(chosen), "far_part": part}
+                targets = {"document": number, "target": np.sort(chosen), "distant_part": part}
                 spent = _spent(_counting(plan), number, targets)
                 num = _size(plan, chosen) * np.array([part == "document", part == "placebo"])
                 rows.append((len(plan.documents[number].tokens), *num, spent))

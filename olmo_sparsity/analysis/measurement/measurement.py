@@ -209,7 +209,7 @@ def _finished_part(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFrame, i
 
 def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     """Raise DataError if there is no target, or none of those chosen by their gap."""
-    target_sets = set(targets.target_set[targets.far_part == "document"])
+    target_sets = set(targets.target_set[targets.distant_part == "document"])
     chosen_by_gap = plan.fits_threshold and "gap" in plan.settings.sets
     if "gap" in target_sets or (target_sets and not chosen_by_gap):
         return

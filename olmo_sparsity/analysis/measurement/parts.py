@@ -43,6 +43,7 @@ from olmo_sparsity.base.files import (
 from olmo_sparsity.base.folders import WorkFolder
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import versions_of_numbers
+from olmo_sparsity.base.renamed import with_current_names
 
 
 def results_folder(out: str | Path) -> WorkFolder:
@@ -73,7 +74,9 @@ class Parts:
         self.flush_every_s, self.part_size = flush_every_s, part_size
         work = results_folder(folder)
         work.create(*(f"parts/{phase}" for phase in PHASES))
-        self._identity = work.identify(plain(identity), versions=versions_of_numbers())
+        self._identity = work.identify(
+            plain(identity), complete=with_current_names, versions=versions_of_numbers()
+        )
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[str, dict[Path, _Contents | None]] = {phase: {} for phase in PHASES}
         """Contents of each part; None: it is damaged. Only `finished` looks for new parts, so that

@@ -2,7 +2,7 @@
 
 A target is evaluated with the document's own distant context, or with the placebo's. For either,
 the same selector also ranks the units of unrelated texts at the same position IDs. The tables call
-these two the control `own` and `unrelated`, and the two kinds of distant context `far_part`.
+these two the control `own` and `unrelated`, and the two kinds of distant context `distant_part`.
 
 Dimension key: T targets, K numbers of distant units, A random halves of the units, G groups of
 units and none of them, R unrelated texts.
@@ -35,12 +35,12 @@ from olmo_sparsity.analysis.selectors.influence import (
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.use import with_model_in_use
-from olmo_sparsity.text.documents import Controls, Document, FarText
+from olmo_sparsity.text.documents import Controls, DistantText, Document
 from olmo_sparsity.text.windows import NOTHING, Block, Spans, Units, Windows
 
 DOCUMENT = "document"
 PLACEBO = "placebo"
-"""The kinds of distant context, as the column `far_part` stores them."""
+"""The kinds of distant context, as the column `distant_part` stores them."""
 
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
@@ -57,7 +57,7 @@ class _Text:
     """One distant text of a block, and the targets that are evaluated with it."""
 
     context: Context
-    far: FarText
+    distant: DistantText
     control: str  # "own" or "unrelated"
     draw: int  # which of the unrelated texts; 0 for an own text
     targets: dict[str, Spans]  # kind of distant context → targets (indices into the block)
@@ -166,7 +166,7 @@ def _by_block(
     blocks: dict[Bounds, dict[str, Spans]] = {}
     least = windows.first_target
     length = len(document.tokens)
-    for far_part, places in targets.items():
+    for distant_part, places in targets.items():
         spans = np.asarray(places)
         if spans.ndim == 1:
             spans = np.stack([spans, spans + 1], 1)
@@ -180,7 +180,7 @@ def _by_block(
             # A target of several tokens may reach beyond the block that its first token is in.
             last = min(max(start + windows.stride, end), length)
             block_targets = blocks.setdefault((start, last), {})
-            block_targets.setdefault(far_part, []).append((first - start, end - start))
+            block_targets.setdefault(distant_part, []).append((first - start, end - start))
     return blocks
 
 
@@ -212,21 +212,21 @@ class _Evaluation:
         """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
         and all blocks of each, so that the states of one text at a time are in memory."""
         self.last_start = max(start for start, _ in blocks)
-        far_parts = dict.fromkeys(part for targets in blocks.values() for part in targets)
-        for far_part in far_parts:
+        distant_parts = dict.fromkeys(part for targets in blocks.values() for part in targets)
+        for distant_part in distant_parts:
             for bounds, targets in blocks.items():
-                if far_part in targets:
-                    self._add_own_text(bounds, far_part, targets[far_part])
+                if distant_part in targets:
+                    self._add_own_text(bounds, distant_part, targets[distant_part])
         num_draws = 0 if self.controls is None else self.controls.num_draws
         for draw in range(num_draws):
             for bounds, targets in blocks.items():
                 self._add_unrelated_texts(bounds, targets, draw)
 
-    def _add_own_text(self, bounds: Bounds, far_part: str, targets: Spans) -> None:
+    def _add_own_text(self, bounds: Bounds, distant_part: str, targets: Spans) -> None:
         block = self._block(bounds)
         before = self.scorer.token_forwards
-        far = self._own_far_text(block, far_part)
-        text = self._text(block, far, control="own", draw=0, targets={far_part: targets})
+        distant = self._own_distant_text(block, distant_part)
+        text = self._text(block, distant, control="own", draw=0, targets={distant_part: targets})
         self._add_cost("all", "shared", before, len(targets))
         self._evaluate(text)
 
@@ -236,43 +236,49 @@ class _Evaluation:
         assert self.controls is not None
         block = self._block(bounds)
         own = {
-            far_part: (self._own_far_text(block, far_part), spans)
-            for far_part, spans in targets.items()
+            distant_part: (self._own_distant_text(block, distant_part), spans)
+            for distant_part, spans in targets.items()
         }
-        for far, served in self.controls.control_texts(self.document, block, own, draw):
-            text = self._text(block, far, control="unrelated", draw=draw, targets=served)
+        for distant, served in self.controls.control_texts(self.document, block, own, draw):
+            text = self._text(block, distant, control="unrelated", draw=draw, targets=served)
             self._evaluate(text)
 
     def _block(self, bounds: Bounds) -> Block:
         return self.windows.block(self.document.tokens, *bounds)
 
-    def _own_far_text(self, block: Block, far_part: str) -> FarText:
-        if far_part == DOCUMENT:
-            return FarText.at(self.document, block.first, block.num_far)
+    def _own_distant_text(self, block: Block, distant_part: str) -> DistantText:
+        if distant_part == DOCUMENT:
+            return DistantText.at(self.document, block.first, block.num_distant)
         assert self.controls is not None, "the placebo is a text of another document"
         return self.controls.placebo(self.document, block)
 
     def _text(
-        self, block: Block, far: FarText, *, control: str, draw: int, targets: dict[str, Spans]
+        self,
+        block: Block,
+        distant: DistantText,
+        *,
+        control: str,
+        draw: int,
+        targets: dict[str, Spans],
     ) -> _Text:
-        block = block.with_far(far.tokens_F)
+        block = block.with_distant(distant.tokens_F)
         states = None
         keeps_states = self.scorer.interpretation.keeps_states
-        if self.windows.long == "all" and far.is_run and keeps_states:
+        if self.windows.long == "all" and distant.is_run and keeps_states:
             # One pass over a text serves all blocks: as far as the last one sees.
-            first = int(far.places_F[0])
-            num_far = self.windows.of_all(self.last_start) - block.windows.short
-            far_tokens = far.document.tokens[first : first + num_far]
+            first = int(distant.places_F[0])
+            num_distant = self.windows.of_all(self.last_start) - block.windows.short
+            distant_tokens = distant.document.tokens[first : first + num_distant]
             prefix = block.tokens[: block.num_prefix]
-            states = self.scorer.states(np.concatenate([prefix, far_tokens]))
+            states = self.scorer.states(np.concatenate([prefix, distant_tokens]))
         context = self.scorer.context(block, states)
-        return _Text(context, far, control, draw, targets)
+        return _Text(context, distant, control, draw, targets)
 
     def _evaluate(self, text: _Text) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
         choices: list[_Chosen] = []
         for kind in self.units:
-            units = text.far.units(kind)
+            units = text.distant.units(kind)
             choices += self._choices(text, kind, units)
             if text.is_documents_own and self.scorer.interpretation.replaces:
                 self._add_reliability(text, units, kind)
@@ -333,7 +339,7 @@ class _Evaluation:
         of groups of units between two halves of the texts, corrected by Spearman and Brown to
         that of all texts."""
         assert isinstance(self.scorer, ReplacingScorer)
-        groups = first_groups(units, text.context.block.num_far)
+        groups = first_groups(units, text.context.block.num_distant)
         while len(groups) <= NUM_HALVED:
             halves = halves_of(groups)
             if not halves:
@@ -378,11 +384,14 @@ class _Evaluation:
         for span, unit_K in zip(targets, choice.unit_TK, strict=True):
             for k in self.ks:
                 sets.append((units.places(*unit_K[:k]), span))
-        rows = [text.context.set_row(far, span) for far, span in sets]
+        rows = [text.context.set_row(distant, span) for distant, span in sets]
         if text.is_own:
-            all_far = np.arange(block.num_far)
-            rows += [text.context.set_row(np.setdiff1d(all_far, far), span) for far, span in sets]
-        num_tokens = np.array([len(far) for far, _ in sets])
+            all_distant = np.arange(block.num_distant)
+            rows += [
+                text.context.set_row(np.setdiff1d(all_distant, distant), span)
+                for distant, span in sets
+            ]
+        num_tokens = np.array([len(distant) for distant, _ in sets])
         num_tokens_TK = num_tokens.reshape(len(targets), len(self.ks))
         return _Chosen(labels, units, targets, choice, rows, num_tokens_TK)
 
@@ -392,10 +401,10 @@ class _Evaluation:
         """Add the rows of each kind of distant context. Places are places of the document, also for
         an unrelated text, whose tokens have the same position IDs."""
         block = text.context.block
-        for far_part, spans in text.targets.items():
+        for distant_part, spans in text.targets.items():
             index_T = np.array([chosen.targets.index(span) for span in spans])
             target_T = text.places(spans)
-            labels = {"far_part": far_part} | chosen.labels
+            labels = {"distant_part": distant_part} | chosen.labels
             self._add(
                 "recovery",
                 labels,
@@ -417,9 +426,9 @@ class _Evaluation:
                 labels,
                 target=target_T.repeat(num_ranks),
                 rank=np.tile(np.arange(1, num_ranks + 1), len(spans)),
-                far_first=block.first + first,
-                far_end=block.first + end,
-                far_text=[text.far.text(a, b) for a, b in zip(first, end, strict=True)],
+                distant_first=block.first + first,
+                distant_end=block.first + end,
+                distant_text=[text.distant.text(a, b) for a, b in zip(first, end, strict=True)],
                 influence=chosen.choice.influence_TK[index_T].ravel(),
             )
 

@@ -63,7 +63,7 @@ def _document(documents: Documents, number: int) -> Document:
 
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
     """Match the targets with the documents' own distant context."""
-    targets = results.targets[results.targets.far_part == "document"]
+    targets = results.targets[results.targets.distant_part == "document"]
     texts_of = _texts_of(results)
     # `there`: a target's place in the other measurement; `target` becomes its place here.
     parts = [targets[:0].assign(there=0)]
@@ -112,7 +112,7 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     matched_targets = match_targets(results, documents, windows)
     texts_of = _texts_of(results)
     ranked = results.influence
-    ranked = ranked[(ranked.far_part == "document") & (ranked.control == "own")]
+    ranked = ranked[(ranked.distant_part == "document") & (ranked.control == "own")]
     ranked = ranked[ranked.selector.isin(settings.selectors)]
     places = matched_targets.targets[["document", "there", "target"]].drop_duplicates()
     ranked = ranked.rename(columns={"target": "there"}).merge(places, on=["document", "there"])
@@ -120,20 +120,24 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     for (number, kind), rows in ranked.groupby(["document", "units"]):
         texts = texts_of[int(number)]
         units = _units(documents[int(number)], str(kind))
-        begin, stop = characters(texts, rows.far_first.to_numpy(), rows.far_end.to_numpy())
-        rows = rows.drop(columns=["far_first", "far_end"])
+        begin, stop = characters(texts, rows.distant_first.to_numpy(), rows.distant_end.to_numpy())
+        rows = rows.drop(columns=["distant_first", "distant_end"])
         parts.append(rows.assign(begin=begin, stop=stop).merge(units, "left"))
     rows = pd.concat(parts)
     start = windows.start_of(rows.target)
-    is_unit = rows.far_first.notna()
-    is_far = rows.far_first >= windows.first_far(start)
-    is_far &= rows.far_end <= start - windows.short
+    is_unit = rows.distant_first.notna()
+    is_distant = rows.distant_first >= windows.first_distant(start)
+    is_distant &= rows.distant_end <= start - windows.short
     counts = matched_targets.counts | {
         "of_units": len(rows),
         "units_cut_otherwise": int((~is_unit).sum()),
-        "units_not_distant": int((is_unit & ~is_far).sum()),
+        "units_not_distant": int((is_unit & ~is_distant).sum()),
     }
-    rows = rows[is_far].astype({"far_first": int, "far_end": int}).sort_values([*RANKED_BY, "rank"])
+    rows = (
+        rows[is_distant]
+        .astype({"distant_first": int, "distant_end": int})
+        .sort_values([*RANKED_BY, "rank"])
+    )
     rows = rows.assign(rank=rows.groupby(RANKED_BY).cumcount() + 1)
     rows = rows[rows["rank"] <= most]
     # A target is kept if each kind of units, by each selector, has as many units as are needed.
@@ -175,7 +179,7 @@ def _units(document: Document, kind: str) -> pd.DataFrame:
     """Return all units of a document that are more than white space, by their characters."""
     units = document.units(kind, 0, len(document.tokens))
     begin, stop = characters(document.texts, units.first, units.end)
-    columns = {"begin": begin, "stop": stop, "far_first": units.first, "far_end": units.end}
+    columns = {"begin": begin, "stop": stop, "distant_first": units.first, "distant_end": units.end}
     table = pd.DataFrame(columns)
     return table[table.begin < table.stop]
 
@@ -271,7 +275,7 @@ def targets_of(
             "ranked; pass smaller ks"
         )
     if given.meta.data.get("fingerprint") == documents.fingerprint:
-        targets = given.targets[given.targets.far_part == "document"]
+        targets = given.targets[given.targets.distant_part == "document"]
         if not with_units:
             differ = _differences(given, settings)
             targets = given_targets(given.targets, windows, not differ)
@@ -305,10 +309,10 @@ class Choices:
     @staticmethod
     def of(results: Results, matched: Matched) -> Choices:
         """Keep units of documents' own distant context, and of the first unrelated text."""
-        own = matched.influence[matched.influence.far_part == "document"]
+        own = matched.influence[matched.influence.distant_part == "document"]
         if not len(own):
             raise DataError("the other measurement has no ranked units; measure it again")
-        columns = ["far_first", "far_end", "influence"]
+        columns = ["distant_first", "distant_end", "influence"]
         # Rows of one target are neighbours, by rank, and are split where the next one begins.
         rows = own.sort_values([*OF_CHOICE, "rank"])
         is_first = ~rows.duplicated(OF_CHOICE).to_numpy()  # of the ranks of a target

@@ -19,7 +19,7 @@ import pandas as pd
 from olmo_sparsity.analysis.options import MIN_GAP, Settings
 from olmo_sparsity.analysis.results.statistics import (
     KEYS,
-    far_part_losses,
+    distant_part_losses,
     half_of,
     has_spans,
     with_ends,
@@ -32,7 +32,7 @@ from olmo_sparsity.text.windows import NOTHING, Block, Spans, Windows, span_widt
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
 """Names of targets: words, a regular expression, tokens by number, or several of these."""
 
-COLUMNS = [*KEYS, "far_part", "target_set"]
+COLUMNS = [*KEYS, "distant_part", "target_set"]
 
 
 def fit_threshold(losses: pd.DataFrame, share: float, min_gap: float) -> float | None:
@@ -52,7 +52,7 @@ def choose_targets(
     share = settings.share
     seed = settings.seed
     reported = losses[losses.document.map(half_of) == "report"]
-    rows = far_part_losses(reported)
+    rows = distant_part_losses(reported)
     sizes = reported.groupby("document").size()
     most = int(min(settings.most_targets, len(losses)))
     least = -np.inf if threshold is None else threshold
@@ -116,8 +116,8 @@ def _sample(
     """Draw targets of each document, for either kind of distant context. `most_of`: how many of a
     document at most."""
     parts = [rows[:0]]
-    for (document, far_part), group in rows.groupby(["document", "far_part"]):
-        generator = stream(seed, "targets", document, target_set, far_part)
+    for (document, distant_part), group in rows.groupby(["document", "distant_part"]):
+        generator = stream(seed, "targets", document, target_set, distant_part)
         drawn = generator.permutation(len(group))[: most_of(int(document))]
         parts.append(group.iloc[np.sort(drawn)])
     return pd.concat(parts).assign(target_set=target_set)
@@ -140,7 +140,7 @@ def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) 
     as are targets without a full long window here."""
     kept = targets.target >= windows.first_target
     if not same_settings:
-        kept &= targets.far_part == "document"
+        kept &= targets.distant_part == "document"
     return targets[kept].sort_values(COLUMNS, ignore_index=True)
 
 
@@ -274,14 +274,14 @@ def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarr
     """Return this document's targets by kind of distant context, each once, from the first place to
     one past the last."""
     rows = with_ends(targets[targets.document == document.number])
-    groups = rows.groupby("far_part")[["target", "end"]]
+    groups = rows.groupby("distant_part")[["target", "end"]]
     return {str(part): np.unique(spans.to_numpy(), axis=0) for part, spans in groups}
 
 
 def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
     """Raise DataError if a target was not evaluated. Losses of two runs may differ in their last
     digits, so that a target close to the threshold is chosen by only one of them."""
-    by = ["document", "target", "far_part"]
+    by = ["document", "target", "distant_part"]
     missing = pd.MultiIndex.from_frame(targets[by]).difference(
         pd.MultiIndex.from_frame(recovery[by])
     )

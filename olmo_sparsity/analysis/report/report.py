@@ -1,5 +1,6 @@
-"""Write an HTML page of a measurement or an explanation: the text, and far units of each target, by
-report_page.html and report_page.js, which reads the data from JSON. Never imports torch."""
+"""Write an HTML page of a measurement or an explanation: the text, and distant units of each
+target, by report_page.html and report_page.js, which reads the data from JSON. Never imports
+torch."""
 
 from __future__ import annotations
 
@@ -54,10 +55,10 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
 def write_page(
     out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
 ) -> None:
-    """Write texts with the far units of their targets, without the placebo's. `parts`: the optional
-    parts of the template to keep."""
+    """Write texts with the distant units of their targets, without the placebo's. `parts`: the
+    optional parts of the template to keep."""
     tables = {n: getattr(results, n) for n in ("influence", "recovery", "targets")}
-    own = {name: rows[rows.far_part == "document"] for name, rows in tables.items()}
+    own = {name: rows[rows.distant_part == "document"] for name, rows in tables.items()}
     results = replace(results, **own)
     names = _names(results)
     written = [(d, _document_data(results, d, names)) for d in documents]
@@ -99,7 +100,7 @@ def _in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
 
 
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    chosen = set(results.targets.document[results.targets.far_part == "document"])
+    chosen = set(results.targets.document[results.targets.distant_part == "document"])
     documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in chosen, d))
     return [int(document) for document in documents[:max_documents]]
 
@@ -129,8 +130,8 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
         chosen[target]["sets"].append(names["sets"].index(name))
     by = ["target", "units", "selector", "control"]
     ranked = influence[influence.control == "own"].sort_values([*by, "rank"])
-    ranked = ranked.assign(width=ranked.far_end - ranked.far_first)
-    columns = _columns(ranked, *by, "far_first", "width", "influence")
+    ranked = ranked.assign(width=ranked.distant_end - ranked.distant_first)
+    columns = _columns(ranked, *by, "distant_first", "width", "influence")
     for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
         entry = side(*key)
         *_, entry["first"], entry["width"], scores = map(list, zip(*rows, strict=True))

@@ -1,5 +1,5 @@
-"""Read a finished measurement: its tables, its meta.json, and single targets with their far units.
-Never imports torch."""
+"""Read a finished measurement: its tables, its meta.json, and single targets with their distant
+units. Never imports torch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
     the same tokens: by target set, units, selector and k (of few documents by Student's t)."""
     first, second = _opened(first), _opened(second)
     for results in (first, second):
-        if "placebo" not in set(results.targets.far_part):
+        if "placebo" not in set(results.targets.distant_part):
             remedy = "measure it with the default --control and without --targets"
             if "choices" in results.meta.targets:
                 remedy = "pass --transfer"

@@ -99,14 +99,14 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
     """A row for each target in each of its sets, kind of units, selector and k, with own and
     unrelated-text columns next to each other, and the columns that are `SUMMED`. Draws are
     averaged."""
-    by = [*KEYS, "far_part", "units", "selector", "k"]
+    by = [*KEYS, "distant_part", "units", "selector", "k"]
     names = ["loss_set", "loss_without", "num_tokens"]
     sets = recovery.pivot_table(names, by, "control")
     sets = sets.reindex(columns=list(product(names, ("own", "unrelated"))))
     sets.columns = ["_".join(column) for column in sets.columns]
-    losses = far_part_losses(losses_of_targets(losses, targets))
-    sets = sets.reset_index().merge(losses, on=[*KEYS, "far_part"])
-    rows = targets.merge(sets, how="left", on=[*KEYS, "far_part"])
+    losses = distant_part_losses(losses_of_targets(losses, targets))
+    sets = sets.reset_index().merge(losses, on=[*KEYS, "distant_part"])
+    rows = targets.merge(sets, how="left", on=[*KEYS, "distant_part"])
     has_unrelated = recovery.control.eq("unrelated").any()
     if rows.loss_set_own.isna().any() or (has_unrelated and rows.loss_set_unrelated.isna().any()):
         raise DataError("the table recovery lacks rows of chosen targets; measure again elsewhere")
@@ -152,14 +152,14 @@ def losses_of_targets(losses: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFra
     return summed.reset_index()
 
 
-def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
+def distant_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each target, own and placebo, with its `gap`."""
     short = losses.loss_short.astype(float)
     parts = []
     for part, name in zip(PARTS, ("", "placebo_"), strict=True):
         long = losses[f"{name}loss_long"]
         rows = losses[KEYS].assign(
-            far_part=part, loss_short=short, loss_long=long, gap=short - long
+            distant_part=part, loss_short=short, loss_long=long, gap=short - long
         )
         if "bigram" in losses:  # for the choice of targets alone
             rows["bigram"] = losses[f"{name}bigram"]
@@ -234,8 +234,8 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 def _own_and_placebo(rows: pd.DataFrame) -> dict[tuple, tuple[pd.DataFrame, pd.DataFrame]]:
     """Return the rows of own and of placebo targets by target set, units, selector and k, where
     there are own targets."""
-    own = rows[rows.far_part == "document"]
-    placebo = rows[rows.far_part == "placebo"]
+    own = rows[rows.distant_part == "document"]
+    placebo = rows[rows.distant_part == "placebo"]
     placebo_groups = dict(list(placebo.groupby(GROUPS)))
     return {
         names: (group, placebo_groups.get(names, placebo[:0]))
@@ -424,7 +424,7 @@ def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:
     """Return the mean over targets, with its interval, for each target set, kind of units and
     selector."""
     rows = []
-    own = targets[targets.far_part == "document"].merge(lds, on=KEYS)
+    own = targets[targets.distant_part == "document"].merge(lds, on=KEYS)
     for names, group in own.groupby(["target_set", "units", "selector"]):
         sums = group.groupby("document").lds.agg(["sum", "count"])
         sum_R, count_R = resample(sums).T
@@ -451,7 +451,7 @@ def placebo_recovery(
 ) -> pd.DataFrame:
     """Return the recovery of the placebo's targets, at which an unrelated text seemed to help, by
     that text's own best units: what recovery is worth where only chance can act."""
-    placebo = pair(losses, targets, recovery).query("far_part == 'placebo'")
+    placebo = pair(losses, targets, recovery).query("distant_part == 'placebo'")
     rows = []
     for names, group in placebo.groupby(GROUPS):
         sums = _sums(group, _documents_of(group))

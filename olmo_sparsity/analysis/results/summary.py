@@ -42,17 +42,17 @@ def describe(results: Results) -> str:
     meta = results.meta
     summary = in_order(results)
     name = main_set(summary.target_set)
-    long, short, stride, far = (
-        meta.windows[n] for n in ("long", "short", "stride", "distant_states")
+    interpretation = interpretation_of(meta.windows["distant_states"])
+    windows = (
+        f"long {meta.windows['long']}, local {meta.windows['short']}, "
+        f"stride {meta.windows['stride']}, distant units {interpretation.description}"
     )
-    distant = interpretation_of(far).description
-    windows = f"long {long}, local {short}, stride {stride}, distant units {distant}"
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
     lines += [text for text in (results.missing, describe_noise(meta.model)) if text]
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.induction:
-        lines.append(describe_induction(meta.induction, interpretation_of(far)))
+        lines.append(describe_induction(meta.induction, interpretation))
     for row in meta.reliability:
         shown = with_interval(row["lds"], row["lds_low"], row["lds_high"], sign="")
         lines.append(
@@ -174,7 +174,7 @@ def describe_noise(model: dict[str, Any]) -> str:
 def describe_gap(results: Results) -> str:
     """Describe the gaps of the chosen targets, of all targets, and with an unrelated text."""
     rows = results.reported
-    targets = results.targets[results.targets.far_part == "document"]
+    targets = results.targets[results.targets.distant_part == "document"]
     main = targets[targets.target_set == main_set(targets.target_set)]
     chosen = losses_of_targets(results.losses, main).merge(main[KEYS], on=KEYS)
     if not len(rows):
@@ -211,12 +211,12 @@ def describe_induction(found: dict[str, Any], interpretation: Interpretation) ->
     if not found["has_induction"]:
         lines += [
             f"  below {INDUCTION_SHARE:.0%}: this model copies little from its context. Copying",
-            "  is most of what far tokens give to models of text: read nats, not shares alone",
+            "  is most of what distant tokens give to models of text: read nats, not shares alone",
         ]
     elif interpretation.shows_alone:
         lines += [
-            "  this model copies; a single far token that is shown alone has no states of the",
-            "  tokens before it: measure with spans (span:4), or contextual far states, as well",
+            "  this model copies; a single distant token that is shown alone has no states of the",
+            "  tokens before it: measure with spans (span:4), or contextual distant states, too",
         ]
     return "\n".join(lines)
 

@@ -47,12 +47,12 @@ PHASES = {
     "recovery": {
         "tokens": _schema(document="int", place="int", token_id="int", text="text"),
         "influence": _schema(
-            document="int", target="int", far_part="text", units="text", selector="text",
-            control="text", rank="int", far_first="int", far_end="int", far_text="text",
+            document="int", target="int", distant_part="text", units="text", selector="text",
+            control="text", rank="int", distant_first="int", distant_end="int", distant_text="text",
             influence="real",
         ),
         "recovery": _schema(
-            document="int", target="int", far_part="text", units="text", selector="text",
+            document="int", target="int", distant_part="text", units="text", selector="text",
             control="text", draw="int", k="int", num_tokens="int", loss_set="real",
             loss_without="real?",
         ),
@@ -70,7 +70,7 @@ PHASES = {
 MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
 SCHEMAS = MADE_OF_PARTS | {
     "targets": _schema(
-        document="int", target="int", far_part="text", target_set="text", end="int"
+        document="int", target="int", distant_part="text", target_set="text", end="int"
     ),
     "summary": _schema(**kinds_of_columns()),
 }
@@ -131,7 +131,7 @@ def check_columns(path: Path, name: str, stored: pa.Schema | None = None) -> Non
     """Raise DataError if a file lacks a column of the table `name`, or stores it as another type.
     `stored`: the schema of the file, if it was read already."""
     stored = pq.read_schema(path) if stored is None else stored
-    types = {field.name: field.type for field in stored}
+    types = {current_name(field.name): field.type for field in stored}
     for field in SCHEMAS[name]:
         if types.get(field.name) != field.type:
             stored_type = types.get(field.name, "absent")

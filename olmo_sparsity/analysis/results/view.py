@@ -1,6 +1,6 @@
-"""Show targets and their far units in their text, in a terminal and a notebook; tables in HTML.
-Never imports torch. `targets` has target, end, text, loss_short, loss_long, gap; `far` has target,
-rank, first, end, text, nats."""
+"""Show targets and their distant units in their text, in a terminal and a notebook; tables in HTML.
+Never imports torch. `targets` has target, end, text, loss_short, loss_long, gap; `distant` has
+target, rank, first, end, text, nats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pandas as pd
 
 from olmo_sparsity.base.errors import printable
 
-REACH = 6  # tokens shown on either side of a far unit
+REACH = 6  # tokens shown on either side of a distant unit
 MARGIN = 40  # tokens shown before the first highlighted one, and after the last
 
 
@@ -89,36 +89,38 @@ def escape(text: Any) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
+    """Shows as the text with highlighted distant units in a notebook, as a list in a terminal."""
 
     texts: list[str]
     targets: pd.DataFrame
-    far: pd.DataFrame
+    distant: pd.DataFrame
     short: int
 
     def describe(self, bold: bool = False) -> str:
         """For a terminal. `bold`: whether it understands ANSI codes."""
         rows = self.targets.itertuples()
-        return "\n\n".join(described(self.texts, row, self.far, self.short, bold) for row in rows)
+        return "\n\n".join(
+            described(self.texts, row, self.distant, self.short, bold) for row in rows
+        )
 
     def __repr__(self) -> str:
         return self.describe()
 
     def _repr_html_(self) -> str:
-        return lit_text(self.texts, self.targets, self.far)
+        return lit_text(self.texts, self.targets, self.distant)
 
 
 def described(
-    texts: Sequence[str], target: Any, far: pd.DataFrame, short: int, bold: bool = False
+    texts: Sequence[str], target: Any, distant: pd.DataFrame, short: int, bold: bool = False
 ) -> str:
-    """A target with its far units, one per line, in the text around them. `short`: tokens of the
-    short window."""
+    """A target with its distant units, one per line, in the text around them. `short`: tokens of
+    the short window."""
     lines = [
         f"{strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
         f"{target.loss_short:.2f} with the last {short} tokens alone, {target.loss_long:.2f} with "
         f"the long window, gap {target.gap:+.2f} nats"
     ]
-    units = far[far.target == target.target]
+    units = distant[distant.target == target.target]
     for unit in units.itertuples():
         bounds = (max(0, unit.first - REACH), unit.first, unit.end, unit.end + REACH)
         before, inside, after = (_line("".join(texts[a:b])) for a, b in pairwise(bounds))
@@ -140,12 +142,12 @@ def strong(text: str, bold: bool) -> str:
     return f"\x1b[1m{text}\x1b[0m" if bold else text
 
 
-def lit_text(texts: Sequence[str], targets: pd.DataFrame, far: pd.DataFrame) -> str:
-    """HTML of the text from before the first far unit to after the last target. The brightness of a
-    unit is its effect relative to the strongest unit of its target."""
+def lit_text(texts: Sequence[str], targets: pd.DataFrame, distant: pd.DataFrame) -> str:
+    """HTML of the text from before the first distant unit to after the last target. The brightness
+    of a unit is its effect relative to the strongest unit of its target."""
     lit, is_target = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)
-    most = far.groupby("target").nats.max()
-    for unit in far.itertuples():
+    most = distant.groupby("target").nats.max()
+    for unit in distant.itertuples():
         share = max(0.0, unit.nats) / max(most[unit.target], 1e-9)
         lit[unit.first : unit.end] = np.maximum(lit[unit.first : unit.end], share)
     for target in targets.itertuples():

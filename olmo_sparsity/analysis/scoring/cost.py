@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.losses import LanguageModel
 
 GPU_FLOPS = 4e14
@@ -84,13 +84,13 @@ class CountingModel(nn.Module):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
-        far: FarStates | None = None,
+        distant: DistantStates | None = None,
         last: int | None = None,
         **_: Any,
     ) -> Tensor:
         hidden_BL1 = self.embedding(tokens_BL)
-        if far is not None and far.bias_BF is not None:  # so that its gates have gradients
-            hidden_BL1 = hidden_BL1 + far.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
+        if distant is not None and distant.bias_BF is not None:  # so that its gates have gradients
+            hidden_BL1 = hidden_BL1 + distant.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
         return hidden_BL1 if last is None else hidden_BL1[:, -last:]
 
     def unembed(self, hidden: Tensor) -> Tensor:
@@ -98,17 +98,19 @@ class CountingModel(nn.Module):
 
     def distant_states(
         self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
-    ) -> FarStates:
+    ) -> DistantStates:
         shape = (*tokens_BL.shape, 1, 1)
         layers = [(torch.zeros(shape), torch.zeros(shape))]
         states_BF1 = torch.zeros(*tokens_BL.shape, 1)
-        return FarStates(positions_BL.expand_as(tokens_BL), layers, hidden_BFD=states_BF1)
+        return DistantStates(positions_BL.expand_as(tokens_BL), layers, hidden_BFD=states_BF1)
 
-    def shares_far(self, num_far: int, length: int) -> bool:
+    def shares_distant(self, num_distant: int, length: int) -> bool:
         return False
 
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        return torch.zeros(len(tokens_BL), 1, far.num_places + tokens_BL.shape[1])
+    def last_attention(
+        self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
+    ) -> Tensor:
+        return torch.zeros(len(tokens_BL), 1, distant.num_places + tokens_BL.shape[1])
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         return self.real[0].recomputes(num_tokens, num_keys)

@@ -15,7 +15,7 @@ from torch import Tensor
 from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import fast_kernels
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Node, Prompt, plan, scores_along
 from olmo_sparsity.models.use import in_use
@@ -95,7 +95,7 @@ class ModelLogprobs:
             known_tokens, known_states = self.scorer.last_text
             root, rows = plan(different, known_tokens)
 
-            def extended(states: Any, node: Node, before: int) -> FarStates:
+            def extended(states: Any, node: Node, before: int) -> DistantStates:
                 if node.is_known and known_states is not None:
                     return known_states.first(node.depth)
                 return self.scorer.extended(states, rows[node.indices[0]][before : node.depth])

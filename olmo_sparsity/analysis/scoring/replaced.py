@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.options import AskSettings, Settings
 from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
-from olmo_sparsity.models.distant_states import FarStates
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.text.documents import Controls, Document
@@ -48,7 +48,7 @@ class _Text:
 def scorer_of(
     model: LoadedModel, settings: Settings | AskSettings, batch_tokens: int | None
 ) -> Scorer:
-    """Return the scorer that the far states of the settings need."""
+    """Return the scorer that the distant states of the settings need."""
     if settings.interpretation.replaces:
         engine = logprobs_of(model, batch_tokens)
         return ReplacingScorer(engine, model.model, settings.replacements or 1)
@@ -88,7 +88,7 @@ class ReplacingScorer(Scorer):
         counting._unrelated = self._unrelated
         return counting
 
-    def context(self, block: Block, states: FarStates | None = None) -> Context:
+    def context(self, block: Block, states: DistantStates | None = None) -> Context:
         assert self._unrelated is not None, "call of_document first"
         return Context(block, unrelated_RF=self._unrelated(block))
 
@@ -168,8 +168,8 @@ def _text(row: Row, draw: int) -> _Text:
     unrelated_RF = row.context.unrelated_RF
     assert unrelated_RF is not None
     assert row.span is not None
-    far_F = unrelated_RF[draw].copy()
-    far_F[row.kept_far] = block.far_F[row.kept_far]
+    distant_F = unrelated_RF[draw].copy()
+    distant_F[row.kept_distant] = block.distant_F[row.kept_distant]
     first, end = row.span
-    tokens = block.with_far(far_F).tokens[: block.num_before + end].astype(np.int64)
+    tokens = block.with_distant(distant_F).tokens[: block.num_before + end].astype(np.int64)
     return _Text(tokens, block.num_before + first)

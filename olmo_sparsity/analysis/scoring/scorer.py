@@ -33,7 +33,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError, is_out_of_memory
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.attention import fast_kernels
-from olmo_sparsity.models.distant_states import FarStates, to_device
+from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.models.prompts import Engine
@@ -57,32 +57,32 @@ class Context:
     """A block with one distant text, prepared by `Scorer.context` for evaluation."""
 
     block: Block
-    states: FarStates | None = None
-    """States of the prefix and all distant places, with contextual far states."""
+    states: DistantStates | None = None
+    """States of the prefix and all distant places, with contextual distant states."""
 
     unrelated_RF: np.ndarray | None = None
-    """Unrelated texts that replace distant places, with far states `replaced`."""
+    """Unrelated texts that replace distant places, with distant states `replaced`."""
 
     def long_row(self) -> Row:
         """The long window, for all targets of the block."""
         if self.states is None and self.unrelated_RF is None:
             return self.dense_row()
-        return self.set_row(np.arange(self.block.num_far))
+        return self.set_row(np.arange(self.block.num_distant))
 
     def dense_row(self, last: int | None = None) -> Row:
         """The long window, computed in full, for the targets before `last`."""
         last = self.block.num_targets if last is None else last
         return Row(self, np.arange(self.block.num_before + last - 1), last)
 
-    def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """The local window and the distant places `far` (indices, rising), for the
-        targets `span` (default: all). The only place where far states differ."""
+    def set_row(self, distant: np.ndarray, span: tuple[int, int] | None = None) -> Row:
+        """The local window and the distant places `distant` (indices, rising), for the
+        targets `span` (default: all). The only place where distant states differ."""
         block = self.block
         if self.unrelated_RF is not None:
             # A whole prompt, in which the distant tokens that are not kept are replaced.
             last = block.num_targets if span is None else span[1]
             places = np.arange(block.num_before + last - 1)
-            return Row(self, places, last, span=span or (0, last), kept_far=far)
+            return Row(self, places, last, span=span or (0, last), kept_distant=distant)
         first = 0
         last = block.num_targets
         if span is not None:
@@ -90,7 +90,7 @@ class Context:
             first = span[0] - span[0] % TOGETHER
             last = max(min(first + TOGETHER, block.num_targets), span[1])
             span = (span[0] - first, span[1] - first)
-        earlier = block.earlier(far)
+        earlier = block.earlier(distant)
         local = block.near(last)
         if self.states is not None and len(earlier):
             return Row(self, local, last - first, distant=earlier, span=span)
@@ -114,7 +114,7 @@ class Row:
     span: tuple[int, int] | None = None
     """The targets to evaluate: from the first to one past the last (default: all)."""
 
-    kept_far: np.ndarray | None = None
+    kept_distant: np.ndarray | None = None
     """Indices of the distant tokens that unrelated texts do not replace."""
 
     def within(self, reach: int) -> Row:
@@ -154,7 +154,7 @@ class _LastText:
     """The text whose states were computed last."""
 
     tokens: np.ndarray
-    states: FarStates
+    states: DistantStates
     model_state: State | None  # a change to the model makes the states stale
 
 
@@ -210,17 +210,17 @@ class Scorer:
         """Return the scorer of a document. Only one that replaces distant text depends on it."""
         return self
 
-    def context(self, block: Block, states: FarStates | None = None) -> Context:
+    def context(self, block: Block, states: DistantStates | None = None) -> Context:
         """Prepare a block for evaluation: the states of its distant places are computed once, here.
         `states`: states of a longer text with the same beginning, to reuse."""
         if not self.interpretation.keeps_states:
             return Context(block)
-        num_earlier = block.num_prefix + block.num_far
+        num_earlier = block.num_prefix + block.num_distant
         if states is not None:
             return Context(block, states.first(num_earlier))
         return Context(block, self.states(block.tokens[:num_earlier]))
 
-    def states(self, tokens: np.ndarray) -> FarStates:
+    def states(self, tokens: np.ndarray) -> DistantStates:
         """States of a text from its beginning, each token seeing those before it, computed a few
         thousand tokens at a time. The last ones are kept, as they serve every beginning of the
         text, for as long as the model stays the same."""
@@ -242,7 +242,7 @@ class Scorer:
             return states
 
     @property
-    def last_text(self) -> tuple[np.ndarray | None, FarStates | None]:
+    def last_text(self) -> tuple[np.ndarray | None, DistantStates | None]:
         """Return the last text that `states` was given, and its states; nothing unless the model is
         in use and unchanged since."""
         if self._last is None or self._last.model_state is not state_of(self.model):
@@ -250,7 +250,7 @@ class Scorer:
         return self._last.tokens, self._last.states
 
     @torch.no_grad()
-    def extended(self, states: FarStates | None, tokens: np.ndarray) -> FarStates:
+    def extended(self, states: DistantStates | None, tokens: np.ndarray) -> DistantStates:
         """States of a text that goes on with `tokens`. `states`: of what precedes them."""
         first = 0 if states is None else states.num_places
         (tokens_1L,) = to_device([tokens[None]], self.device)
@@ -260,16 +260,18 @@ class Scorer:
             return self.model.distant_states(tokens_1L, positions_1L, self.batch_tokens, states)
 
     @torch.no_grad()
-    def hidden_after(self, states: FarStates | None, tokens_BL: np.ndarray, last: int) -> Tensor:
+    def hidden_after(
+        self, states: DistantStates | None, tokens_BL: np.ndarray, last: int
+    ) -> Tensor:
         """hidden_BWD of the last places of texts that begin with the text of `states`."""
         first = 0 if states is None else states.num_places
         (inputs_BL,) = to_device([tokens_BL], self.device)
         positions_L = first + torch.arange(tokens_BL.shape[1], device=self.device)
         positions_BL = positions_L.expand_as(inputs_BL)
         self.token_forwards += tokens_BL.size
-        far = None if states is None else states.expand(len(tokens_BL))
+        distant = None if states is None else states.expand(len(tokens_BL))
         with threads_for(self.num_parameters):
-            return self.model.hidden(inputs_BL, positions_BL, far=far, last=last)
+            return self.model.hidden(inputs_BL, positions_BL, distant=distant, last=last)
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
@@ -389,7 +391,7 @@ class Scorer:
                 continue
             num_places = context.states.num_places
             # Whether the model attends to distant states without a copy for each row.
-            shares = self.model.shares_far(num_places, length)
+            shares = self.model.shares_distant(num_places, length)
             num_tokens = len(all_indices) * length
             is_one_forward = num_tokens <= self.batch_tokens
             if self.device.type == "cpu":
@@ -455,31 +457,33 @@ class Scorer:
         states of their context, and those that they do not attend to are masked; otherwise each
         row gets copies of its own ones."""
         states = batch[0].context.states
-        distant = [NOTHING if row.distant is None else row.distant for row in batch]
+        attended = [NOTHING if row.distant is None else row.distant for row in batch]
         if is_masked:
             assert states is not None
             visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
-            for visible_F, places in zip(visible_BF, distant, strict=True):
+            for visible_F, places in zip(visible_BF, attended, strict=True):
                 visible_F[places] = True
-            distant = list(visible_BF)
+            attended = list(visible_BF)
         evaluated = [np.arange(*(row.span or (0, row.num_targets))) for row in batch]
         # One copy to the device for all four.
         tokens_BL, positions_BL, distant_BK, evaluated_BW = as_tensors(
-            batch, self.device, distant, evaluated
+            batch, self.device, attended, evaluated
         )
         self.token_forwards += tokens_BL.numel()
-        far = None
+        distant = None
         if batch[0].distant is not None and states is not None:
             if not is_masked:
-                far = states.choose(distant_BK)
+                distant = states.choose(distant_BK)
             elif visible_BF.all():
-                far = states.expand(len(batch))
+                distant = states.expand(len(batch))
             else:
                 shape = (len(batch), states.num_places)
                 bias_BF = torch.zeros(shape, dtype=torch.float, device=self.device)
                 bias_BF.masked_fill_(distant_BK == 0, torch.finfo(torch.float).min)
-                far = states.expand(len(batch), bias_BF)
-        hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
+                distant = states.expand(len(batch), bias_BF)
+        hidden_BWD = self.model.hidden(
+            tokens_BL, positions_BL, distant=distant, last=batch[0].num_targets
+        )
         if batch[0].span is None:
             return hidden_BWD
         return hidden_BWD.take_along_dim(evaluated_BW[..., None], 1)
@@ -564,7 +568,7 @@ def context_losses(
     groups = {"": blocks}
     if controls is not None:
         groups["placebo_"] = [
-            block.with_far(controls.placebo(document, block).tokens_F) for block in blocks
+            block.with_distant(controls.placebo(document, block).tokens_F) for block in blocks
         ]
     targets = np.concatenate([np.arange(b.start, b.start + b.num_targets) for b in blocks])
     table = {"target": targets, "token_id": document.tokens[targets]}
@@ -593,9 +597,9 @@ def _long_hidden(scorer: Scorer, windows: Windows, blocks: list[Block]) -> Tenso
                 hidden_TD.append(last_TD[0, end - block.num_targets : end])
         else:
             # An unrelated distant text: one pass over it, then the local windows of all blocks.
-            states = scorer.states(last.tokens[: last.num_prefix + last.num_far])
+            states = scorer.states(last.tokens[: last.num_prefix + last.num_distant])
             shared = [
-                Context(block, states.first(block.num_prefix + block.num_far))
+                Context(block, states.first(block.num_prefix + block.num_distant))
                 for block in from_start
             ]
             contexts = shared + contexts
@@ -608,12 +612,12 @@ def _begins(block: Block, longer: Block) -> bool:
 
 def bigrams(block: Block) -> np.ndarray:
     """Return for each target, from the text alone, whether its token and the one before it occur
-    together among the far tokens, and nowhere in the short window."""
+    together among the distant tokens, and nowhere in the short window."""
     tokens = block.tokens.astype(np.int64)
     pairs = (tokens[:-1] << 32) + tokens[1:]  # pairs[i]: the tokens at places i and i + 1
-    first_far = block.num_prefix
-    first_local = first_far + block.num_far
-    distant = set(pairs[first_far : first_local - 1])
+    first_distant = block.num_prefix
+    first_local = first_distant + block.num_distant
+    distant = set(pairs[first_distant : first_local - 1])
     recurs = []
     for target in range(block.num_before, block.num_before + block.num_targets):
         pair = pairs[target - 1]

@@ -1,10 +1,10 @@
-"""Rank far units by how much they matter to a target: Eq. (20) and alternative selectors.
+"""Rank distant units by how much they matter to a target: Eq. (20) and alternative selectors.
 
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
 costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a
-far unit is the fall in the target's loss when it alone is added to the short window.
+distant unit is the fall in the target's loss when it alone is added to the short window.
 
-Dimension key: T chosen targets, F far places, U far units, K ranks, W targets of a block.
+Dimension key: T chosen targets, F distant places, U distant units, K ranks, W targets of a block.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
     """Return I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
 
-    One forward of [far unit + short window + block] serves all W targets.
+    One forward of [distant unit + short window + block] serves all W targets.
     """
     alone = [context.set_row(units.places(unit)) for unit in range(len(units))]
     (short_W,) = scorer.losses([context.set_row(NOTHING)])
@@ -100,7 +100,7 @@ def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
 
 
 def add_one(scorer: Scorer, question: Question) -> Choice:
-    """Eq. (20): the largest falls in loss when a far unit is added alone."""
+    """Eq. (20): the largest falls in loss when a distant unit is added alone."""
     influence_UW = influence_map(scorer, question.context, question.units)
     return best_of(question.total(influence_UW), question.k)
 
@@ -108,9 +108,9 @@ def add_one(scorer: Scorer, question: Question) -> Choice:
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     """add_one on the max(16, 2k) candidates that a gradient ranks highest.
 
-    One forward and backward of the short window with all far tokens, each nearly masked: its column
-    of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to the gate
-    predicts the effect of opening it.
+    One forward and backward of the short window with all distant tokens, each nearly masked: its
+    column of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to
+    the gate predicts the effect of opening it.
     """
     return _exact(scorer, question, list(_screened(scorer, question)))
 
@@ -171,11 +171,11 @@ NUM_HALVED = 4
 """How many of the best groups `halving` halves."""
 
 
-def first_groups(units: Units, num_far: int) -> list[tuple[int, int]]:
+def first_groups(units: Units, num_distant: int) -> list[tuple[int, int]]:
     """Cut the units into groups of about as many tokens, each from its first unit to one past its
     last."""
-    num_tokens = GROUP if num_far <= MANY else 2 * GROUP
-    size = max(1, num_tokens * len(units) // num_far)
+    num_tokens = GROUP if num_distant <= MANY else 2 * GROUP
+    size = max(1, num_tokens * len(units) // num_distant)
     return [(first, min(first + size, len(units))) for first in range(0, len(units), size)]
 
 
@@ -195,7 +195,9 @@ def halving(scorer: Scorer, question: Question) -> Choice:
     were, by its share of the smallest group around it."""
     units = question.units
     num_targets = len(question.spans)
-    groups = [first_groups(units, question.context.block.num_far)] * num_targets  # of each target
+    groups = [
+        first_groups(units, question.context.block.num_distant)
+    ] * num_targets  # of each target
     score_TU = np.zeros((num_targets, len(units)))
     is_single_TU = np.zeros(score_TU.shape, dtype=bool)
     while any(groups):
@@ -223,7 +225,7 @@ NUM_AGAIN = 2
 NUM_PARTNERS = 4
 """How many partners it tries for each."""
 
-WEIGHT_OF_ALL = 16  # as many open far tokens the nearly masked ones weigh together, at most
+WEIGHT_OF_ALL = 16  # as many open distant tokens the nearly masked ones weigh together, at most
 
 
 def pairs(scorer: Scorer, question: Question) -> Choice:
@@ -231,17 +233,18 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     units of the next best pairs. It finds tokens that help only together, and tokens that each help
     no more alone than the best of thousands does by chance.
 
-    Gates as in add_one_screened, but closed the more the more far tokens there are, give the first
-    max(9, k) units. With each of them opened, the gates of all others are evaluated again: the 4 of
-    largest gradient are its partners, and these pairs are evaluated. Of the best pairs the first 2
-    units that were not opened yet are opened then: one of two that help together may have come in
-    as a partner of a third. A unit's score is half of the fall of the best pair that it is in.
+    Gates as in add_one_screened, but closed the more the more distant tokens there are, give the
+    first max(9, k) units. With each of them opened, the gates of all others are evaluated again:
+    the 4 of largest gradient are its partners, and these pairs are evaluated. Of the best pairs the
+    first 2 units that were not opened yet are opened then: one of two that help together may have
+    come in as a partner of a third. A unit's score is half of the fall of the best pair that it is
+    in.
     """
     units = question.units
     spans = question.spans
     if len(units) == 1:
         return add_one(scorer, question)
-    gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_far)
+    gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_distant)
     gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
     falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
     first = best_of(gate_TU, max(NUM_FIRST, question.k)).unit_TK.tolist()
@@ -322,12 +325,12 @@ def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray])
 def loss_reductions(
     scorer: Scorer, question: Question, sets: Sequence[Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Return the loss reduction of each target by each of its sets of far places."""
+    """Return the loss reduction of each target by each of its sets of distant places."""
     context = question.context
     rows = [
-        context.set_row(far, span)
+        context.set_row(distant, span)
         for span, target_sets in zip(question.spans, sets, strict=True)
-        for far in (NOTHING, *target_sets)
+        for distant in (NOTHING, *target_sets)
     ]
     losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
     parts = np.split(losses, np.cumsum([1 + len(target_sets) for target_sets in sets])[:-1])
@@ -354,13 +357,13 @@ def attention(scorer: Scorer, question: Question) -> Choice:
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:
-    """Control: the far units next to the short window."""
+    """Control: the distant units next to the short window."""
     scores_U = question.units.end.astype(float)
     return best_of(np.tile(scores_U, (len(question.spans), 1)), question.k)
 
 
 def random(scorer: Scorer, question: Question) -> Choice:
-    """Control: random far units. The draw of a target does not depend on the other targets."""
+    """Control: random distant units. The draw of a target does not depend on the other targets."""
     shape = (question.context.block.num_targets, len(question.units))
     firsts = [first for first, _ in question.spans]
     return best_of(question.generator.random(shape)[firsts], question.k)

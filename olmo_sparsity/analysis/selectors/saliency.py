@@ -1,7 +1,7 @@
-"""Read how much a prediction uses far places from inside the model: gradients and attention.
+"""Read how much a prediction uses distant places from inside the model: gradients and attention.
 
-Dimension key: B rows, L tokens of a row, D width, T targets, F far places, H heads of all layers, K
-keys.
+Dimension key: B rows, L tokens of a row, D width, T targets, F distant places, H heads of all
+layers, K keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, as_tensors
 from olmo_sparsity.base.devices import release_freed_memory
 from olmo_sparsity.models.attention import fast_kernels
-from olmo_sparsity.models.distant_states import FarStates, to_device
+from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.use import in_this_thread, in_use
 from olmo_sparsity.text.windows import NOTHING, Spans
 
@@ -29,7 +29,7 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
     block = context.block
     states = context.states
     if states is None:
-        states = scorer.states(block.tokens[: block.num_prefix + block.num_far])
+        states = scorer.states(block.tokens[: block.num_prefix + block.num_distant])
     attention = []
     for first, end in spans:
         token_attention = []
@@ -39,8 +39,8 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
             scorer.token_forwards += tokens_BL.numel()
             with in_use(scorer.model), fast_kernels(scorer.device):
                 weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
-            far = slice(block.num_prefix, block.num_prefix + block.num_far)
-            token_attention.append(weights_BHK[0, :, far].float().cpu().numpy())
+            distant = slice(block.num_prefix, block.num_prefix + block.num_distant)
+            token_attention.append(weights_BHK[0, :, distant].float().cpu().numpy())
         attention.append(sum(token_attention))
     return np.stack(attention)
 
@@ -73,7 +73,7 @@ def _of_targets(
 def embedding_saliency(
     scorer: Scorer, context: Context, spans: Spans, objective: Objective
 ) -> np.ndarray:
-    """saliency_TF: −gradient · embedding of the far tokens, with the long window."""
+    """saliency_TF: −gradient · embedding of the distant tokens, with the long window."""
     of_batch = partial(_saliency_batch, scorer, context, objective)
     return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), of_batch))
 
@@ -115,7 +115,7 @@ def _saliency_batch(
         hook.remove()
     saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
     first = context.block.num_prefix
-    return saliency_BL[:, first : first + context.block.num_far].detach().float().cpu().numpy()
+    return saliency_BL[:, first : first + context.block.num_distant].detach().float().cpu().numpy()
 
 
 GATE = 0.1
@@ -136,7 +136,7 @@ def gate_gradients(
     opened: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Return gradient_TF of gates that nearly mask the distant places. `opened`: places for each
-    target with open gates. Only the window's places are computed, and attend to far states, so
+    target with open gates. Only the window's places are computed, and attend to distant states, so
     that there are S × F scores instead of all pairs."""
     block = context.block
     states = context.states
@@ -154,32 +154,34 @@ def gate_gradients(
     return gradient_TF
 
 
-def _states_alone(scorer: Scorer, context: Context) -> FarStates:
+def _states_alone(scorer: Scorer, context: Context) -> DistantStates:
     """Return states of the prefix, and of each distant token as if it followed the prefix
     directly."""
     block = context.block
-    rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
+    rows = [
+        Row(context, block.earlier(np.array([distant])), 0) for distant in range(block.num_distant)
+    ]
 
-    def states(batch: Sequence[Row]) -> FarStates:
+    def states(batch: Sequence[Row]) -> DistantStates:
         tokens_BL, positions_BL = as_tensors(batch, scorer.device)
         scorer.token_forwards += tokens_BL.numel()
         return scorer.model.distant_states(tokens_BL, positions_BL)
 
     batches = scorer.in_batches(rows, block.num_prefix + 1, states)
-    return FarStates.behind_prefix(batches, block.num_prefix)
+    return DistantStates.behind_prefix(batches, block.num_prefix)
 
 
 def _gate_batch(
     scorer: Scorer,
     context: Context,
-    states: FarStates,
+    states: DistantStates,
     gate: float,
     pairs: Sequence[tuple[tuple[int, int], np.ndarray]],
 ) -> np.ndarray:
     block = context.block
     device = scorer.device
     spans = [span for span, _ in pairs]
-    opened = [row * block.num_far + places for row, (_, places) in enumerate(pairs)]
+    opened = [row * block.num_distant + places for row, (_, places) in enumerate(pairs)]
     window = Row(context, block.near(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
     num_keys = states.num_places + tokens_BL.shape[1]
@@ -187,15 +189,15 @@ def _gate_batch(
     scorer.token_forwards += num_passes * tokens_BL.numel()
     kernels = fast_kernels(device, differentiate_bias=True)
     with _frozen(scorer.model), torch.enable_grad(), kernels:
-        shape = (len(spans), block.num_far)
+        shape = (len(spans), block.num_distant)
         gate_BF = torch.full(shape, float(np.log(gate)), dtype=torch.float, device=device)
         (opened_N,) = to_device([np.concatenate(opened)], device)
         gate_BF.view(-1).index_fill_(0, opened_N, 0.0)
         gate_BF.requires_grad_()
         # The prefix has no gate.
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
-        far = states.expand(len(spans), earlier_BK)
-        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, far=far)
+        distant = states.expand(len(spans), earlier_BK)
+        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, distant=distant)
         total = _of_targets(scorer, hidden_BLD, context, spans, loss)
         (gradient_BF,) = torch.autograd.grad(total, gate_BF)
     return (-gradient_BF).float().cpu().numpy()

@@ -63,14 +63,14 @@ def test_numbers_are_those_of_plain_transformers(
         for place in (row.target, row.target + 1)
     ]
 
-    def loss(far: list[int]) -> float:
-        return sum(brute.loss(far) for brute in brutes)
+    def loss(distant: list[int]) -> float:
+        return sum(brute.loss(distant) for brute in brutes)
 
     every = list(range(row.target - SHORT))
     assert row.loss_long == pytest.approx(loss(every), abs=1e-5)
     assert row.loss_short == pytest.approx(loss([]), abs=1e-5)
     falls = np.array([loss([]) - loss([place]) for place in every])
-    units = found.far[found.far.target == row.target]
+    units = found.distant[found.distant.target == row.target]
     np.testing.assert_allclose(units.nats, np.sort(falls)[::-1][:3], atol=2e-5)
     np.testing.assert_allclose(falls[units["first"]], units.nats, atol=2e-5)
     for k, unit in enumerate(units.itertuples(), 1):
@@ -86,7 +86,7 @@ def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> 
     assert found.chosen_by_gap
     # Those of the placebo are chosen with the text that is then asked about.
     recovery = found.check(draws=2).tables["recovery"]
-    placebo = recovery[(recovery.far_part == "placebo") & (recovery.control == "own")]
+    placebo = recovery[(recovery.distant_part == "placebo") & (recovery.control == "own")]
     controls = Controls(
         unrelated_documents(found.model, UNRELATED, found.document), found.windows, num_draws=2
     )
@@ -114,9 +114,9 @@ def test_a_number_of_tokens_is_at_most_so_many(model: Any, distant_states: str) 
         span = slice(row.target - first, row.end - first)
         alone = asked(model, text=text, at=span, distant_states=distant_states)
         assert row.loss_long == pytest.approx(alone.targets.loss_long[0], abs=1e-5)
-        far = found.far[found.far.target == row.target]
-        assert (far["first"] - first).tolist() == alone.far["first"].tolist()
-        np.testing.assert_allclose(far.nats, alone.far.nats, atol=1e-5)
+        distant = found.distant[found.distant.target == row.target]
+        assert (distant["first"] - first).tolist() == alone.distant["first"].tolist()
+        np.testing.assert_allclose(distant.nats, alone.distant.nats, atol=1e-5)
     assert found.check(draws=2).table.unrelated.notna().all()
 
 
@@ -126,7 +126,7 @@ def test_a_text_longer_than_the_model_is_cut_off(capsys: Any) -> None:
     found = asked(limited, at=[slice(30, 31), slice(60, 61)])
     assert "long windows of 41 tokens" in capsys.readouterr().err
     assert found.targets.target.tolist() == [30, 60]
-    assert found.far[found.far.target == 60]["first"].min() >= 60 - 41
+    assert found.distant[found.distant.target == 60]["first"].min() >= 60 - 41
     for given in ({}, {"long": 1000}, {"long": 20}):  # a number is at most so many, too
         asked(limited, at=slice(30, 31), **given)
         assert "longer" not in capsys.readouterr().err
@@ -158,7 +158,7 @@ def test_an_explanation_is_sent_to_another_process_without_its_model(
 @pytest.mark.parametrize("at", ["w7 w8", None])
 def test_a_weight_that_is_no_number_is_not_explained_away(at: str | None) -> None:
     model = make_model()
-    with torch.no_grad():  # of a word that stands among the far ones
+    with torch.no_grad():  # of a word that stands among the distant ones
         model.model.embed_tokens.weight[make_tokenizer().convert_tokens_to_ids("w5")] = torch.nan
     text = "w5 " + " ".join(f"w{i}" for i in range(6, 24)) + " w7 w8 w9"
     with pytest.raises(DataError, match="losses of targets are not finite"):
@@ -264,7 +264,7 @@ def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
     assert f"overlap: there is text for {few.apart}" in str(few)
     # A target whose own units raise the loss depends on nothing.
     assert replace(few, table=few.table.assign(own=-1.0, better=0)).num_beyond == 0
-    # Nor does one whose loss all far tokens together raise.
+    # Nor does one whose loss all distant tokens together raise.
     beyond = replace(few, table=few.table.assign(own=1.0, gap=1.0, better=0))
     assert beyond.num_beyond == len(few.table)
     assert replace(beyond, table=beyond.table.assign(gap=-2.63)).num_beyond == 0
@@ -276,7 +276,7 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: Any, at: Any, selecto
     checked = found.check(draws=4)
     assert (checked.placebo is None) == (at is not None)
     assert checked.draws == 4
-    by_target = found.far.groupby("target").loss_set.last()
+    by_target = found.distant.groupby("target").loss_set.last()
     for row in checked.table.itertuples():
         own = found.targets.set_index("target").loss_short[row.target] - by_target[row.target]
         assert row.own == pytest.approx(own, abs=1e-5)

@@ -47,7 +47,7 @@ KINDS = {
 def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> None:
     plan = Plan.of(loaded(model), documents(60, 45, 52, 60, 48), replace(settings, sample=0.6))
     targets = pd.DataFrame(
-        {"document": 1, "target": [22, 25, 40], "far_part": ["document", "placebo", "document"]}
+        {"document": 1, "target": [22, 25, 40], "distant_part": ["document", "placebo", "document"]}
     )
     for number in plan.measured:
         before = plan.scorer.token_forwards
@@ -101,7 +101,7 @@ def test_the_estimate_is_near_what_is_spent(
     (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
     assert int(said.replace(",", "")) == len(found.losses)
     (wide,) = re.findall(r"intervals +about ±([\d.]+) of recovery", text)
-    targets = found.targets[found.targets.far_part == "document"]
+    targets = found.targets[found.targets.distant_part == "document"]
     num_own = len(targets.drop_duplicates(["document", "target"]))
     assert float(wide) == pytest.approx(0.67 / num_own**0.5, rel=0.2)
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+), [\d,]+ for each evaluated", text)

@@ -18,7 +18,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.load import wrap_model
-from olmo_sparsity.text.documents import Controls, Documents, FarText
+from olmo_sparsity.text.documents import Controls, DistantText, Documents
 from olmo_sparsity.text.windows import Windows
 from tests.support.brute import (
     CPU,
@@ -65,10 +65,10 @@ def recovered(scorer: Scorer, documents: Documents, **changed: Any) -> dict[str,
 def test_what_is_recovered_is_the_loss_of_the_chosen_set(
     model: Any, documents: Documents, distant_states: InterpretationName
 ) -> None:
-    """Of each far part, and of the unrelated texts put in its place by hand."""
+    """Of each distant part, and of the unrelated texts put in its place by hand."""
     document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
     tables = recovered(Scorer(model, CPU, distant_states=distant_states), documents)
-    by = ["target", "far_part", "units", "selector", "control"]
+    by = ["target", "distant_part", "units", "selector", "control"]
     influence = {about: rows for about, rows in tables["influence"].groupby(by)}
     blocks = {block.start: block for block in RECOVERED.blocks(document.tokens)}
 
@@ -99,7 +99,9 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
         for row in rows.itertuples():
             places = {
                 place - brute.origin
-                for first, end in zip(chosen.far_first[: row.k], chosen.far_end, strict=False)
+                for first, end in zip(
+                    chosen.distant_first[: row.k], chosen.distant_end, strict=False
+                )
                 for place in range(first, end)
             }
             assert row.num_tokens == len(places)
@@ -107,10 +109,10 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
             without = brute.loss({*range(10)} - places) if control == "own" else np.nan
             assert row.loss_without == pytest.approx(without, abs=2e-5, nan_ok=True)
         for row in chosen.itertuples():
-            far = brute.document[row.far_first : row.far_end]
-            assert row.far_text == " ".join(str(token) for token in far)
+            distant = brute.document[row.distant_first : row.distant_end]
+            assert row.distant_text == " ".join(str(token) for token in distant)
         num_seen += 1
-    # Five targets of the far parts, two kinds of units, three selectors, own and unrelated.
+    # Five targets of the distant parts, two kinds of units, three selectors, own and unrelated.
     assert num_seen == len(influence) == 5 * 2 * 3 * 2
     assert {about[:2] for about in influence} == {
         (target, part) for part, targets in TARGETS.items() for target in targets.tolist()
@@ -144,8 +146,8 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
         brute = Brute(model, document.tokens, RECOVERED, target, distant_states)
         start = target - (target - 16) % 4
         kept = units_of(kind)[0].halves(7, stream(3, "halves", document.number, start))
-        far = [{j for unit in np.flatnonzero(row) for j in by_hand[unit]} for row in kept]
-        falls = pd.Series([brute.loss([]) - brute.loss(places) for places in far])
+        distant = [{j for unit in np.flatnonzero(row) for j in by_hand[unit]} for row in kept]
+        falls = pd.Series([brute.loss([]) - brute.loss(places) for places in distant])
         for selector in ("add_one", "gradient"):
             predicted = pd.Series(kept @ brute.influences(selector, by_hand))
             expected = np.corrcoef(predicted.rank(), falls.rank())[0, 1]
@@ -177,7 +179,7 @@ def test_the_whole_document_before_a_target(
         other = behind_all(document.tokens, controls.placebo(document, blocks[start]))
         for text, found in ((document.tokens, row.loss_long), (other, row.placebo_loss_long)):
             brute = Brute(model, text, windows, row.target, start=start)
-            assert found == pytest.approx(brute.loss(range(len(brute.far))), abs=1e-5)
+            assert found == pytest.approx(brute.loss(range(len(brute.distant))), abs=1e-5)
         assert row.loss_short == pytest.approx(brute.loss([]), abs=1e-5)
     some = [blocks[15], blocks[23]]
     pd.testing.assert_frame_equal(
@@ -193,14 +195,14 @@ def test_the_whole_document_before_a_target(
     for row in rows_of(found["recovery"], control="own").itertuples():
         start = int(windows.start_of(row.target))
         text = document.tokens
-        if row.far_part == "placebo":
+        if row.distant_part == "placebo":
             text = behind_all(text, controls.placebo(document, blocks[start]))
         brute = Brute(model, text, windows, row.target, distant_states, start=start)
         ranked = rows_of(
-            found["influence"], target=row.target, far_part=row.far_part, control="own"
+            found["influence"], target=row.target, distant_part=row.distant_part, control="own"
         )
-        chosen = ranked.far_first[: row.k].tolist()
-        rest = sorted({*range(len(brute.far))} - {*chosen})
+        chosen = ranked.distant_first[: row.k].tolist()
+        rest = sorted({*range(len(brute.distant))} - {*chosen})
         assert row.loss_set == pytest.approx(brute.loss(chosen), abs=1e-5)
         assert row.loss_without == pytest.approx(brute.loss(rest), abs=1e-5)
         num_seen += 1
@@ -240,9 +242,9 @@ def test_reliability_is_the_agreement_of_two_halves_of_the_texts() -> None:
             for first, end in ((0, 0), *GROUPS):
                 of_texts = []
                 for text in half:
-                    far = text.copy()
-                    far[first:end] = block.far_F[first:end]
-                    tokens = torch.tensor([[*far, *document.tokens[10 : row.target + 1]]])
+                    distant = text.copy()
+                    distant[first:end] = block.distant_F[first:end]
+                    tokens = torch.tensor([[*distant, *document.tokens[10 : row.target + 1]]])
                     with torch.no_grad():
                         log_p = model(tokens).logits[0, -2].log_softmax(-1)
                     of_texts.append(-float(log_p[tokens[0, -1]]))
@@ -266,11 +268,11 @@ def test_targets_need_a_full_window_and_a_place_in_the_document(
     assert not len(found["lds"])
     drawn = [recover(scorer, document, RECOVERED, [16, 20], ks=(2,), selectors="random", **seed)
              for seed in ({}, {"seed": 0}, {"seed": 1})]  # fmt: skip
-    first, same, other = (tables["influence"].far_first.tolist() for tables in drawn)
+    first, same, other = (tables["influence"].distant_first.tolist() for tables in drawn)
     assert first == same != other
 
 
-def behind_all(document: np.ndarray, text: FarText) -> np.ndarray:
+def behind_all(document: np.ndarray, text: DistantText) -> np.ndarray:
     return np.concatenate([text.tokens_F, document[len(text.tokens_F) :]])
 
 

@@ -67,7 +67,7 @@ def test_recovery_is_that_of_the_others_units_by_brute_force(
     given = measure(model_of(0), documents, WINDOWS, **OPTIONS | changed)
     judged, model = evaluated(1, documents, given, ks=(1, 2)), model_of(1).model
     controls = Controls(documents, WINDOWS, num_draws=1)
-    columns = ["document", "target", "far_part", "units", "selector", "control"]
+    columns = ["document", "target", "distant_part", "units", "selector", "control"]
     ranked = {key: rows.sort_values("rank") for key, rows in given.influence.groupby(columns)}
     known: dict[Any, Brute] = {}
     for row in judged.recovery.itertuples():
@@ -80,12 +80,14 @@ def test_recovery_is_that_of_the_others_units_by_brute_force(
                 text = behind(text, block, controls.unrelated(document, block, 0))
             known[one] = Brute(model, text, WINDOWS, row.target, distant_states)
         brute, chosen = known[one], ranked[key][: row.k]
-        bounds = zip(chosen.far_first - brute.origin, chosen.far_end - brute.origin, strict=True)
+        bounds = zip(
+            chosen.distant_first - brute.origin, chosen.distant_end - brute.origin, strict=True
+        )
         places = {place for first, stop in bounds for place in range(first, stop)}
         assert row.num_tokens == len(places)
         assert row.loss_set == pytest.approx(brute.loss(places), abs=2e-5)
         if row.control == "own":
-            rest = {*range(len(brute.far))} - places
+            rest = {*range(len(brute.distant))} - places
             assert row.loss_without == pytest.approx(brute.loss(rest), abs=2e-5)
     counts = judged.recovery.groupby(["units", "selector", "control"]).size()
     expected = product(("tokens", "span:3"), ["add_one"], ("own", "unrelated"))
@@ -251,7 +253,7 @@ def test_targets_are_the_same_characters(
     here, there = (open_documents(texts(), model) for model in (small, large))
     expected, cut, outside = set(), 0, 0
     for target in of_large.targets.query(
-        "far_part == 'document' and target_set == 'gap'"
+        "distant_part == 'document' and target_set == 'gap'"
     ).itertuples():
         number = int(target.document)
         begin = len("".join(there[number].texts[: target.target]))
@@ -300,7 +302,7 @@ def test_the_judge_sees_the_words_that_the_other_model_chose(
             f"document == {number} and target == {target.target} and control == 'own'"
         )
         for unit in ranked.sort_values("rank").itertuples():
-            begin, end = bounds[unit.far_first], bounds[unit.far_end]
+            begin, end = bounds[unit.distant_first], bounds[unit.distant_end]
             begin += len(text[begin:end]) - len(text[begin:end].lstrip())
             end = begin + len(text[begin:end].rstrip())
             num_units += 1
@@ -320,9 +322,9 @@ def test_the_judge_sees_the_words_that_the_other_model_chose(
         block = windows.block(document.tokens, start, min(start + 4, len(document.tokens)))
         context, inside = scorer.context(block), (span[0] - start, span[1] - start)
         for k in (1, 2, 4):
-            far = np.unique(np.concatenate([list(word) for word in words[:k]]))
-            others = np.setdiff1d(np.arange(block.num_far), far)
-            losses = scorer.losses([context.set_row(some, inside) for some in (far, others)])
+            distant = np.unique(np.concatenate([list(word) for word in words[:k]]))
+            others = np.setdiff1d(np.arange(block.num_distant), distant)
+            losses = scorer.losses([context.set_row(some, inside) for some in (distant, others)])
             expected[number, span[0], k] = float(losses[0].sum()), float(losses[1].sum())
     rows = judged.recovery.set_index(["document", "target", "k"])
     assert set(rows.index) == expected.keys()
@@ -364,7 +366,7 @@ def test_a_document_that_reads_otherwise_is_left_out_and_counted(
     some = open_documents(read, small)
     assert is_other_tokenizer(of_large, some)
     found = match_targets(of_large, some, windows)
-    chosen = of_large.targets.query("far_part == 'document'").drop_duplicates(KEYS)
+    chosen = of_large.targets.query("distant_part == 'document'").drop_duplicates(KEYS)
     assert found.counts["of_targets"] == len(chosen)
     assert found.counts["targets_in_other_text"] == (chosen.document == number).sum() > 0
     whole = match_targets(of_large, open_documents(texts(), small), windows)
@@ -382,5 +384,5 @@ def test_targets_of_a_sample_are_evaluated_in_its_blocks(
     here = measure(model_of(1), documents, WINDOWS, targets=there, **how)
     pd.testing.assert_frame_equal(here.losses[KEYS], there.losses[KEYS])
     pd.testing.assert_frame_equal(here.targets, there.targets)
-    assert "placebo" in set(here.targets.far_part)
+    assert "placebo" in set(here.targets.distant_part)
     assert 0 < len(here.losses) < len(found[1].losses)

@@ -175,7 +175,7 @@ def test_targets_are_chosen_as_said() -> None:
     both: Any = {"share": 0.2, "sets": ("gap", "bigram")}
     found = choose_targets(losses, 0.5, Settings(**both))
     assert set(found.document) == {1}
-    places = found.groupby(["far_part", "target_set"]).target.apply(list).to_dict()
+    places = found.groupby(["distant_part", "target_set"]).target.apply(list).to_dict()
     assert places["document", "gap"] == [6, 10]
     assert places["placebo", "gap"] == [7]
     # A fifth of five targets is one; which one has nothing to do with losses.
@@ -187,10 +187,10 @@ def test_targets_are_chosen_as_said() -> None:
     assert len(more) == 2
     assert set(more.target_set) == {"bigram"}
     few = choose_targets(losses, 0.5, Settings(**both, max_targets=1))
-    assert (few.groupby(["far_part", "target_set", "document"]).size() == 1).all()
+    assert (few.groupby(["distant_part", "target_set", "document"]).size() == 1).all()
     assert len(few.merge(found)) == len(few)
     all_of_them = choose_targets(losses, None, Settings(share=1.0, max_targets="all"))
-    assert all_of_them[all_of_them.far_part == "document"].target.tolist() == [*range(6, 11)]
+    assert all_of_them[all_of_them.distant_part == "document"].target.tolist() == [*range(6, 11)]
     settings = [Settings(share=0.2, seed=seed, max_targets=1) for seed in range(9)]
     seeds = [choose_targets(losses, 0.5, one) for one in settings]
     assert len({tuple(one.target) for one in seeds}) > 1
@@ -264,7 +264,7 @@ def test_all_tokens_of_a_records_target_and_no_others_are_targets(
     options = OPTIONS | {"prompt_field": "prompt", "out": tmp_path / "out"}
     results: Any = measure(letters, pairs, **options)
     assert set(results.targets.target_set) == {"named"}
-    assert set(results.targets.far_part) == {"document"}
+    assert set(results.targets.distant_part) == {"document"}
     long_enough = [number for number, row in enumerate(rows) if len(row["prompt"]) >= 18]
     sizes = [len(rows[number]["target"]) for number in long_enough]
     assert results.targets.groupby("document").size().tolist() == sizes

@@ -124,7 +124,7 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     document = page.data("document-3")
     assert "".join(document["text"]) == "".join(fake_words(3))
     losses = results.losses.query("document == 3").set_index("target")
-    own_part = "document == 3 and far_part == 'document'"
+    own_part = "document == 3 and distant_part == 'document'"
     recovery = results.recovery.query(f"{own_part} and selector == 'add_one' and k == 4")
     influence = results.influence.query(f"{own_part} and selector == 'add_one'")
     targets = results.targets.query(own_part).groupby("target").target_set.agg(set)
@@ -143,7 +143,7 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
                 assert side["loss"][KS.index(4)] == pytest.approx(expected, abs=1e-4)
             ranked = influence.query(f"target == {target} and units == {units!r}")
             ranked = ranked[ranked.control == "own"].sort_values("rank")
-            assert sides["own"]["first"] == ranked.far_first.tolist()
+            assert sides["own"]["first"] == ranked.distant_first.tolist()
             assert set(sides["own"]["width"]) == {WIDTHS[units]}
 
 
@@ -221,15 +221,15 @@ def test_an_explanation_holds_what_was_found(explained: Page, explanation: Expla
     assert 0 < len(wide) < len(spans)
     assert explanation.checked is not None
     table = explanation.checked.table.set_index("target")
-    by_target = explanation.far.groupby("target")
+    by_target = explanation.distant.groupby("target")
     assert [one["target"] for one in document["chosen"]] == [target for target, _ in spans]
     for one, row in zip(document["chosen"], explanation.targets.itertuples(), strict=True):
         assert one["sets"] == []
         own, unrelated = one["found"]["0 0"]["own"], one["found"]["0 0"]["unrelated"]
-        far = by_target.get_group(target := one["target"])
-        assert own["first"] == far["first"].tolist()
+        distant = by_target.get_group(target := one["target"])
+        assert own["first"] == distant["first"].tolist()
         assert set(own["width"]) == {3}
-        np.testing.assert_allclose(own["loss"], [row.loss_short, *far.loss_set], atol=1e-4)
+        np.testing.assert_allclose(own["loss"], [row.loss_short, *distant.loss_set], atol=1e-4)
         assert unrelated["loss"][-1] == pytest.approx(
             row.loss_short - table.unrelated[target], abs=1e-4
         )
@@ -315,10 +315,10 @@ def test_placebo_targets_are_drawn_beside_own_ones(results: Results) -> None:
     (curve,) = curves_of([results], ["a model"])
     losses = results.losses.set_index(["document", "target"])
     rows = results.recovery.query(
-        "far_part == 'placebo' and control == 'own' and units == 'tokens' and k == 1"
+        "distant_part == 'placebo' and control == 'own' and units == 'tokens' and k == 1"
     )
     rows = rows[rows.selector == curve.rows.selector.iloc[0]]
-    chosen = results.targets.query("far_part == 'placebo' and target_set == 'gap'")
+    chosen = results.targets.query("distant_part == 'placebo' and target_set == 'gap'")
     rows = rows.merge(chosen[["document", "target"]]).join(losses, on=["document", "target"])
     expected = (rows.loss_short - rows.loss_set).sum()
     expected /= (rows.loss_short - rows.placebo_loss_long).sum()

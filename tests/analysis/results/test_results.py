@@ -48,7 +48,7 @@ def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
     ]
     ratios = widths[0] / widths[1]  # 5 documents: 2.776 / 1.96 · √(5 / 4)
     assert 1.5 < ratios.min() <= ratios.max() < 1.7
-    own = replace(results, targets=results.targets.query("far_part == 'document'"))
+    own = replace(results, targets=results.targets.query("distant_part == 'document'"))
     with pytest.raises(DataError, match=r"no placebo to compare; .*without --targets"):
         compare(results, own)
     with pytest.raises(DataError, match="other texts"):

@@ -62,7 +62,7 @@ def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(
         loss_long=0.9 * gap - gap,
     )
     targets = pd.DataFrame(keys, columns=["document", "target"])
-    targets = targets.assign(far_part="document", target_set="gap")
+    targets = targets.assign(distant_part="document", target_set="gap")
     rows = recovery_rows(keys, "own", [0.0, 0.4 * gap] * 20, num_tokens=2, loss_without=2.0)
     for draw, more in enumerate((-1.0, 1.0)):  # which are averaged
         rows += recovery_rows(keys, "unrelated", [0.9 * gap + more] * 40, draw=draw)
@@ -96,7 +96,7 @@ def rows_of_pairs(seed: int, num_documents: int = 12) -> pd.DataFrame:
             removed = np.nan if generator.random() < 0.1 and target else removed
             removed = np.nan if target_set == "bigram" and document == 0 else removed
             rows.append((document, target, part, target_set, k, own, unrelated, removed, gap))
-    columns = ["document", "target", "far_part", "target_set", "k", *SUMMED[:4]]
+    columns = ["document", "target", "distant_part", "target_set", "k", *SUMMED[:4]]
     rows_of = pd.DataFrame(rows, columns=columns)
     return rows_of.assign(units="tokens", selector="add_one", targets=1.0, num_tokens_own=rows_of.k)
 
@@ -170,7 +170,9 @@ def test_summaries_and_comparisons_are_those_of_plain_loops() -> None:
             rows[(rows.target_set == row["target_set"]) & (rows.k == row["k"])]
             for rows in (first, second)
         ]
-        parts = [[rows[rows.far_part == part] for part in ("document", "placebo")] for rows in of]
+        parts = [
+            [rows[rows.distant_part == part] for part in ("document", "placebo")] for rows in of
+        ]
         documents = sorted({*of[0].document, *of[1].document})
         of_own = sorted({*parts[0][0].document, *parts[1][0].document})
         here, there = (by_loops(*part, of_own) for part in parts)
@@ -213,8 +215,8 @@ def test_an_interval_needs_a_value_and_98_of_100_resamples() -> None:
 def test_lds_is_the_mean_of_own_targets() -> None:
     keys = [(1, 5), (1, 6), (3, 5), (5, 9)]
     targets = pd.DataFrame(keys, columns=["document", "target"])
-    targets = targets.assign(far_part="document", target_set="gap")
-    placebo = targets.assign(far_part="placebo", document=7)
+    targets = targets.assign(distant_part="document", target_set="gap")
+    placebo = targets.assign(distant_part="placebo", document=7)
     lds = pd.DataFrame([*keys, (7, 5), (3, 6)], columns=["document", "target"])
     lds = lds.assign(units="tokens", selector="add_one", lds=[0.1, 0.3, 0.8, 0.4, 9.0, 9.0])
     (row,) = mean_lds(pd.concat([targets, placebo]), lds).to_dict("records")

@@ -87,24 +87,24 @@ def test_losses_are_those_of_the_texts_put_together_by_hand(
     if chosen_by == "another":  # transfer: its units and targets, among the same unrelated texts
         torch.manual_seed(2)
         model = wrap_model(make_model(), whole_prompts=True)
-        first = measured.influence.query("rank == 1 and far_part == 'document'").far_first
+        first = measured.influence.query("rank == 1 and distant_part == 'document'").distant_first
         measured = measure(model, documents, choices=measured)
-        same = measured.influence.query("rank == 1 and far_part == 'document'").far_first
+        same = measured.influence.query("rank == 1 and distant_part == 'document'").distant_first
         assert first.tolist() == same.tolist()
     settings = Settings(**OF_WINDOWS, distant_states="replaced", replacements=3)
     windows = settings.windows
     controls = Controls(documents, windows, num_draws=settings.draws)
     losses = measured.losses.set_index(["document", "target"])
-    ranked = measured.influence.query("far_part == 'document' and control == 'own'")
-    rows = measured.recovery.query("far_part == 'document' and control == 'own'")
+    ranked = measured.influence.query("distant_part == 'document' and control == 'own'")
+    rows = measured.recovery.query("distant_part == 'document' and control == 'own'")
     assert len(rows) >= 8
     for row in rows.itertuples():
         tokens, start = documents[row.document].tokens, int(windows.start_of(row.target))
         block = windows.block(tokens, start, min(start + 4, len(tokens)))
         texts = [controls.replacement(documents[row.document], block, r).tokens_F for r in range(3)]
-        far = ranked.query(f"document == {row.document} and target == {row.target}")
-        kept = far.far_first[: row.k].to_numpy()
-        behind = tokens[block.num_far : row.target + 1]
+        distant = ranked.query(f"document == {row.document} and target == {row.target}")
+        kept = distant.distant_first[: row.k].to_numpy()
+        behind = tokens[block.num_distant : row.target + 1]
 
         def loss(kept: np.ndarray) -> float:
             changed = [np.concatenate([one, behind]) for one in texts]  # noqa: B023 (used at once)
@@ -112,7 +112,7 @@ def test_losses_are_those_of_the_texts_put_together_by_hand(
                 one[kept] = tokens[kept]  # noqa: B023
             return float(np.mean([plain(model, one) for one in changed]))
 
-        every = np.arange(block.num_far)
+        every = np.arange(block.num_distant)
         found = losses.loc[row.document, row.target]
         assert found.loss_short == pytest.approx(loss(kept[:0]), abs=2e-5)
         assert found.loss_long == pytest.approx(plain(model, tokens[: row.target + 1]), abs=2e-5)
@@ -122,7 +122,7 @@ def test_losses_are_those_of_the_texts_put_together_by_hand(
             row.k == 1 and chosen_by == "itself"
         ):  # of so few units the best groups hold the best one, mostly
             alone = [loss(every[j : j + 1]) for j in every]
-            best = far.influence.iloc[0]
+            best = distant.influence.iloc[0]
             assert best == pytest.approx(found.loss_short - alone[kept[0]], abs=2e-5)
             assert np.sort(alone)[len(alone) // 4] >= alone[kept[0]]
 
@@ -134,7 +134,7 @@ def test_every_unit_by_brute_force_is_what_add_one_finds(
     every = measure(model, documents, **given)
     few = measure(model, documents, **given | {"selectors": "halving"})
     both = every.recovery.merge(
-        few.recovery, on=["document", "target", "far_part", "control", "draw", "k"]
+        few.recovery, on=["document", "target", "distant_part", "control", "draw", "k"]
     )
     assert len(both) == len(few.recovery)
     assert (both.loss_set_x <= both.loss_set_y + 1e-5).all()
@@ -149,13 +149,13 @@ def test_reliability_is_the_agreement_of_two_halves(
     for row in measured.lds.itertuples():
         tokens, start = documents[row.document].tokens, int(windows.start_of(row.target))
         block = windows.block(tokens, start, min(start + 4, len(tokens)))
-        groups = [(0, block.num_far)]
+        groups = [(0, block.num_distant)]
         while len(groups) < 5:
             groups = [(c, d) for a, b in groups for c, d in ((a, (a + b) // 2), ((a + b) // 2, b))]
         falls = np.zeros((3, len(groups)))
         for draw, fall in enumerate(falls):
-            far = controls.replacement(documents[row.document], block, draw).tokens_F
-            text = np.concatenate([far, tokens[len(far) : row.target + 1]])
+            distant = controls.replacement(documents[row.document], block, draw).tokens_F
+            text = np.concatenate([distant, tokens[len(distant) : row.target + 1]])
             for number, (first, end) in enumerate(groups):
                 changed = text.copy()
                 changed[first:end] = tokens[first:end]
@@ -261,7 +261,7 @@ def test_one_text_is_explained(kind: str) -> None:
     loaded = wrap_model(model, make_tokenizer(), whole_prompts=True)
     losses = []
     for draw in range(2):
-        tokens = block.with_far(controls.replacement(document, block, draw).tokens_F).tokens
+        tokens = block.with_distant(controls.replacement(document, block, draw).tokens_F).tokens
         both = np.append(tokens, document.tokens[row.target + 1])
         losses.append(plain(loaded, tokens) + plain(loaded, both))
     assert row.loss_short == pytest.approx(np.mean(losses), abs=2e-5)
@@ -325,12 +325,14 @@ def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
     finally:
         server.stop()
     losses = resumed.losses.set_index(["document", "target"])
-    for row in resumed.recovery.query("far_part == 'document' and control == 'own'").itertuples():
+    for row in resumed.recovery.query(
+        "distant_part == 'document' and control == 'own'"
+    ).itertuples():
         tokens, found = documents[row.document].tokens, losses.loc[row.document, row.target]
         window = [*resumed.meta.windows["prefix"], *tokens[row.target - 16 : row.target].tolist()]
         truth = server.model.truth(window, [int(tokens[row.target])])
         assert found.loss_long == pytest.approx(-float(truth[0]), abs=1e-4)
         assert abs(row.loss_set - found.loss_long) < 0.5 * abs(found.loss_short - found.loss_long)
-    best = resumed.influence.query("control == 'own' and far_part == 'document' and rank == 1")
-    assert ((best.target - best.far_first) == 2).mean() > 0.5
+    best = resumed.influence.query("control == 'own' and distant_part == 'document' and rank == 1")
+    assert ((best.target - best.distant_first) == 2).mean() > 0.5
     assert resumed.summary.recovery.iloc[0] == pytest.approx(1, abs=0.3)

@@ -61,7 +61,7 @@ def block(document: np.ndarray) -> Block:
 
 @pytest.mark.parametrize("windows", [*WINDOWS, LONG_BLOCK], ids=str)
 def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> None:
-    """Of the document, and with another text in place of its far part."""
+    """Of the document, and with another text in place of its distant part."""
     documents = Documents.of([document, *(document[::-1] for _ in range(4))])
     controls = Controls(documents, windows)
     scorer = shown_alone(model, batch_tokens=64)
@@ -69,7 +69,7 @@ def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> N
     plain = context_losses(scorer, documents[0], windows)
     assert found.target.tolist() == list(range(windows.long, len(document)))
     assert found.token_id.tolist() == document[windows.long :].tolist()
-    every = list(range(windows.num_far))
+    every = list(range(windows.num_distant))
     for block in windows.blocks(document):
         mixed = behind(document, block, controls.placebo(documents[0], block))
         for target in range(block.start, block.start + block.num_targets):
@@ -81,10 +81,10 @@ def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> N
             assert row.placebo_loss_long == pytest.approx(other.loss(every), abs=1e-5)
     np.testing.assert_array_equal(plain, found[plain.columns])
     assert "bigram" not in plain
-    for name, far in (("bigram", None), ("placebo_bigram", controls.placebo)):
+    for name, distant in (("bigram", None), ("placebo_bigram", controls.placebo)):
         blocks = list(windows.blocks(document))
-        if far is not None:
-            blocks = [block.with_far(far(documents[0], block).tokens_F) for block in blocks]
+        if distant is not None:
+            blocks = [block.with_distant(distant(documents[0], block).tokens_F) for block in blocks]
         assert found[name].tolist() == np.concatenate([bigrams(one) for one in blocks]).tolist()
     short = context_losses(scorer, Document(document[: windows.long]), windows)
     assert (len(short), list(short)) == (0, ["target", "token_id", "loss_short", "loss_long"])
@@ -104,8 +104,10 @@ def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
     blocks = list(windows.blocks(document))
     for row in found.itertuples():
         (block,) = (b for b in blocks if b.start <= row.target < b.start + b.num_targets)
-        far = controls.placebo(documents[0], block).tokens_F
-        mixed = np.concatenate([document[: block.first], far, document[block.first + len(far) :]])
+        distant = controls.placebo(documents[0], block).tokens_F
+        mixed = np.concatenate(
+            [document[: block.first], distant, document[block.first + len(distant) :]]
+        )
         for text, loss in ((document, row.loss_long), (mixed, row.placebo_loss_long)):
             inputs = torch.tensor([[*prefix, *text[block.first : row.target]]])
             hidden = model.hidden(inputs, torch.arange(inputs.shape[1])[None])
@@ -121,12 +123,12 @@ def test_rows_for_single_targets_equal_those_for_the_whole_block(
     block = next(iter(LONG_BLOCK.blocks(document)))
     scorer = Scorer(model, CPU, distant_states=distant_states)
     context = scorer.context(block)
-    for far in (NOTHING, np.array([1, 4]), np.arange(10)):
-        (whole_W,) = scorer.losses([context.set_row(far)])
-        single = scorer.losses([context.set_row(far, (i, i + 1)) for i in range(20)])
+    for distant in (NOTHING, np.array([1, 4]), np.arange(10)):
+        (whole_W,) = scorer.losses([context.set_row(distant)])
+        single = scorer.losses([context.set_row(distant, (i, i + 1)) for i in range(20)])
         np.testing.assert_allclose(np.array(single)[:, 0], whole_W, atol=1e-6, rtol=1e-6)
         for first, end in ((0, 3), (5, 20), (14, 18)):
-            (some,) = scorer.losses([context.set_row(far, (first, end))])
+            (some,) = scorer.losses([context.set_row(distant, (first, end))])
             np.testing.assert_allclose(some, whole_W[first:end], atol=1e-6, rtol=1e-6)
     (long_W,) = scorer.losses([context.long_row()])
     (dense_W,) = scorer.losses([context.dense_row()])
@@ -134,14 +136,16 @@ def test_rows_for_single_targets_equal_those_for_the_whole_block(
 
 
 @ONE_FAMILY
-def test_rows_of_several_contexts_look_back_at_their_own_far_tokens(
+def test_rows_of_several_contexts_look_back_at_their_own_distant_tokens(
     model: Any, document: np.ndarray
 ) -> None:
     scorer = Scorer(model, CPU)
     blocks = list(Windows(16, 6, 4).blocks(document))[:3]
-    blocks.append(blocks[0].with_far(np.arange(10)))  # the same window behind other far tokens
+    blocks.append(
+        blocks[0].with_distant(np.arange(10))
+    )  # the same window behind other distant tokens
     contexts = [scorer.context(block) for block in blocks]
-    rows = [context.set_row(np.array([far, 9])) for far in (2, 5) for context in contexts]
+    rows = [context.set_row(np.array([distant, 9])) for distant in (2, 5) for context in contexts]
     alone = [Scorer(model, CPU).losses([row])[0] for row in rows]
     for together, apart in zip(scorer.losses(rows), alone, strict=True):
         np.testing.assert_allclose(together, apart, atol=1e-5)
@@ -149,8 +153,8 @@ def test_rows_of_several_contexts_look_back_at_their_own_far_tokens(
 
 
 @pytest.mark.parametrize("change", [{}, {"n_kv_heads": 2}, {"query_scale_length": 40.0}])
-def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
-    """Rows that see all far places but one, against rows that hold these alone."""
+def test_hidden_distant_places_are_no_keys(change: dict, block: Block) -> None:
+    """Rows that see all distant places but one, against rows that hold these alone."""
     torch.manual_seed(1)
     scorer = Scorer(build_model(ModelConfig(**FIELDS, **change)).eval(), CPU)
     context = scorer.context(block)
@@ -174,42 +178,44 @@ def test_rows_in_batches_of_any_size_and_their_sums(
     scorer = Scorer(model, distant_states=distant_states)
     assert (scorer.token_forwards, scorer.batch_tokens) == (0, 4096)
     contexts = [scorer.context(one) for one in (block, longer)]
-    far = [np.arange(n) for n in range(block.num_far + 1)]
-    rows = [context.set_row(one, (1, 3)) for context in contexts for one in far]
+    distant = [np.arange(n) for n in range(block.num_distant + 1)]
+    rows = [context.set_row(one, (1, 3)) for context in contexts for one in distant]
     expected = scorer.losses(rows)
     monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 3)
     one_by_one = Scorer(model, distant_states=distant_states, batch_tokens=1)
     states = one_by_one.states(longer.tokens) if distant_states == "contextual" else None
-    rows = [one_by_one.context(b, states).set_row(o, (1, 3)) for b in (block, longer) for o in far]
+    rows = [
+        one_by_one.context(b, states).set_row(o, (1, 3)) for b in (block, longer) for o in distant
+    ]
     np.testing.assert_allclose(one_by_one.losses(rows), expected, atol=1e-5)
     np.testing.assert_allclose(one_by_one.sums(rows), np.sum(expected, 1), atol=2e-5)
     assert one_by_one.losses([]) == []
 
 
 def test_rows_hold_what_they_say(block: Block) -> None:
-    """Of far states computed alone, with their context, and replaced; targets in runs of 16."""
+    """Of distant states computed alone, with their context, and replaced; targets in runs of 16."""
     block = next(LONG_BLOCK.blocks(np.arange(60)))
-    some, every, (num_far, before) = np.array([1, 4]), np.arange(35), (10, 16)
+    some, every, (num_distant, before) = np.array([1, 4]), np.arange(35), (10, 16)
     alone = Context(block)
     states: Any = object()
     seeing = Context(block, states)
     replaced = Context(block, unrelated_RF=np.zeros((2, 10)))
 
     def shape(row: Row) -> tuple[Any, ...]:
-        distant = row.distant if row.kept_far is None else row.kept_far
+        distant = row.distant if row.kept_distant is None else row.kept_distant
         distant = None if distant is None else distant.tolist()
         return row.places.tolist(), row.num_targets, distant, row.span
 
-    near = every[num_far:].tolist()
+    near = every[num_distant:].tolist()
     assert shape(alone.long_row()) == (every.tolist(), 20, None, None)
     assert shape(alone.dense_row(3)) == ([*range(before + 2)], 3, None, None)
-    assert shape(seeing.long_row()) == (near, 20, [*range(num_far)], None)
+    assert shape(seeing.long_row()) == (near, 20, [*range(num_distant)], None)
     assert shape(seeing.set_row(NOTHING)) == (near, 20, None, None)
-    assert shape(replaced.long_row()) == (every.tolist(), 20, [*range(num_far)], (0, 20))
+    assert shape(replaced.long_row()) == (every.tolist(), 20, [*range(num_distant)], (0, 20))
     assert shape(replaced.set_row(some, (2, 4))) == ([*range(19)], 4, [1, 4], (2, 4))
     for first, end in ((0, 1), (15, 16), (14, 18), (16, 17), (19, 20)):
         begin, last = (0, max(16, end)) if first < 16 else (16, 20)
-        inputs, wanted = [*range(num_far, before + last - 1)], (first - begin, end - begin)
+        inputs, wanted = [*range(num_distant, before + last - 1)], (first - begin, end - begin)
         span, num = (first, end), last - begin
         assert shape(seeing.set_row(some, span)) == (inputs, num, [1, 4], wanted)
         assert shape(alone.set_row(some, span)) == ([1, 4, *inputs], num, None, wanted)
@@ -223,7 +229,7 @@ def test_rows_that_see_different_places_share_a_forward_if_these_are_few(
     context = scorer.context(block)
     rows = [context.set_row(np.arange(num)) for num in (1, 5, 6, 6)]
     size, where = len(rows[0].places), "olmo_sparsity.analysis.scoring.scorer.FEW_PAIRS"
-    monkeypatch.setattr(type(scorer.model), "shares_far", lambda *_: True)
+    monkeypatch.setattr(type(scorer.model), "shares_distant", lambda *_: True)
 
     def groups() -> list[Any]:
         found = scorer._groups(rows)
@@ -242,7 +248,7 @@ def test_rows_that_see_different_places_share_a_forward_if_these_are_few(
     assert len(groups()) == 3
     scorer.batch_tokens = 4 * size
     assert len(groups()) == 1
-    monkeypatch.setattr(type(scorer.model), "shares_far", lambda *_: False)
+    monkeypatch.setattr(type(scorer.model), "shares_distant", lambda *_: False)
     assert groups() == [*apart[:2], ([2, 3], True, 10)]
     for num_parameters, expected in ((0, 8), (5e8, 2), (1e9, 1), (3e9, 1)):
         scorer.num_parameters = int(num_parameters)
@@ -292,7 +298,7 @@ def test_states_of_a_beginning_are_not_computed_again(document: np.ndarray) -> N
 
 def test_rows_without_what_no_layer_reaches_are_computed_once(block: Block) -> None:
     context = Context(block)
-    rows = [context.set_row(np.array(far), (0, 2)) for far in ([0], [9], [1], [0, 9])]
+    rows = [context.set_row(np.array(distant), (0, 2)) for distant in ([0], [9], [1], [0, 9])]
     found, each = _distinct(rows, 3)
     assert [len(row.places) for row in found] == [9, 10]
     assert list(each) == [0, 1, 0, 1]
@@ -343,12 +349,12 @@ def test_a_bigram_recurs_among_the_distant_tokens_and_nowhere_nearer(windows: Wi
     document = np.random.default_rng(0).integers(0, 3, 60)
     seen = set()
     for block in windows.blocks(document):
-        far_end = block.num_prefix + block.num_far
-        far = [*pairwise(block.tokens[block.num_prefix : far_end])]
+        distant_end = block.num_prefix + block.num_distant
+        distant = [*pairwise(block.tokens[block.num_prefix : distant_end])]
         for i, found in enumerate(bigrams(block)):
             place = block.num_before + i
-            near = [*pairwise(block.tokens[far_end:place])]
+            near = [*pairwise(block.tokens[distant_end:place])]
             pair = tuple(block.tokens[place - 1 : place + 1])
-            assert found == (pair in far and pair not in near)
+            assert found == (pair in distant and pair not in near)
             seen.add(bool(found))
     assert seen == {False, True}

@@ -73,7 +73,7 @@ def test_selectors(
     scorer = Scorer(model, CPU, distant_states=distant_states, batch_tokens=128)
     block = list(windows.blocks(DOCUMENT))[2]
     targets = list(range(block.num_targets))[-3:]
-    units, by_hand = units_of(kind, block.num_far)
+    units, by_hand = units_of(kind, block.num_distant)
     k = min(4, len(by_hand))
     choice = SELECTORS[selector](scorer, question(scorer, block, targets, k, units))
     for row, target in enumerate(targets):
@@ -120,7 +120,8 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
 def test_pairs_opens_the_best_gates_and_then_those_of_the_best_pairs(
     distant_states: InterpretationName,
 ) -> None:
-    """Of 54 far tokens nine are opened with four partners each, then two more of the best pairs."""
+    """Of 54 distant tokens nine are opened with four partners each, then two more of the best
+    pairs."""
     model, windows = tiny("olmo"), Windows(60, 6, 1)
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
     brute, scorer = Brute(model, document, windows, 60, distant_states), Scorer(model, CPU)
@@ -193,7 +194,7 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
         best = np.sort(exact[candidates[:num_exact]])[::-1][:k]
         np.testing.assert_allclose(choice.influence_TK[0], best, atol=2e-5)
         # The gate's forward and backward over the window alone, the short window, the candidates;
-        # far tokens that are shown alone have states of their own.
+        # distant tokens that are shown alone have states of their own.
         length = 6 if distant_states == "contextual" else 6 + len(by_hand[0])
         alone = 0 if distant_states == "contextual" else 54
         assert scorer.token_forwards - before == alone + 3 * 6 + 6 + num_exact * length
@@ -204,7 +205,7 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
 
 def test_controls_choose_what_they_say(block: Block) -> None:
     scorer = shown_alone(tiny("olmo"))
-    block = block.with_far(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
+    block = block.with_distant(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
 
     def chosen(selector: str, kind: str, targets: Sequence[int] = (0,)) -> list[list[int]]:
         asked = question(scorer, block, targets, 3, units_of(kind)[0])
@@ -246,7 +247,7 @@ def test_nested_asks_groups_and_opens_the_best(
     scorer = Scorer(model, CPU, distant_states=distant_states)
     asked = question(scorer, block, [0], 1)
     choice = SELECTORS["add_one_nested"](scorer, asked)
-    # 57 far tokens are too few for eight groups of 16; of 15 groups of 4, eight are opened.
+    # 57 distant tokens are too few for eight groups of 16; of 15 groups of 4, eight are opened.
     groups = [list(range(first, min(first + 4, 57))) for first in range(0, 57, 4)]
     falls = [brute.loss([]) - brute.loss(group) for group in groups]
     opened = [j for index in np.argsort(falls)[::-1][:8] for j in groups[index]]
@@ -263,7 +264,7 @@ def test_nested_asks_groups_and_opens_the_best(
 def test_halving_opens_the_best_groups_down_to_single_units(
     distant_states: InterpretationName,
 ) -> None:
-    """Of a text of 130 far tokens: three groups of 64, then halves of the best four."""
+    """Of a text of 130 distant tokens: three groups of 64, then halves of the best four."""
     model = tiny("olmo")
     document = np.random.default_rng(4).integers(0, VOCAB, 137)
     windows = Windows(136, 6, 1)
@@ -328,8 +329,8 @@ def test_a_rule_of_ones_own_ranks_units_of_ones_own(own: Path) -> None:
         found, expected = (
             asked(model, selector=name, units=units) for name in (f"{own}:rank", "add_one")
         )
-        assert found.far.drop(columns="text").equals(expected.far.drop(columns="text"))
-    assert set([TEXT.split()[first] for first in expected.far["first"] if first]) == {"w7"}
+        assert found.distant.drop(columns="text").equals(expected.distant.drop(columns="text"))
+    assert set([TEXT.split()[first] for first in expected.distant["first"] if first]) == {"w7"}
 
 
 @pytest.mark.parametrize(

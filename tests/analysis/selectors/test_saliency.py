@@ -1,4 +1,4 @@
-"""Gradients and attention at far places, against finite differences and whole windows."""
+"""Gradients and attention at distant places, against finite differences and whole windows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 def test_the_gate_gradient_is_a_finite_difference(
     model: Any, distant_states: InterpretationName
 ) -> None:
-    """Against opening one far token's gate a little, in a mask written out by hand."""
+    """Against opening one distant token's gate a little, in a mask written out by hand."""
     block = next(iter(Windows(14, 6, 1).blocks(DOCUMENT)))
     scorer = Scorer(model, CPU, distant_states=distant_states)
     found = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]

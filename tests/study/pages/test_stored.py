@@ -69,14 +69,14 @@ def test_the_headline_follows_without_code_of_the_package(name: str) -> None:
     summary = summary_of(name).query("target_set == 'gap'")
     key = ["document", "target"]
     rows = recovery.merge(losses, on=key)
-    rows = rows.merge(targets[targets.target_set == "gap"], on=[*key, "far_part"])
+    rows = rows.merge(targets[targets.target_set == "gap"], on=[*key, "distant_part"])
     for _, shown in summary.iterrows():
         at_k = rows[
             (rows.units == shown.units) & (rows.k == shown.k) & (rows.selector == shown.selector)
         ]
         excess, parts = {}, {}
         for part, long in (("document", "loss_long"), ("placebo", "placebo_loss_long")):
-            some = at_k[at_k.far_part == part]
+            some = at_k[at_k.distant_part == part]
             if not len(some):
                 continue
             # Three unrelated draws of a target are one third each.

@@ -177,7 +177,7 @@ def test_shuffled_assignments_name_each_variable_once_and_give_no_place_away() -
 
 
 @pytest.mark.parametrize("placement", ["local", "scattered"])
-def test_planted_pieces_stand_as_far_whatever_their_number(
+def test_planted_pieces_stand_as_distant_whatever_their_number(
     data_folder: Path, placement: Any
 ) -> None:
     distances = []

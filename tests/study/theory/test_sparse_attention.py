@@ -29,7 +29,7 @@ def by_loop(model: SparseAttention, replica: int, tokens: list[int], ids: list[i
         if not shape.relative:
             row = 0
         elif any(difference >= shape.window for difference in differences):
-            if shape.far == "zero":
+            if shape.distant == "zero":
                 continue
             row = None
         key = 1.0 if row is None else math.exp(model.log_key_RPC[replica, row, code])
