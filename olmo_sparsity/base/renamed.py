@@ -89,6 +89,26 @@ def accepts_old_names(function: Callable[P, Result]) -> Callable[P, Result]:
     return call
 
 
+class OldAttribute:
+    """An attribute under its old name. A line says the new one, once for each: a rule that is asked
+    for many targets would otherwise repeat it."""
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+        self.is_said = False
+
+    def __set_name__(self, owner: type, old: str) -> None:
+        self.old = old
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        if not self.is_said:
+            _say_new_name(f"{owner.__name__}.{self.old}", self.new)
+            self.is_said = True
+        return getattr(instance, self.new)
+
+
 def current_config(name: str) -> str:
     """Return today's name of an installed config."""
     folder, slash, file = name.partition("/")

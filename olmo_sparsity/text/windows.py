@@ -23,6 +23,7 @@ import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.extend import find_added
+from olmo_sparsity.base.renamed import OldAttribute
 
 NOTHING = np.empty(0, dtype=np.int64)
 """The places of no unit."""
@@ -156,6 +157,9 @@ class Block:
     @cached_property
     def distant_F(self) -> np.ndarray:
         return self.tokens[self.num_prefix : self.num_prefix + self.num_distant]
+
+    num_far = OldAttribute("num_distant")
+    far_F = OldAttribute("distant_F")
 
     def with_distant(self, distant_F: np.ndarray) -> Block:
         """Return the same local window and targets after other distant tokens."""

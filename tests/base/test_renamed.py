@@ -18,6 +18,7 @@ from olmo_sparsity.analysis.results.tables import (
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import (
     COLUMNS,
+    OldAttribute,
     accepts_old_names,
     current_keys,
     current_words,
@@ -90,3 +91,12 @@ def test_a_part_that_an_earlier_release_stored_has_all_columns(tmp_path: Path) -
     assert "far_first" in pq.read_schema(tmp_path / "influence.parquet").names
     check_columns(tmp_path / "influence.parquet", "influence")
     assert read_table(tmp_path / "influence.parquet", "influence").schema.names == schema.names
+
+
+def test_an_attribute_has_its_old_name_and_says_so_once(capsys: pytest.CaptureFixture) -> None:
+    class Block:
+        num_distant = 3
+        num_far = OldAttribute("num_distant")
+
+    assert [Block().num_far, Block().num_far] == [3, 3]
+    assert capsys.readouterr().err.count("Block.num_far is called num_distant now") == 1

@@ -31,7 +31,7 @@ from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.progress import Progress, say
-from olmo_sparsity.base.renamed import accepts_old_names
+from olmo_sparsity.base.renamed import OldAttribute, accepts_old_names
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.documents import Document
@@ -51,15 +51,16 @@ class Explanation:
     targets: pd.DataFrame  # target, end (tokens), text, loss_short, loss_long, gap
     distant: pd.DataFrame
     """target, rank, first, end, text of a distant unit; nats: the fall in loss when it alone is
-    added;
-    loss_set: the loss with it and all units before it in rank; loss_without: the loss with the long
-    window without these."""
+    added; loss_set: the loss with it and all units before it in rank; loss_without: the loss with
+    the long window without these."""
 
     tables: dict[str, pd.DataFrame] = field(repr=False)
     """The tables of `recover`, as in a measurement (docs/measure.md)."""
 
     unrelated: Any = field(repr=False, default="builtin:embedded")
     checked: Check | None = None
+
+    far = OldAttribute("distant")
     token_forwards: int = 0  # token-forwards of the explanation, without the check
 
     def __getstate__(self) -> dict[str, Any]:
