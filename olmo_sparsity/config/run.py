@@ -226,6 +226,12 @@ def _model(model: ModelConfig) -> Rules:
         yield f"{model.alibi_bias_max=} is set, but model.alibi=false has no bias; leave it out"
     if model.rope and model.alibi:
         yield "model.rope=true and model.alibi=true exclude each other; set one to false"
+    if model.nope_every is not None and not model.rope:
+        yield f"{model.nope_every=} is set, but model.rope=false rotates in no layer; leave it out"
+    if model.nope_every is not None and model.nope_every > model.n_layers:
+        yield (
+            f"{model.nope_every=} leaves no layer of {model.n_layers=} without positions; lower it"
+        )
     if not 0 < model.rotary_fraction <= 1:
         yield f"{model.rotary_fraction=} must lie in (0, 1]"
     if not model.rope and model.rotary_fraction != 1.0:

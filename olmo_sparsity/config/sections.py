@@ -147,6 +147,10 @@ class ModelConfig:
     sliding_window: int | None = option(None, least=1, most=10**9)
     """Of olmo3: three of four layers attend to position IDs that differ by less than this."""
 
+    nope_every: int | None = option(None, least=2, most=10**5)
+    """Every so many layers, one has no positions (NoPE), as in SmolLM3: 4 leaves layers 4, 8, …
+    without rotation. None: RoPE rotates in all layers."""
+
     rotary_fraction: float = 1.0
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
 

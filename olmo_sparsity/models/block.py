@@ -28,6 +28,9 @@ class PositionedBlock(OLMoSequentialBlock):
         without_rope: Any = replace(config, rope=False)
         super().__init__(layer_id, without_rope, BufferCache())
         self.config = config
+        # Layers are counted from 1, so that the first one has positions.
+        has_nope = config.nope_every is not None and (layer_id + 1) % config.nope_every == 0
+        self.rotates = config.rope and not has_nope
         self._take_other_shapes(config)
 
     def _take_other_shapes(self, config: ModelConfig) -> None:
@@ -86,7 +89,7 @@ class PositionedBlock(OLMoSequentialBlock):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._norm(self.q_norm, q).to(v.dtype), self._norm(self.k_norm, k).to(v.dtype)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        if tables is None:
+        if tables is None or not self.rotates:
             return q, k, v
         dtype = torch.float if config.rope_full_precision else q.dtype
         cos_BLR, sin_BLR = (table[:, None].to(dtype) for table in tables)

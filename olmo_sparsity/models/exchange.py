@@ -111,7 +111,12 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
     folder of one of FAMILIES; each is read when it is looked up."""
     implied = ModelConfig(**config_of(source))
     _check_angles(implied, config, source)
-    theirs, ours = _essence(implied), _essence(config)
+    theirs = _essence(implied)
+    ours = _essence(config)
+    if implied.rope and not config.rope:
+        # DroPE: a model that was trained with positions goes on without them.
+        for name in ("rope", "rotary_fraction", "nope_every"):
+            theirs[name] = ours[name]
     for name, value in ours.items():
         if theirs.get(name) != value:
             both = f"model.{name}={theirs.get(name)}, this run {value}"
@@ -141,7 +146,7 @@ def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
         least = f"must be at least {float(theirs.rope_theta)}, as in init_from='{source}'"
         raise ConfigError(f"model.rope_theta={ours.rope_theta} {least}")
-    if theirs.rope_scaling and not ours.rope_scaling:
+    if ours.rope and theirs.rope_scaling and not ours.rope_scaling:
         raise ConfigError(f"init_from='{source}' scales RoPE ({_in_words(theirs)}), not this run")
 
 
@@ -152,6 +157,8 @@ def change_of_angles(source: str, config: ModelConfig) -> str:
 
 
 def _in_words(config: ModelConfig) -> str:
+    if not config.rope:
+        return "none"
     scaling = config.rope_scaling or {"rope_type": "none"}
     more = "".join(f", {name} {value:g}" for name, value in sorted(scaling.items())[:-1])
     return f"base {float(config.rope_theta):g}, scaling {scaling['rope_type']}{more}"
@@ -187,6 +194,12 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
         usual = config_class(num_hidden_layers=num_layers)
         plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
         required |= {"layer_types": usual.layer_types, "rope_parameters": plain}
+    if theirs.model_type == "smollm3":  # the layers may be listed one by one, too
+        listed: Any = theirs
+        interval = listed.no_rope_layer_interval
+        places = range(1, theirs.num_hidden_layers + 1)
+        found["no_rope_layers"] = listed.no_rope_layers
+        required["no_rope_layers"] = [int(place % interval != 0) for place in places]
     natural = theirs.hidden_size // theirs.num_attention_heads
     head_width = get("head_dim") or natural
     partial = rope.get("partial_rotary_factor", 1.0)
@@ -217,6 +230,7 @@ _SHARED = (
 )
 _OF_OLMO = (
     *("query_scale_length", "activation_type", "block_type", "rope", "alibi", "norm_after"),
+    "nope_every",
     *("layer_norm_with_affine", "attention_layer_norm", "attention_norm_per_head", "clip_qkv"),
     *("embedding_layer_norm", "include_bias", "scale_logits", "sliding_window"),
 )

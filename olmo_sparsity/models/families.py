@@ -36,7 +36,11 @@ class Family:
     norms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        return self.fixed if self.is_neox else self.fixed | _ALL_HAVE
+        """Return the fields of ours that have one value in this family."""
+        if self.is_neox:
+            return self.fixed
+        common = {name: value for name, value in _ALL_HAVE.items() if name not in self.settings}
+        return self.fixed | common
 
     @property
     def is_neox(self) -> bool:
@@ -49,6 +53,7 @@ _ALL_HAVE: dict[str, Any] = {
     "rope": True,
     "alibi": False,
     "rotary_fraction": 1.0,
+    "nope_every": None,
     "query_scale_length": None,
     "include_bias": False,
     "bias_for_layer_norm": False,
@@ -121,6 +126,14 @@ FAMILIES = {
     ),
     "llama": Family(
         "LlamaForCausalLM", _LLAMA, _RMS | {"head_width": "head_dim"}, _PLAIN, _NORM_BEFORE
+    ),
+    # Llama whose every n-th layer has no positions. After Llama, which is chosen where all have.
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        _LLAMA | {"head_width": None},
+        _RMS | {"nope_every": "no_rope_layer_interval"},
+        _PLAIN | {"use_sliding_window": False},
+        _NORM_BEFORE,
     ),
     "qwen2": Family(
         "Qwen2ForCausalLM",

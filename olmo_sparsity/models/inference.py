@@ -272,7 +272,7 @@ def _queries_and_keys(
     if block.q_norm is not None and block.k_norm is not None:
         order, *_ = _order(block)
         q, k = _norm(block.q_norm, q, order), _norm(block.k_norm, k, order[: k.shape[-1]])
-    if turns is None:
+    if turns is None or not block.rotates:
         return _heads(block, q), _heads(block, k)
     return _heads(block, q, turns[..., -q.shape[-2] :, :, :]), _heads(block, k, turns)
 

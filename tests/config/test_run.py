@@ -55,6 +55,8 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
         ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
+        ({"model": {"rope": False, "nope_every": 2}}, "rotates in no layer"),
+        ({"model": {"n_layers": 2, "nope_every": 3}}, "leaves no layer of model.n_layers=2"),
         ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),
         ({"data": {"tokenizer": {"name": "a", "train_vocab": 300}}}, "exactly one of"),
         ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),

@@ -60,6 +60,10 @@ EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
         OLMO_2 | {"n_kv_heads": 2, "weight_tying": False, "layer_norm_eps": 1e-3},
     ),
     "llama, wide heads": ("LlamaForCausalLM", LLAMA | {"head_width": 12, "n_kv_heads": 2}),
+    "second layer without positions": (
+        "SmolLM3ForCausalLM",
+        LLAMA | {"nope_every": 2, "n_kv_heads": 2},
+    ),
     "olmo 2, ntk": ("Olmo2ForCausalLM", OLMO_2 | {"positions": {"scaling": "ntk", "factor": 4}}),
     "olmo 2, yarn": ("Olmo2ForCausalLM", OLMO_2 | {"positions": YARN}),
     "llama, llama3": ("LlamaForCausalLM", LLAMA | {"positions": LLAMA_3}),
@@ -141,6 +145,7 @@ def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) 
         (OLMO_2 | {"clip_qkv": 8.0}, "clip_qkv=8.0 .* Olmo2ForCausalLM has None"),
         (LLAMA | {"attention_layer_norm": True}, "attention_norm_per_head=False .* Qwen3"),
         (OLMO_2 | {"head_width": 12}, "head_width=12 .* Olmo2"),
+        (OLMO_2 | {"nope_every": 2}, "nope_every=2 .* Olmo2ForCausalLM has None"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:
@@ -200,6 +205,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}, "use_parallel_residual=False"),
         ("Qwen2ForCausalLM", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("MistralForCausalLM", {}, "is mistral, not olmo, olmo2, llama"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1] * 36}, "no_rope_layers="),
         ("Olmo3ForCausalLM", {"layer_types": ["full_attention"] * 32}, "layer_types="),
     ],
 )
@@ -225,6 +231,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen 2.5": ("Qwen2ForCausalLM", {"rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
     "Qwen 2.5, YaRN": ("Qwen2ForCausalLM", {"rope_parameters": SCALED | {"rope_type": "yarn"}}),
+    "SmolLM 3": (
+        "SmolLM3ForCausalLM",
+        {"no_rope_layer_interval": 2, "tie_word_embeddings": True},
+    ),
     "Qwen 3": ("Qwen3ForCausalLM", {"head_dim": 12, "tie_word_embeddings": True}),
 }
 
@@ -302,6 +312,23 @@ EXTENDED: dict[str, tuple[int, int]] = {  # the vocabulary, and the rows of its 
     "extend_qwen3_0.6b": (151669, 151936),
     "extend_olmo_3_7b": (100278, 100278),
 }
+
+
+def test_a_run_may_drop_the_positions_of_its_source(tmp_path: Path) -> None:
+    """DroPE: the same weights, and no rotation."""
+    model = write_checkpoint(tmp_path / "source", **LLAMA, rope_theta=1000.0)
+    source = str(tmp_path / "source")
+    config = ModelConfig(**(TINY | LLAMA | {"rope": False}))
+    assert change_of_angles(source, config).endswith("base 1000, scaling none → none")
+    dropped = build_model(config).eval()
+    dropped.load_state_dict(import_weights(source, config))
+    tokens_BL = draw_tokens()
+    moved = dropped(tokens_BL, GAPPED)
+    torch.testing.assert_close(moved, dropped(tokens_BL, COUNTED))
+    assert not torch.allclose(moved, model(tokens_BL, GAPPED), atol=1e-3)
+    write_checkpoint(tmp_path / "without", **LLAMA, rope=False)
+    with pytest.raises(ConfigError, match="rope=False, this run True"):
+        import_weights(str(tmp_path / "without"), ModelConfig(**(TINY | LLAMA)))
 
 
 @pytest.mark.parametrize("size", ["150m", "1b"])
