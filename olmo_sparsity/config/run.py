@@ -39,6 +39,10 @@ def load_saved_config(path: str | Path) -> RunConfig:
                 name: value for name, value in values.items() if value not in removed.get(name, ())
             }
             settings = settings | {section: kept}
+    # Runs that began before there was a choice have stored orders, of any length.
+    data = settings.get("data")
+    if isinstance(data, dict):
+        settings = settings | {"data": {"order": "stored"} | data}
     return config_from_dict(settings, str(path))
 
 

@@ -100,6 +100,11 @@ class DataConfig:
     heldout_share: float = option(0.05, least=0, most=0.999)
     """Share of documents held out, by content hash: equal documents fall on the same side."""
 
+    order: Literal["auto", "stored", "computed"] = "auto"
+    """How sequences are shuffled. stored: by a list of all of them in each process (4 bytes each),
+    which is OLMo's order; computed: by a permutation that takes no memory. auto: stored up to 2^24
+    sequences."""
+
     mask_documents: bool = False
     """Restrict attention to the own document of a sequence, in training and held-out evaluation.
     Position IDs count through the sequence, unless positions.per_document is set."""

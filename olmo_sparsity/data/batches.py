@@ -10,6 +10,7 @@ Dimension key: B batch, L length."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -20,10 +21,15 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.text import PositionsConfig
+from olmo_sparsity.data.order import EpochOrder, Order, order_epoch
 from olmo_sparsity.data.positions import draw_positions, restart
 from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.data.token_files import FileState, TokenFile
 from olmo_sparsity.data.transform import Transform, apply
 from olmo_sparsity.text.vocabulary import IGNORED
+
+MOST_OPEN = 128
+"""Token files that a process keeps open; a limit of 1,024 files a process is common."""
 
 
 @dataclass
@@ -75,12 +81,12 @@ class Sequences:
     def __init__(self, shards: TokenShards, length: int) -> None:
         self.length = length
         self.paths = shards.paths
+        self.dtype = shards.dtype
         self.vocab_size = shards.vocab_size
-        # As plain arrays: a slice of them takes half the time of a slice of a memmap.
-        maps = [np.memmap(path, dtype=shards.dtype, mode="r") for path in shards.paths]
-        self.arrays = [np.asarray(array) for array in maps]
-        num_sequences = [len(array) // length for array in self.arrays]
+        self.states = [shards.states.get(path) or FileState.of(path) for path in shards.paths]
+        num_sequences = [state.size // self.dtype.itemsize // length for state in self.states]
         self.first_of_shard = np.cumsum([0, *num_sequences])
+        self._open_files: OrderedDict[int, TokenFile] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self.first_of_shard[-1])
@@ -88,7 +94,7 @@ class Sequences:
     def __getitem__(self, index: int) -> np.ndarray:
         shard = int(np.searchsorted(self.first_of_shard, index, side="right")) - 1
         start = (index - int(self.first_of_shard[shard])) * self.length
-        tokens = self.arrays[shard][start : start + self.length].astype(np.int64)
+        tokens = self._file(shard).read(start, self.length)
         # A GPU would fail in the embedding, with an assertion that names no file.
         if tokens.max() >= self.vocab_size:
             raise DataError(
@@ -97,6 +103,17 @@ class Sequences:
                 "checks all files"
             )
         return tokens
+
+    def _file(self, shard: int) -> TokenFile:
+        """Return a shard, open. A terabyte has more shards than a process may have files open, so
+        those that were read last stay open."""
+        file = self._open_files.pop(shard, None)
+        if file is None:
+            file = TokenFile(self.paths[shard], self.dtype, self.states[shard])
+            if len(self._open_files) >= MOST_OPEN:
+                self._open_files.popitem(last=False)
+        self._open_files[shard] = file
+        return file
 
 
 @dataclass(frozen=True)
@@ -134,6 +151,7 @@ class TrainingBatches:
         length_at: Callable[[int], int] | None = None,
         transform: Transform | None = None,
         mask_documents: bool = False,
+        order: Order = "stored",
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -152,6 +170,7 @@ class TrainingBatches:
         """Numbers of batches that are left out, from 0: later steps move up."""
         self.transform = transform
         self.vocab_size = shards.vocab_size
+        self.order = order
         self.sequences = Sequences(shards, length)
         if len(self.sequences) < batch_size:
             raise DataError(
@@ -159,7 +178,7 @@ class TrainingBatches:
                 f"tokens, below {batch_size=}; prepare more text, or lower training.batch_size or "
                 "training.length"
             )
-        self._order: tuple[int, np.ndarray] | None = None
+        self._order: tuple[int, EpochOrder] | None = None
         """The epoch drawn last, and its order, so that each epoch is shuffled once."""
 
     @property
@@ -182,7 +201,8 @@ class TrainingBatches:
         order, and ends with its last full batch, as OLMo's does."""
         epoch, place = divmod(number, self.steps_per_epoch * self.batch_size)
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_order(len(self.sequences), self.seed, epoch)
+            order = order_epoch(self.order, len(self.sequences), self.seed, epoch)
+            self._order = epoch, order
         index = int(self._order[1][place])
         return Drawn(epoch, index, self.sequences[index])
 
@@ -260,13 +280,6 @@ def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:
     the document that it ends."""
     ends_BL = tokens_BL == eos_id
     return ends_BL.cumsum(-1) - ends_BL
-
-
-def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the order of the sequences in an epoch, which is that of OLMo's IterableDataset."""
-    order = np.arange(num_sequences, dtype=np.uint32)
-    np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
-    return order
 
 
 def heldout_sequences(shards: TokenShards, length: int) -> Sequences:

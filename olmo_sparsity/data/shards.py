@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,13 @@ from tokenizers import Tokenizer
 from olmo_sparsity.base.conform import conform, with_crc
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import Listed, read_json, stays_inside, verify_files, write_atomically
+from olmo_sparsity.data.token_files import (
+    FileState,
+    is_verified,
+    read_verified,
+    remember,
+    states_of,
+)
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer
 from olmo_sparsity.text.corpus import Tally
 from olmo_sparsity.text.vocabulary import count_vocabulary, tokenizer_fingerprint
@@ -161,7 +168,10 @@ class TokenShards:
         fingerprint: str,
         ends_paths: list[Path],
         groups_paths: list[Path],
+        states: Mapping[Path, FileState],
     ) -> None:
+        """`states`: size and time of each token file when it was verified."""
+        self.states = states
         self.paths = paths
         self.ends_paths = ends_paths
         self.groups_paths = groups_paths
@@ -172,6 +182,10 @@ class TokenShards:
         self.eos_id = find_eos_id(tokenizer)
         self.num_tokens = sum(path.stat().st_size for path in paths) // self.dtype.itemsize
 
+    def count_sequences(self, length: int) -> int:
+        """Return how many sequences of `length` tokens the files hold."""
+        return sum(state.size // self.dtype.itemsize // length for state in self.states.values())
+
     @cached_property
     def arrays(self) -> list[np.ndarray]:
         return [np.memmap(path, dtype=self.dtype, mode="r") for path in self.paths]
@@ -179,12 +193,8 @@ class TokenShards:
     @cached_property
     def ends(self) -> list[np.ndarray]:
         """Return for each file where its documents end, after their EOS."""
-        all_ends: list[np.ndarray] = []
-        for path, tokens in zip(self.ends_paths, self.arrays, strict=True):
-            ends = np.memmap(path, dtype="<u8", mode="r")
-            _check_ends(path, ends, len(tokens))
-            all_ends.append(ends)
-        return all_ends
+        paths_and_tokens = zip(self.ends_paths, self.arrays, strict=True)
+        return [_open_ends(path, len(tokens)) for path, tokens in paths_and_tokens]
 
     @cached_property
     def _groups(self) -> np.ndarray:
@@ -199,7 +209,8 @@ class TokenShards:
     def bytes_per_token(self) -> float:
         """Return UTF-8 bytes per token, over the first million tokens; an end-of-text token has
         none."""
-        tokens = self.arrays[0][: 2**20]
+        # No memory map, as this is read in training, when the file may be cut short.
+        tokens = np.fromfile(self.paths[0], self.dtype, count=2**20)
         text = self.tokenizer.decode(tokens[tokens != self.eos_id].tolist())
         if not text:
             raise DataError(
@@ -230,8 +241,8 @@ class TokenShards:
 def open_shards(
     data: DataConfig, split: str, share: tuple[int, int] | None = (0, 1)
 ) -> TokenShards:
-    """Open one split of the prepared folder, and check the sizes of all its files. `share`: which
-    files this process hashes, the i-th of n shares; None: none."""
+    """Open one split of the prepared folder, and check the sizes of all its files. `share`: the
+    files that this process verifies, the i-th of n shares; None: none."""
     assert split in SPLITS
     folder = Path(data.folder)
     if not (folder / "manifest.json").is_file():
@@ -240,7 +251,12 @@ def open_shards(
     if not manifest.complete:
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
     files = [file for file in manifest.files if file.split == split]
-    check_files(folder, manifest, files[share[0] :: share[1]] if share else ())
+    check_files(folder, manifest)
+    # Before any is hashed, so that a file that changes meanwhile is noticed when it is read.
+    states = states_of(folder, (file.tokens for file in files))
+    verified_now: list[ShardFile] = []
+    if share is not None:
+        verified_now = _verify_once(folder, manifest, files[share[0] :: share[1]], share)
     if not files:
         raise DataError(f"{folder} has no {split} documents; raise data.heldout_share above 0")
     content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
@@ -251,15 +267,47 @@ def open_shards(
         fingerprint=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         ends_paths=[folder / file.ends for file in files],
         groups_paths=[folder / file.groups for file in files],
+        states={folder / name: state for name, state in states.items()},
     )
-    assert len(shards.ends) == len(files), "read now, to fail early"
+    for file in verified_now:  # fail early; other files were checked when they were verified
+        _open_ends(folder / file.ends, file.num_tokens)
     return shards
 
 
-def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
-    """Raise DataError unless each document has at least its EOS and the last ends with the file."""
+def _verify_once(
+    folder: Path, manifest: Manifest, files: Sequence[ShardFile], share: tuple[int, int]
+) -> list[ShardFile]:
+    """Compare files with the manifest's SHA-256, except for those that an earlier start has
+    verified and that are unchanged. Return the files that were hashed."""
+    verified = read_verified(folder)
+    size = np.dtype(manifest.dtype).itemsize
+    to_hash = []
+    states: dict[str, FileState] = {}
+    hashes: dict[str, str] = {}
+    for file in files:
+        listed = file.contents(size)
+        found = states_of(folder, listed)
+        is_known = all(
+            is_verified(folder / name, found[name], listed[name].sha256, verified.get(name))
+            for name in listed
+        )
+        if not is_known:
+            to_hash.append(file)
+            states |= found
+            hashes |= {name: content.sha256 for name, content in listed.items()}
+    if to_hash:
+        check_files(folder, manifest, to_hash)
+        remember(folder, share, states, hashes, verified)
+    return to_hash
+
+
+def _open_ends(path: Path, num_tokens: int) -> np.ndarray:
+    """Return where documents end. Raise DataError unless each document has at least its EOS and the
+    last ends with the file."""
+    ends = np.memmap(path, dtype="<u8", mode="r")
     if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
         raise DataError(
             f"{path} does not hold the ends of documents, which rise to the {num_tokens:,} tokens "
             f"of their file; {_remedy(path.parent)}"
         )
+    return ends

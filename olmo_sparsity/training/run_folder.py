@@ -63,6 +63,7 @@ FREE_KEYS = (
 
 # What the tokenizer and the transform's file set when a run starts.
 RESOLVED_KEYS: tuple[str, ...] = (
+    "data.order",
     "data.transform_sha256",
     "model.vocab_size",
     "model.embedding_size",
@@ -73,6 +74,7 @@ RESOLVED_KEYS: tuple[str, ...] = (
 # A branch may change everything except the model and the order of the text.
 FIXED_KEYS: tuple[str, ...] = (
     "seed",
+    "data.order",
     "training.length",
     "training.batch_size",
     "model.",

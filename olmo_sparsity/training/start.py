@@ -21,6 +21,7 @@ from olmo_sparsity.config.run import check_model, flatten
 from olmo_sparsity.config.schema import to_yaml
 from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig
 from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.order import choose_order
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
@@ -199,6 +200,7 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         length_at=config.training.length_at,
         transform=load_transform(config.data, shards.tokenizer, config.training.shortest),
         mask_documents=config.data.mask_documents,
+        order=config.data.order,
         rank=processes.rank,
         world_size=processes.world_size,
     )
@@ -311,7 +313,7 @@ def count_steps_per_epoch(config: RunConfig) -> int | None:
         shards = open_shards(config.data, "train", None)
     except DataError:
         return None
-    num_sequences = sum(len(array) // config.training.length for array in shards.arrays)
+    num_sequences = shards.count_sequences(config.training.length)
     return max(1, num_sequences // config.training.batch_size)
 
 
@@ -347,7 +349,8 @@ def resolve(
         raise ConfigError(f"{model.vocab_size=} must be 0 or at least {shards.vocab_size}")
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
-    data = with_fingerprint(config.data)
+    order = choose_order(config.data.order, shards.count_sequences(config.training.length))
+    data = replace(with_fingerprint(config.data), order=order)
     return for_hardware(replace(config, model=model, data=data), device, hardware)
 
 

@@ -21,9 +21,9 @@ from olmo_sparsity.data.batches import (
     Batch,
     Sequences,
     TrainingBatches,
-    epoch_order,
     heldout_batches,
 )
+from olmo_sparsity.data.order import epoch_order
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.transform import Transform, load_transform
 from olmo_sparsity.text.vocabulary import IGNORED

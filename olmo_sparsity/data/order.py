@@ -1,0 +1,103 @@
+"""Order the sequences of an epoch: by a shuffled list, or by a permutation that is computed.
+
+Place in the flow: `batches` asks for the sequence at each place of an epoch. Both orders depend on
+the number of sequences, the seed and the epoch alone, so any process finds any place by itself."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+
+from olmo_sparsity.base.errors import ConfigError
+
+Order = Literal["auto", "stored", "computed"]
+
+MOST_STORED = 2**24
+"""Sequences. Each process holds 4 bytes for each of them: 64 MiB, which takes 0.4 s to shuffle."""
+
+MOST_LISTED = 2**32
+"""Sequences. A stored order has numbers of 32 bits."""
+
+_MASK = 2**64 - 1
+
+_ROUNDS = 8
+"""Four rounds of a Feistel network with random functions cannot be told from a random permutation
+(Luby and Rackoff). Our functions only look random, hence twice as many."""
+
+
+class EpochOrder(Protocol):
+    def __getitem__(self, place: int, /) -> int: ...
+
+
+def choose_order(order: Order, num_sequences: int) -> Order:
+    """Return `stored` or `computed`; `auto` stores orders that take little memory."""
+    if order == "auto":
+        return "stored" if num_sequences <= MOST_STORED else "computed"
+    if order == "stored" and num_sequences > MOST_LISTED:
+        raise ConfigError(
+            f"data.order=stored holds at most {MOST_LISTED:,} sequences, and the text has "
+            f"{num_sequences:,}; pass --data.order=computed"
+        )
+    return order
+
+
+def order_epoch(order: Order, num_sequences: int, seed: int, epoch: int) -> EpochOrder:
+    """Return the order of an epoch, which gives the sequence at each place."""
+    if choose_order(order, num_sequences) == "computed":
+        return ComputedOrder(num_sequences, seed, epoch)
+    return epoch_order(num_sequences, seed, epoch)
+
+
+def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of the sequences in an epoch, which is that of OLMo's IterableDataset."""
+    order = np.arange(num_sequences, dtype=np.uint32)
+    np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
+    return order
+
+
+class ComputedOrder:
+    """A permutation of 0 … n - 1 that needs no memory.
+
+    A Feistel network permutes the numbers of as many bits as n has. It splits a number into two
+    halves and changes one of them by a function of the other, in turns; each such round can be
+    undone, so no two numbers meet. Results of n or more are permuted again, until they are below n
+    (cycle walking). At least half of all results are, so this takes fewer than two turns on
+    average."""
+
+    def __init__(self, num_sequences: int, seed: int, epoch: int) -> None:
+        self.num_sequences = num_sequences
+        num_bits = max(2, (num_sequences - 1).bit_length())
+        self.low_bits = num_bits // 2
+        self.low_mask = 2**self.low_bits - 1
+        self.high_mask = 2 ** (num_bits - self.low_bits) - 1
+        generator = np.random.Generator(np.random.PCG64(seed=[seed, epoch]))
+        self.keys = generator.integers(0, 2**64, _ROUNDS, dtype=np.uint64).tolist()
+
+    def __len__(self) -> int:
+        return self.num_sequences
+
+    def __getitem__(self, place: int) -> int:
+        if not 0 <= place < self.num_sequences:
+            raise IndexError(f"place {place} of {self.num_sequences}")
+        number = self._permute(place)
+        while number >= self.num_sequences:
+            number = self._permute(number)
+        return number
+
+    def _permute(self, number: int) -> int:
+        high = number >> self.low_bits
+        low = number & self.low_mask
+        for round_number, key in enumerate(self.keys):
+            if round_number % 2 == 0:
+                high ^= _scramble(low ^ key) & self.high_mask
+            else:
+                low ^= _scramble(high ^ key) & self.low_mask
+        return high << self.low_bits | low
+
+
+def _scramble(number: int) -> int:
+    """Return 64 bits that each depend on all bits of the number (the end of SplitMix64)."""
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    return number ^ number >> 31
