@@ -19,9 +19,10 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.meta import Meta
-from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.results import Results, complete_summary
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
+    STUDENT,
     distant_part_losses,
     half_of,
     mean_lds,
@@ -187,7 +188,15 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     recovery = parts.read("recovery")
     summary = summarize(losses, targets, recovery).assign(token_forwards_per_target=410.0)
     summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
-    parts.finish({"targets": targets, "summary": summary}, dataclasses.replace(meta))
+    tables = {
+        "losses": losses,
+        "targets": targets,
+        "recovery": recovery,
+        "influence": parts.read("influence"),
+    }
+    meta = dataclasses.replace(meta, intervals=STUDENT)
+    summary = complete_summary(summary, tables, meta)
+    parts.finish({"targets": targets, "summary": summary}, meta)
 
 
 def one_document(words: list[str], distant_of: dict[int, list[int]], meta: Meta) -> Results:

@@ -27,9 +27,15 @@ from olmo_sparsity.analysis.measurement.plan import (
 )
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.results.meta import Meta
-from olmo_sparsity.analysis.results.results import FILES, Results, read_results
+from olmo_sparsity.analysis.results.results import (
+    FILES,
+    Results,
+    complete_summary,
+    read_results,
+)
 from olmo_sparsity.analysis.results.statistics import (
     RELIABILITY,
+    STUDENT,
     half_of,
     longppl,
     mean_lds,
@@ -276,9 +282,19 @@ def _sum_up(
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
     lds = mean_lds(targets, parts.read("lds"))
     summary = summary.merge(lds, how="left", on=["target_set", "units", "selector"])
-    meta = meta | {"reliability": lds[lds.selector == RELIABILITY].to_dict("records")}
-    tables = {"targets": with_ends(targets), "summary": summary}
-    parts.finish(tables, _meta(plan, losses, left, meta), out)
+    meta = meta | {
+        "reliability": lds[lds.selector == RELIABILITY].to_dict("records"),
+        "intervals": STUDENT,
+    }
+    described = _meta(plan, losses, left, meta)
+    tables = {
+        "losses": losses,
+        "targets": targets,
+        "recovery": recovery,
+        "influence": parts.read("influence"),
+    }
+    summary = complete_summary(summary, tables, described)
+    parts.finish({"targets": with_ends(targets), "summary": summary}, described, out)
 
 
 def _meta(plan: Plan, losses: pd.DataFrame, left: int, of_run: dict[str, Any]) -> Meta:

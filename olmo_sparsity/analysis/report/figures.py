@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.meta import Meta, main_set
-from olmo_sparsity.analysis.results.statistics import GROUPS, mean_gap, placebo_recovery
+from olmo_sparsity.analysis.results.statistics import mean_gap
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import ConfigError, DataError
@@ -243,10 +243,6 @@ def _rows_of(result: Drawn) -> pd.DataFrame:
     long, short = (result.meta.windows[name] for name in ("long", "short"))
     step = (result.meta.model.get("trained") or {}).get("step") or 0
     length = float("inf") if long == "all" else long
-    targets = result.targets[result.targets.target_set == target_set]
-    recovery = result.recovery[result.recovery.selector == rows.selector.iloc[0]]
-    placebo = placebo_recovery(result.losses, targets, recovery)
-    rows = rows.merge(placebo, how="left", on=GROUPS)
     return rows.assign(windows=f"{long} / {short}", length=length, step=step)
 
 
@@ -288,14 +284,10 @@ class _Panel:
     """Column of each control, and the style of its line."""
 
 
+_CONTROLS_OF_RECOVERY = {"placebo_recovery": _PLACEBO, "unrelated": _UNRELATED}
+
 _PANELS = (
-    _Panel(
-        "k",
-        "(b) Enough? k units alone",
-        "recovery",
-        "",
-        {"placebo_recovery": _PLACEBO, "unrelated": _UNRELATED},
-    ),
+    _Panel("k", "(b) Enough? k units alone", "recovery", "", _CONTROLS_OF_RECOVERY),
     _Panel("k", "(c) Needed? All but k", "removal", "removal_", {"placebo_removal": _PLACEBO}),
 )
 
@@ -309,7 +301,7 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         if any(curve.along(axis)[axis].nunique() > 1 for curve in curves)
     ]
     by_place = [
-        _Panel(axis, _TITLES[axis], "recovery", "", {"unrelated": _UNRELATED}) for axis in varied
+        _Panel(axis, _TITLES[axis], "recovery", "", _CONTROLS_OF_RECOVERY) for axis in varied
     ]
     panels = [*_PANELS, *by_place]
     num_rows = -(-(1 + len(panels)) // 3)

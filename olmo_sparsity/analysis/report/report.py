@@ -20,11 +20,7 @@ from olmo_sparsity.analysis.report.page import json_for_html, write_html
 from olmo_sparsity.analysis.results.columns import SummaryColumn, page_columns
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import (
-    losses_of_targets,
-    with_ends,
-    with_t_intervals,
-)
+from olmo_sparsity.analysis.results.statistics import losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.summary import (
     conclude,
     describe_gap,
@@ -209,7 +205,7 @@ def note(is_good: bool, verdict: str, why: str = "") -> str:
 
 
 def _summary_tables(results: Results) -> str:
-    names, summary, tables = _names(results), with_t_intervals(results.summary), []
+    names, summary, tables = _names(results), results.summary, []
     order = {name: i for i, name in enumerate([*names["selectors"], *names["units"]])}
     for target_set in _in_order(SETS, summary.target_set):
         rows = summary[summary.target_set == target_set].sort_values(

@@ -29,6 +29,9 @@ class SummaryColumn:
     """The placebo's is subtracted, whose documents are few: with few documents its interval is
     stretched to Student's t."""
 
+    of_placebo: bool = False
+    """It is a number of placebo targets alone."""
+
     terminal: str = ""
     """Heading in a terminal; empty: it is not shown there."""
 
@@ -72,12 +75,23 @@ SUMMARY = (
         page_position=5,
     ),
     SummaryColumn(
+        name="placebo_recovery",
+        kind="wide?",
+        meaning="recovery at placebo targets by the best units of their unrelated text",
+        has_interval=True,
+        of_placebo=True,
+        terminal="placebo",
+        page="placebo recovery",
+        page_position=6,
+        page_interval=False,
+    ),
+    SummaryColumn(
         name="unrelated",
         kind="wide?",
         meaning="recovery by the best units of an unrelated text",
         has_interval=True,
         page="unrelated text",
-        page_position=8,
+        page_position=7,
         page_interval=False,
     ),
     SummaryColumn(
@@ -101,7 +115,8 @@ SUMMARY = (
         kind="wide?",
         meaning="excess at placebo targets",
         has_interval=True,
-        page="placebo",
+        of_placebo=True,
+        page="placebo excess",
         page_position=4,
         page_interval=False,
     ),
@@ -139,15 +154,16 @@ SUMMARY = (
         has_interval=True,
         terminal="removal",
         page="lost when removed",
-        page_position=9,
+        page_position=8,
     ),
     SummaryColumn(
         name="placebo_removal",
         kind="wide?",
         meaning="removal at placebo targets",
         has_interval=True,
+        of_placebo=True,
         page="lost in the placebo",
-        page_position=10,
+        page_position=9,
         page_interval=False,
     ),
     SummaryColumn(
@@ -155,14 +171,14 @@ SUMMARY = (
         kind="wide?",
         meaning="the mean over targets of (loss_short − loss_set) / gap",
         page="mean of ratios",
-        page_position=6,
+        page_position=10,
     ),
     SummaryColumn(
         name="share_enough",
         kind="wide?",
         meaning="the share of targets where that ratio is at least 0.9",
         page="share of targets ≥ 0.9",
-        page_position=7,
+        page_position=11,
     ),
     SummaryColumn(
         name="lds",
@@ -170,7 +186,24 @@ SUMMARY = (
         meaning="mean of `lds` over targets",
         has_interval=True,
         page="LDS",
-        page_position=11,
+        page_position=14,
+    ),
+    SummaryColumn(
+        name="distance",
+        kind="wide?",
+        meaning="median distance of the k units of all targets: tokens from a unit's first token "
+        "to the target",
+        terminal="back",
+        page="median distance, tokens",
+        page_position=12,
+    ),
+    SummaryColumn(
+        name="share_all",
+        kind="wide?",
+        meaning="the share of targets whose k units are all distant tokens: recovery is 1 there "
+        "by construction",
+        page="share with all distant tokens",
+        page_position=13,
     ),
     SummaryColumn(name="gap", kind="wide", meaning="mean gap of the targets, in nats"),
     SummaryColumn(name="num_targets", kind="int", meaning="how many targets were evaluated"),
@@ -182,7 +215,7 @@ SUMMARY = (
         kind="wide?",
         meaning="cost of ranking; with the selector `shared` in `costs`, what all selectors share",
         page="token-forwards per target",
-        page_position=12,
+        page_position=15,
     ),
 )
 """In the order of the stored table."""

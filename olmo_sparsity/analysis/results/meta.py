@@ -42,6 +42,10 @@ class Meta:
     """The induction check: the drop in loss on a repeated passage."""
 
     reliability: list = field(default_factory=list)  # of replacements, by target set and units
+    intervals: str = ""
+    """How the intervals of the stored summary were made; empty: by an earlier version, which stored
+    bootstrap intervals without Student's t, and of any number of targets."""
+
     longppl: dict = field(default_factory=dict)
     counts: dict = field(default_factory=dict)
     commit: str | None = None

@@ -3,6 +3,7 @@ units. Never imports torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,16 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.meta import SETS, Meta
 from olmo_sparsity.analysis.results.statistics import (
+    GROUPS,
+    STUDENT,
+    as_reported,
     both_ways,
     half_of,
+    median_distances,
     net_differences,
     pair,
-    with_t_intervals,
+    placebo_recovery,
+    shares_of_all,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import spell
@@ -91,7 +97,7 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
                 remedy = "pass --transfer"
             name = results.meta.model.get("name")
             raise DataError(f"{name} has no placebo to compare; {remedy}")
-    return with_t_intervals(net_differences(*_pairs(first, second)))
+    return as_reported(net_differences(*_pairs(first, second)))
 
 
 def transfer(first: Kept, second: Kept) -> pd.DataFrame:
@@ -109,7 +115,7 @@ def transfer(first: Kept, second: Kept) -> pd.DataFrame:
                 f"{evaluated.meta.model.get('name')} evaluated what {chooser['name']} chose, not "
                 f"{other.meta.model.get('name')}; pass both directions of one pair of models"
             )
-    return both_ways(*_pairs(first, second))
+    return as_reported(both_ways(*_pairs(first, second)))
 
 
 def _opened(given: Kept) -> Results:
@@ -143,7 +149,42 @@ def read_results(folder: str | Path) -> Results:
         if "does not list" in problem:
             raise DataError(f"{folder} is of another version: {problem}; use another folder")
         raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
-    tables = {name: read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
     meta = read_json(folder / "meta.json", Meta, REMEDY)
     meta.windows = with_current_names(meta.windows)
+    added = () if meta.intervals == STUDENT else ADDED
+    tables = {}
+    for name in SCHEMAS:
+        omit = added if name == "summary" else ()
+        tables[name] = read_table(folder / f"{name}.parquet", name, omit).to_pandas()
+    if added:
+        tables["summary"] = complete_summary(tables["summary"], tables, meta)
     return Results(**tables, meta=meta)
+
+
+ADDED = (
+    "placebo_recovery",
+    "placebo_recovery_low",
+    "placebo_recovery_high",
+    "distance",
+    "share_all",
+)
+"""Columns that the summary of an earlier version lacks."""
+
+
+def complete_summary(
+    summary: pd.DataFrame, tables: Mapping[str, pd.DataFrame], meta: Meta
+) -> pd.DataFrame:
+    """Return a summary as it is stored and shown: with the columns that follow from other tables
+    than losses, and with its final intervals."""
+    if summary.empty:
+        return summary.reindex(columns=SCHEMAS["summary"].names)
+    targets = tables["targets"]
+    recovery = tables["recovery"]
+    if "placebo_recovery" not in summary:
+        of_placebo = placebo_recovery(tables["losses"], targets, recovery)
+        summary = summary.merge(of_placebo, how="left", on=GROUPS)
+    ks = sorted(summary.k.unique().tolist())
+    of_distance = median_distances(targets, tables["influence"], ks)
+    summary = summary.merge(of_distance, how="left", on=GROUPS)
+    summary = summary.merge(shares_of_all(targets, recovery, meta.windows), how="left", on=GROUPS)
+    return as_reported(summary)

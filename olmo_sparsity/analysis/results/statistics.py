@@ -16,15 +16,18 @@ Dimension key: D documents, T targets, V values, R all documents, then bootstrap
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import product
 from math import pi, sqrt
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import SUMMARY
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.text.windows import Windows
 
 INDUCTION_SHARE = 0.15
 """A model copies from its context if a passage, when it is repeated, costs it less by at least this
@@ -40,6 +43,14 @@ NUM_RESAMPLES = 2000
 
 FEW_FOR_BOOTSTRAP = 25
 """With fewer documents percentile intervals cover 80 to 92%, not 95% (docs/results.md)."""
+MIN_TARGETS = 10
+MIN_DOCUMENTS = 5
+"""With fewer targets, or targets in fewer documents, no interval and no verdict is reported: the
+bootstrap of one target has no width, and that of four documents covers far less than 95%."""
+
+STUDENT = "student"
+"""What `meta.json` says of the intervals of a stored summary that `as_reported` returned."""
+
 NORMAL = 1.959964  # 97.5% of a normal distribution
 
 ENOUGH = 0.9  # recovery from which k units are said to be enough
@@ -172,7 +183,7 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float
     interval."""
     values = _quantities(_sums(own, _documents_of(own)))
     beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo))
-    return _with_intervals(values | beyond)
+    return _with_intervals(values | beyond) | _placebo_recovery(placebo)
 
 
 def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
@@ -354,6 +365,8 @@ def t_interval(values_D: np.ndarray) -> tuple[float, float, float]:
 def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     """Stretch the intervals of net excess, where few documents carry targets, from a normal
     distribution to Student's t."""
+    if "num_placebo_documents" not in summary:
+        return summary.copy()
     stretch = summary[["num_documents", "num_placebo_documents"]].min(axis=1).map(_stretch_of)
     ends = {}
     for column in SUMMARY:
@@ -362,6 +375,80 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
             for end in (column.low, column.high):
                 ends[end] = value + stretch * (summary[end] - value)
     return summary.assign(**ends)
+
+
+def as_reported(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return the summary that is stored and shown: net excess with Student's t, and no interval of
+    fewer than `MIN_TARGETS` targets in `MIN_DOCUMENTS` documents."""
+    if summary.empty:
+        return summary
+    summary = with_t_intervals(summary)
+    has_few = has_few_targets(summary)
+    placebo_has_few = has_few_targets(summary, "placebo_")
+    for column in SUMMARY:
+        is_few = placebo_has_few if column.of_placebo else has_few
+        if column.is_net:
+            is_few = has_few | placebo_has_few
+        # In a table of transfer the ends of recovery are named as all others.
+        for end in (column.low, column.high, f"{column.name}_low", f"{column.name}_high"):
+            if column.has_interval and end in summary:
+                summary[end] = summary[end].mask(is_few)
+    # Weights to the gaps of a handful of targets mean nothing, so that the value goes, too.
+    if "net_equal" in summary:
+        summary["net_equal"] = summary.net_equal.mask(has_few | placebo_has_few)
+    return summary
+
+
+def has_few_targets(summary: pd.DataFrame, of_placebo: str = "") -> pd.Series:
+    """Return which rows have too few targets for an interval. `of_placebo`: empty, or `placebo_`
+    for those of the placebo."""
+    has_few = pd.Series(False, summary.index)
+    # A comparison of two measurements lacks some of these columns.
+    for counted, minimum in (("documents", MIN_DOCUMENTS), ("targets", MIN_TARGETS)):
+        name = f"num_{of_placebo}{counted}"
+        if name in summary:
+            has_few |= summary[name] < minimum
+    return has_few
+
+
+def distances(targets: pd.DataFrame, influence: pd.DataFrame) -> pd.DataFrame:
+    """Return the distance of each unit that was ranked for a target with the document's own distant
+    context: tokens from the unit's first to the target. A row for each target set of a target."""
+    is_own = (influence.distant_part == "document") & (influence.control == "own")
+    columns = [*KEYS, "units", "selector", "rank", "distant_first"]
+    own_targets = targets[targets.distant_part == "document"]
+    ranked = own_targets[[*KEYS, "target_set"]].merge(influence.loc[is_own, columns], on=KEYS)
+    return ranked.assign(distance=ranked.target - ranked.distant_first)
+
+
+def median_distances(
+    targets: pd.DataFrame, influence: pd.DataFrame, ks: Sequence[int]
+) -> pd.DataFrame:
+    """Return the median distance of the first k units of all targets."""
+    ranked = distances(targets, influence)
+    parts = []
+    for k in ks:
+        first = ranked[ranked["rank"] <= k]
+        medians = first.groupby(GROUPS[:3]).distance.median().reset_index()
+        parts.append(medians.assign(k=k)[[*GROUPS, "distance"]])
+    return pd.concat(parts, ignore_index=True)
+
+
+def shares_of_all(
+    targets: pd.DataFrame, recovery: pd.DataFrame, windows: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Return the share of targets whose k units hold all distant tokens, so that recovery is 1
+    whatever they are. `windows`: from meta.json."""
+    lengths = {name: windows[name] for name in ("long", "short", "stride")}
+    cut = Windows(**lengths, most=windows.get("most"), least=windows.get("least", 1))
+    is_own = (recovery.distant_part == "document") & (recovery.control == "own")
+    columns = [*KEYS, "units", "selector", "k", "num_tokens"]
+    own_targets = targets[targets.distant_part == "document"]
+    rows = own_targets[[*KEYS, "target_set"]].merge(recovery.loc[is_own, columns], on=KEYS)
+    start = cut.start_of(rows.target)
+    num_distant = start - cut.first_distant(start) - cut.short
+    rows = rows.assign(share_all=(rows.num_tokens >= num_distant).astype(float))
+    return rows.groupby(GROUPS).share_all.mean().reset_index()
 
 
 def _stretch_of(num_documents: float) -> float:
@@ -454,11 +541,17 @@ def placebo_recovery(
     placebo = pair(losses, targets, recovery).query("distant_part == 'placebo'")
     rows = []
     for names, group in placebo.groupby(GROUPS):
-        sums = _sums(group, _documents_of(group))
-        values = _with_intervals({"placebo_recovery": _quantities(sums)["recovery"]})
-        rows.append(dict(zip(GROUPS, names, strict=True)) | values)
-    ends = ("", "_low", "_high")
-    return pd.DataFrame(rows, columns=[*GROUPS, *(f"placebo_recovery{end}" for end in ends)])
+        rows.append(dict(zip(GROUPS, names, strict=True)) | _placebo_recovery(group))
+    names_of_interval = [f"placebo_recovery{end}" for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=[*GROUPS, *names_of_interval])
+
+
+def _placebo_recovery(placebo: pd.DataFrame) -> dict[str, float]:
+    """Return the recovery of placebo targets, with the ends of its interval."""
+    if placebo.empty:
+        return _with_intervals({"placebo_recovery": np.full(1, np.nan)})
+    quantities = _quantities(_sums(placebo, _documents_of(placebo)))
+    return _with_intervals({"placebo_recovery": quantities["recovery"]})
 
 
 def mean_gap(losses: pd.DataFrame) -> tuple[float, float, float]:

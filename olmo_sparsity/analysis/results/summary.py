@@ -17,23 +17,29 @@ from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
     INDUCTION_SHARE,
     KEYS,
+    MIN_DOCUMENTS,
+    MIN_TARGETS,
+    as_reported,
+    has_few_targets,
     losses_of_targets,
     summarize,
-    with_t_intervals,
 )
-from olmo_sparsity.analysis.results.view import interval, quoted, spell
+from olmo_sparsity.analysis.results.view import interval, num_of, number, quoted, spell
 
 with_interval = partial(interval, sign="+", minus="-")  # as a terminal shows it
 FEW_DOCUMENTS = 10
 FEW_NATS = 0.1
 LOUD_NOISE = 0.02  # nats of noise from other rows of a batch; above, the summary reports it
+MOST_WITH_ALL = 0.5
+"""From this share of targets whose k units are all distant tokens, no verdict is given."""
+
 BY_OUTCOME = ("gap",)  # target sets that are selected by what distant text does to the prediction
 
 
 def in_order(results: Results) -> pd.DataFrame:
     """Return the summary with its units in the order in which the user named them."""
     order = {units: number for number, units in enumerate(results.meta.units)}
-    rows = with_t_intervals(results.summary)
+    rows = results.summary
     return rows.sort_values("units", key=lambda units: units.map(order), kind="stable")
 
 
@@ -101,7 +107,7 @@ def _by_group(results: Results, first: pd.Series) -> list[str]:
         rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)] if len(rows) else rows
         if len(rows):
             title = quoted(name) or "no group"
-            lines.append(format_summary(with_t_intervals(rows), title, header=False))
+            lines.append(format_summary(as_reported(rows), title, header=False))
     return lines
 
 
@@ -133,14 +139,23 @@ def conclude(results: Results) -> str:
     chooser = f", selected with {chosen_by['name']}," if chosen_by else ""
     text = (
         f"{meta.model['name']}: {row.k} distant {units} by {spell(row.selector)}{chooser} "
-        f"{recover} {row.recovery:.2f} of the gap of {row.num_targets:,} targets"
+        f"{recover} {row.recovery:.2f} of the gap of {num_of(row.num_targets, 'target')}"
     )
+    if pd.notna(row.get("placebo_recovery")):
+        text += f" (of placebo targets {row.placebo_recovery:.2f})"
+    if row.get("share_all", 0.0) >= MOST_WITH_ALL:
+        return (
+            f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
+            "tokens, so recovery is 1 by construction; pass smaller units or k."
+        )
+    if few := describe_few(row, has_net(rows)):
+        return f"{text}; no verdict: {few}."
     if rows.excess.isna().all() and pd.notna(row.low):  # no unrelated text was ranked
         return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
-    headline = "net" if has_net(rows) and pd.notna(row.net) else "excess"
+    headline = _headline(row, has_net(rows))
     low, high = row[f"{headline}_low"], row[f"{headline}_high"]
     if pd.isna(low):
-        return f"{text}; too few documents, or too small gaps, for an interval."
+        return f"{text}; no verdict: too small gaps for an interval."
     if low > 0:
         verdict = "the targets depend on it beyond chance"
     elif high < 0:
@@ -152,12 +167,46 @@ def conclude(results: Results) -> str:
         doubts.append(f"{row.num_documents} documents are too few to trust the interval")
     if meta.induction and not meta.induction["has_induction"]:
         doubts.append("the model copies little from its context")
+    if row.get("share_all", 0.0) > 0:
+        doubts.append(f"at {row.share_all:.0%} of the targets these are all distant tokens")
     but = f"; but {' and '.join(doubts)}" if doubts else ""
-    shown = (
-        f"{with_interval(row[headline], low, high)} ({row[f'{headline}_nats']:+.2f} nats a target)"
-    )
-    beyond = "net excess" if headline == "net" else "excess over unrelated text"
-    return f"{text}; {beyond} {shown}: {verdict}{but}."
+    shown = with_interval(row[headline], low, high)
+    # There is no column of nats at equal gaps.
+    nats = row.excess_nats if headline == "excess" else row.net_nats
+    if headline == "net_equal":
+        shown += f" (at all gaps {row.net:+.2f}, {nats:+.2f} nats a target)"
+    else:
+        shown += f" ({nats:+.2f} nats a target)"
+    return f"{text}; {_HEADLINES[headline]} {shown}: {verdict}{but}."
+
+
+_HEADLINES = {
+    "net_equal": "net excess at equal gaps",
+    "net": "net excess",
+    "excess": "excess over unrelated text",
+}
+
+
+def _headline(row: pd.Series, has_net: bool) -> str:
+    """Return the column that decides the verdict: the strictest that this measurement has."""
+    if not has_net or pd.isna(row.net):
+        return "excess"
+    return "net" if pd.isna(row.net_equal) else "net_equal"
+
+
+def describe_few(row: Any, has_net: bool) -> str:
+    """Return why a row of the summary has too few targets for an interval; empty if it has enough.
+    `has_net`: its placebo targets count, too."""
+    minimum = f"{MIN_TARGETS} in {MIN_DOCUMENTS} documents are the minimum"
+    frame = pd.DataFrame([row])
+    if has_few_targets(frame).any():
+        documents = num_of(row["num_documents"], "document")
+        return f"{num_of(row['num_targets'], 'target')} in {documents}; {minimum}"
+    if has_net and has_few_targets(frame, "placebo_").any():
+        documents = num_of(row["num_placebo_documents"], "document")
+        targets = num_of(row["num_placebo_targets"], "placebo target")
+        return f"{targets} in {documents}; {minimum}"
+    return ""
 
 
 def describe_noise(model: dict[str, Any]) -> str:
@@ -223,6 +272,8 @@ def describe_induction(found: dict[str, Any], interpretation: Interpretation) ->
 
 _WIDTHS = {
     "recovery": 19,
+    "placebo_recovery": 7,
+    "distance": 6,
     "excess": 21,
     "net": 22,
     "net_equal": 22,
@@ -233,14 +284,16 @@ _WIDTHS = {
 
 
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
-    """Format the rows of one target set. `excess`: recovery minus an unrelated text's; `net`:
-    excess minus the placebo's; `equal gaps`: the same, own targets weighted to gaps as the
-    placebo's targets have. Where net excess means nothing: `removal`, and excess in `nats`. The
-    other columns are in the table `summary`."""
+    """Format the rows of one target set. `placebo`: recovery at placebo targets; `back`: the median
+    distance of the units; `excess`: recovery minus an unrelated text's; `net`: excess minus the
+    placebo's; `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have.
+    Where net excess means nothing: `removal`, and excess in `nats`. The other columns are in the
+    table `summary`."""
     first, has_placebo = rows.iloc[0], has_net(rows)
     lines = [
-        f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
-        f"{first.gap:.2f} nats" + (f"; {describe_placebo(first)}" if has_placebo else "")
+        f"{title}: {num_of(first.num_targets, 'target')} in "
+        f"{num_of(first.num_documents, 'document')}, mean gap {first.gap:.2f} nats"
+        + (f"; {describe_placebo(first)}" if has_placebo else "")
     ]
     if pd.notna(first.mean_ratio):
         lines.append(
@@ -249,42 +302,55 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
         )
     if first.gap < FEW_NATS:
         lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
-    are_few = first.num_documents < FEW_DOCUMENTS
-    if are_few:
+    few = describe_few(first, has_placebo)
+    if few:
+        lines.append(f"  no intervals: {few}")
+    elif first.num_documents < FEW_DOCUMENTS:
         lines.append("  intervals are over documents, which are too few to trust them")
-    few_placebo = are_few or first.num_placebo_targets < FEW_DOCUMENTS
+    if "share_all" in rows and (rows.share_all > 0).any():
+        lines.append(
+            "  *: all distant tokens at some targets, where recovery is 1 by construction "
+            "(share_all in the table summary)"
+        )
 
     def cells(name: str, sign: str = "+") -> list[str]:
         values = rows[[*COLUMN[name].names]].to_numpy(float)
         return [with_interval(value, low, high, sign=sign) for value, low, high in values]
 
-    shown = {"recovery": cells("recovery", sign=""), "excess": cells("excess")}
+    shown = {"recovery": cells("recovery", sign="")}
+    shown["placebo_recovery"] = _numbers(rows, "placebo_recovery", digits=2)
+    shown["excess"] = cells("excess")
     if has_placebo:
         shown["net"] = cells("net")
         shown["net_equal"] = cells("net_equal")
-        if few_placebo:
-            # Weights to the gaps of a handful of targets mean nothing.
-            shown["net_equal"] = [cell if cell == "–" else "too few" for cell in shown["net_equal"]]
     else:
         shown["removal"] = cells("removal", sign="")
         shown["excess_nats"] = [
             "–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats
         ]
+    shown["distance"] = _numbers(rows, "distance", digits=0)
     if header:
         head = "".join(f"  {COLUMN[name].terminal:>{_WIDTHS[name]}}" for name in shown)
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")
-    for number, row in enumerate(rows.itertuples()):
-        values = "".join(f"  {column[number]:>{_WIDTHS[name]}}" for name, column in shown.items())
-        lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{values}")
+    for index, row in enumerate(rows.itertuples()):
+        values = "".join(f"  {column[index]:>{_WIDTHS[name]}}" for name, column in shown.items())
+        mark = "*" if getattr(row, "share_all", 0.0) > 0 else ""
+        lines.append(f"{row.selector:<16} {row.units:<8}{f'{mark}{row.k}':>3}{values}")
     return "\n".join(lines)
+
+
+def _numbers(rows: pd.DataFrame, name: str, digits: int) -> list[str]:
+    """Return a column without intervals; a summary by group lacks some."""
+    if name not in rows:
+        return ["–"] * len(rows)
+    return [number(float(value), digits, minus="-") for value in rows[name]]
 
 
 def describe_placebo(row: Any) -> str:
     few = min(row.num_documents, row.num_placebo_documents) < FEW_FOR_BOOTSTRAP
-    return (
-        f"{row.num_placebo_targets:,} of the placebo in {row.num_placebo_documents:,} documents"
-        + (f" (fewer than {FEW_FOR_BOOTSTRAP}: t-based intervals)" if few else "")
-    )
+    documents = num_of(row.num_placebo_documents, "document")
+    said = f"{row.num_placebo_targets:,} of the placebo in {documents}"
+    return f"{said} (fewer than {FEW_FOR_BOOTSTRAP}: t-based intervals)" if few else said
 
 
 def describe_comparison(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,11 @@ def write_table(path: Path, table: pa.Table) -> None:
     pq.write_table(table.combine_chunks(), path, compression="zstd")
 
 
-def read_table(path: Path, name: str) -> pa.Table:
-    """Read a file of a folder with a verified manifest."""
+def read_table(path: Path, name: str, omit: Collection[str] = ()) -> pa.Table:
+    """Read a file of a folder with a verified manifest, without the columns `omit`."""
     table = with_current_columns(read_parquet(path, "measure again"))
-    check_columns(path, name, table.schema)
-    return table.select(SCHEMAS[name].names)
+    check_columns(path, name, table.schema, omit)
+    return table.select([column for column in SCHEMAS[name].names if column not in omit])
 
 
 def with_current_columns(table: pa.Table) -> pa.Table:
@@ -127,12 +127,16 @@ def with_current_columns(table: pa.Table) -> pa.Table:
     return table.set_column(place, field, pa.array(controls, field.type))
 
 
-def check_columns(path: Path, name: str, stored: pa.Schema | None = None) -> None:
+def check_columns(
+    path: Path, name: str, stored: pa.Schema | None = None, omit: Collection[str] = ()
+) -> None:
     """Raise DataError if a file lacks a column of the table `name`, or stores it as another type.
-    `stored`: the schema of the file, if it was read already."""
+    `stored`: the schema of the file, if it was read already; `omit`: columns not to look for."""
     stored = pq.read_schema(path) if stored is None else stored
     types = {current_name(field.name): field.type for field in stored}
     for field in SCHEMAS[name]:
+        if field.name in omit:
+            continue
         if types.get(field.name) != field.type:
             stored_type = types.get(field.name, "absent")
             raise DataError(

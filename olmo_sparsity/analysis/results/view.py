@@ -36,10 +36,16 @@ def number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> s
     return f"{round(value, digits) + 0:{sign},.{digits}f}".replace("-", minus)
 
 
+def num_of(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 target", "2,000 targets"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def interval(value: Any, low: Any, high: Any, **how: Any) -> str:
-    """A value and its interval; `how`: as in `number`."""
+    """Return a value and its interval, or the value alone if it has none; `how`: as in `number`."""
     shown = number(value, **how)
-    return shown if shown == "–" else f"{shown} [{number(low, **how)}, {number(high, **how)}]"
+    ends = f"{number(low, **how)}, {number(high, **how)}"
+    return shown if "–" in (shown, number(low, **how)) else f"{shown} [{ends}]"
 
 
 def html_table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:

@@ -20,7 +20,6 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import with_t_intervals
 from olmo_sparsity.analysis.results.summary import conclude
 from olmo_sparsity.analysis.results.view import interval, number
 from olmo_sparsity.base.errors import ConfigError, DataError
@@ -157,7 +156,7 @@ def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
 
 def test_the_page_holds_the_verdict_and_its_intervals(page: Page, results: Results) -> None:
     assert conclude(results) in page.text
-    row = with_t_intervals(results.summary).iloc[0]
+    row = results.summary.iloc[0]
     cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
     assert interval(row.net, row.net_low, row.net_high) in cells
     assert interval(row.recovery, row.low, row.high) in cells

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.analysis.results.columns import SUMMARY
 from olmo_sparsity.analysis.results.meta import Meta
-from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.results import FILES, Results, read_results
+from olmo_sparsity.analysis.results.statistics import (
+    GROUPS,
+    as_reported,
+    median_distances,
+    shares_of_all,
+    summarize,
+)
 from olmo_sparsity.analysis.results.summary import (
     conclude,
     describe,
@@ -23,7 +34,8 @@ from olmo_sparsity.analysis.results.summary import (
     in_order,
     with_interval,
 )
-from olmo_sparsity.analysis.results.tables import SCHEMAS
+from olmo_sparsity.analysis.results.tables import SCHEMAS, write_json, write_table
+from olmo_sparsity.base.files import write_manifest
 from tests.support.measurements import losses_table
 
 ROW: dict[str, Any] = {"target_set": "gap", "units": "tokens", "selector": "add_one", "k": 1}
@@ -51,7 +63,10 @@ def made_up(has_induction: bool = True, **changed: Any) -> Results:
 def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
     said = conclude(made_up())
     assert said.startswith("small: 1 distant token by add one recovers 0.99 of the gap of 200")
-    assert "; net excess +0.48 [+0.34, +0.63] (+0.73 nats a target): " in said
+    equal = (
+        "; net excess at equal gaps +0.19 [+0.03, +0.39] (at all gaps +0.48, +0.73 nats a target)"
+    )
+    assert f"{equal}: " in said
     assert said.endswith(": the targets depend on it beyond chance.")
 
 
@@ -67,13 +82,21 @@ def test_the_units_that_were_named_first_come_first(units: list[str]) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"num_placebo_documents": 8}, "; net excess +0.48 [+0.30, +0.67] (+0.73"),
-        ({"net_low": 0.0}, ": cannot be told from chance."),
-        ({"net_low": -0.3, "net_high": 0.0}, ": cannot be told from chance."),
-        ({"net_low": -0.3, "net_high": -0.1}, ": less than by chance."),
+        ({"net_equal": float("nan")}, "; net excess +0.48 [+0.34, +0.63] (+0.73 nats a target): "),
+        ({"net_equal_low": 0.0}, ": cannot be told from chance."),
+        ({"net_equal_low": -0.3, "net_equal_high": 0.0}, ": cannot be told from chance."),
+        ({"net_equal_low": -0.3, "net_equal_high": -0.1}, ": less than by chance."),
+        ({"placebo_recovery": 0.7}, "of the gap of 200 targets (of placebo targets 0.70); net"),
+        ({"num_targets": 1}, "of the gap of 1 target; no verdict: 1 target in 50 documents; 10 in"),
+        ({"num_targets": 9}, "; no verdict: 9 targets in 50 documents; 10 in 5 documents are the"),
+        ({"num_documents": 4}, "; no verdict: 200 targets in 4 documents; 10 in 5 documents are"),
+        ({"num_placebo_targets": 9}, "; no verdict: 9 placebo targets in 40 documents; 10 in 5"),
+        ({"num_placebo_documents": 1}, "; no verdict: 90 placebo targets in 1 document; 10 in 5"),
+        ({"share_all": 0.5}, "; no verdict: at 50% of the targets these are all distant tokens,"),
+        ({"share_all": 0.4}, "chance; but at 40% of the targets these are all distant tokens."),
         ({"num_documents": 9}, "9 documents are too few to trust the interval."),
         ({"has_induction": False}, "; but the model copies little from its context."),
-        ({"net_low": float("nan")}, "too few documents, or too small gaps, for an interval."),
+        ({"net_equal_low": float("nan")}, "; no verdict: too small gaps for an interval."),
         ({"net": float("nan")}, "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats a"),
         ({"target_set": "bigram"}, "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats"),
         ({"gap": 0.0}, "all distant tokens together do not lower the loss of these 200 targets"),
@@ -176,11 +199,12 @@ REMOVAL = {"removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}
     [
         ({}, "+0.19 [+0.03, +0.39]", "too few"),
         ({"num_documents": 10, "num_placebo_targets": 10, "gap": 0.1}, "+0.19 [", "too few"),
-        ({"num_documents": 9}, "too few", "+0.19"),
-        ({"num_placebo_targets": 9}, "too few", "+0.19"),
-        ({"net_equal": float("nan"), "num_documents": 9}, "–", "too few\n"),
+        ({"num_documents": 9}, "+0.19 [+0.03, +0.39]", "no intervals"),
+        ({"net_equal": float("nan"), "num_documents": 9}, "–", "no intervals"),
+        ({"placebo_recovery": 0.713}, "     0.71   +0.83", "no intervals"),
+        ({"distance": 1234.5}, "1,234", "no intervals"),
         ({"target_set": "bigram"} | REMOVAL, "0.50 [0.40, 0.60]", "+0.48"),  # no net excess
-        ({"net": float("nan")} | REMOVAL, "0.50 [0.40, 0.60]", "placebo"),
+        ({"net": float("nan")} | REMOVAL, "0.50 [0.40, 0.60]", "of the placebo"),
         ({"net": float("nan"), "excess_nats": float("nan")} | REMOVAL, "–", "1.10"),
         ({"mean_ratio": float("nan"), "gap": 0.099}, "", "mean of ratios"),
     ],
@@ -199,6 +223,97 @@ def test_columns_are_those_that_mean_something(
     assert shown in table.splitlines()[-1]
     assert "0.99 [0.94, 1.03]" in table.splitlines()[-1]
     assert hidden not in table
+
+
+ENDS = [end for column in SUMMARY if column.has_interval for end in (column.low, column.high)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ({}, "net_equal"),
+        ({"num_targets": 9}, "placebo"),
+        ({"num_documents": 4}, "placebo"),
+        ({"num_placebo_targets": 9}, "recovery"),
+        ({"num_placebo_documents": 4}, "recovery"),
+    ],
+)
+def test_below_the_minimum_there_is_no_interval(changed: dict[str, Any], kept: str) -> None:
+    row = dict.fromkeys(ENDS, 0.1) | ROW | changed
+    (found,) = as_reported(pd.DataFrame([row])).to_dict("records")
+    has_ends = {
+        column.name: not (pd.isna(found[column.low]) or pd.isna(found[column.high]))
+        for column in SUMMARY
+        if column.has_interval
+    }
+    of_both = {"net", "net_equal", "net_nats"}
+    of_placebo = {"placebo", "placebo_recovery", "placebo_removal"}
+    expected = dict.fromkeys(has_ends, True)
+    if changed:
+        without = of_both | (of_placebo if kept == "recovery" else expected.keys() - of_placebo)
+        expected |= dict.fromkeys(without, False)
+    assert has_ends == expected
+    assert pd.isna(found["net_equal"]) == bool(changed)
+    assert found["recovery"] == ROW["recovery"]
+    table = format_summary(pd.DataFrame([found]), "a set")
+    assert ("  no intervals: " in table) == bool(changed)
+
+
+def test_terminal_page_and_parquet_have_the_same_intervals(
+    results_folder: Path, results: Results
+) -> None:
+    """With 5 documents, by Student's t."""
+    stored = pd.read_parquet(results_folder / "summary.parquet")
+    row = stored.query("target_set == 'gap' and selector == 'add_one' and units == 'tokens'").iloc[
+        0
+    ]
+    bootstrap = summarize(results.losses, results.targets, results.recovery)
+    of_bootstrap = bootstrap.merge(pd.DataFrame([row[GROUPS]])).iloc[0]
+    assert row.net - row.net_low > 1.5 * (of_bootstrap.net - of_bootstrap.net_low)
+    assert with_interval(row.net_equal, row.net_equal_low, row.net_equal_high) in conclude(results)
+    assert with_interval(row.net, row.net_low, row.net_high) in describe(results)
+    pd.testing.assert_frame_equal(results.summary, stored)
+
+
+def test_a_summary_of_an_earlier_version_is_completed(
+    results_folder: Path, results: Results, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
+    bootstrap = summarize(results.losses, results.targets, results.recovery)
+    added = ["placebo_recovery", "placebo_recovery_low", "placebo_recovery_high"]
+    others = ["lds", "lds_low", "lds_high", "token_forwards_per_target"]
+    old = bootstrap.drop(columns=added).merge(results.summary[[*GROUPS, *others]], on=GROUPS)
+    schema = pa.schema([SCHEMAS["summary"].field(name) for name in old])
+    write_table(folder / "summary.parquet", pa.Table.from_pandas(old, schema))
+    write_json(folder / "meta.json", asdict(replace(results.meta, intervals="")))
+    write_manifest(folder, FILES)
+    found = read_results(folder).summary
+    pd.testing.assert_frame_equal(found[[*results.summary]], results.summary, check_dtype=False)
+
+
+def test_the_distance_is_that_of_the_units_and_all_distant_tokens_are_marked() -> None:
+    """Targets 20 and 30 with 8 tokens of local window; unit 2 of target 20 is the first token."""
+    targets = pd.DataFrame(
+        [(1, 20, "document", "gap"), (1, 30, "document", "gap")],
+        columns=["document", "target", "distant_part", "target_set"],
+    )
+    of_rank = {
+        "distant_part": "document",
+        "control": "own",
+        "units": "words",
+        "selector": "add_one",
+    }
+    places = [(20, 1, 10), (20, 2, 0), (30, 1, 15), (30, 2, 5)]
+    influence = pd.DataFrame(places, columns=["target", "rank", "distant_first"])
+    influence = influence.assign(document=1, **of_rank)
+    medians = median_distances(targets, influence, [1, 2]).set_index("k").distance
+    assert medians.to_dict() == {1: 12.5, 2: 17.5}
+    rows = [(20, 1, 2), (20, 2, 12), (30, 1, 3), (30, 2, 21)]
+    recovery = pd.DataFrame(rows, columns=["target", "k", "num_tokens"])
+    recovery = recovery.assign(document=1, **of_rank)
+    windows = {"long": "all", "short": 8, "stride": 1, "least": 8}
+    shares = shares_of_all(targets, recovery, windows).set_index("k").share_all
+    assert shares.to_dict() == {1: 0.0, 2: 0.5}  # 12 distant tokens of target 20, 22 of 30
 
 
 @pytest.mark.parametrize("threshold", [1.0, None])
