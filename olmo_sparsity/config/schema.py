@@ -46,6 +46,7 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     some, distinct   a list has at least one value, and none twice
     only_if       (sibling, *values): the field has an effect only if its sibling has such a value
     refused       why setting the field has no effect
+    changes       of a field of the model: what it changes (config/sections.py has the words)
     required      it must be set, or with only_if: where it has an effect
     several       the sibling key that holds a section, or as here a list of sections
     other_names, other_values   {what other programs call the key, or one of its values: what to

@@ -20,8 +20,9 @@ class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
 
     config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
-    seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
-    """If set, collects the last query, the rotated keys and the bias."""
+    attention_record: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
+    """If set, each call appends what the last query's attention is made of: this query, the rotated
+    keys, and the bias."""
 
     def __init__(self, layer_id: int, config: ModelConfig) -> None:
         # Upstream's rotation would fill a cache for all positions, which is unused here.
@@ -31,9 +32,9 @@ class PositionedBlock(OLMoSequentialBlock):
         # Layers are counted from 1, so that the first one has positions.
         has_nope = config.nope_every is not None and (layer_id + 1) % config.nope_every == 0
         self.rotates = config.rope and not has_nope
-        self._take_other_shapes(config)
+        self._replace_upstream_parts(config)
 
-    def _take_other_shapes(self, config: ModelConfig) -> None:
+    def _replace_upstream_parts(self, config: ModelConfig) -> None:
         """Replace what upstream has for heads of another width, other biases, other norms."""
         width, keys = config.effective_head_width, config.effective_n_kv_heads
         of_queries = config.n_heads * width
@@ -107,8 +108,8 @@ class PositionedBlock(OLMoSequentialBlock):
         scale_length = self.config.query_scale_length
         if scale_length is not None:
             q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
-        if self.seen is not None:
-            self.seen.append((q[:, :, -1], k, bias))
+        if self.attention_record is not None:
+            self.attention_record.append((q[:, :, -1], k, bias))
         # One new place may attend to all cached ones.
         is_causal = bias is None and q.shape[2] == k.shape[2]
         # The kernel shares grouped-query heads; upstream copies them first.

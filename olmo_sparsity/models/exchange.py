@@ -4,6 +4,7 @@ determine the family (families.py); a field that it cannot express is rejected b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from olmo_sparsity.base.errors import ConfigError, UserError, unreadable
 from olmo_sparsity.base.files import follow_umask, read_json, remove_partial, writing
 from olmo_sparsity.config.run import load_saved_config
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.sections import COMPUTATION, ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
 from olmo_sparsity.models.families import (
@@ -67,7 +68,7 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
 def check_exportable(config: ModelConfig) -> None:
     """Reject a config that cannot be exported, before reading or training."""
     if config.architecture == "olmo":
-        family_of(_essence(config))
+        family_of(computation_of(config))
 
 
 def hugging_face_model(
@@ -80,7 +81,7 @@ def hugging_face_model(
         own: Any = build_model(config)
         fill(own, weights, origin)
         return own.model
-    family = family_of(_essence(config))
+    family = family_of(computation_of(config))
     model_class = getattr(transformers, family.class_name)
     with torch.device("meta"):
         model = model_class(transformers_config(config, family))
@@ -111,8 +112,8 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
     folder of one of FAMILIES; each is read when it is looked up."""
     implied = ModelConfig(**config_of(source))
     _check_angles(implied, config, source)
-    theirs = _essence(implied)
-    ours = _essence(config)
+    theirs = computation_of(implied)
+    ours = computation_of(config)
     if implied.rope and not config.rope:
         # DroPE: a model that was trained with positions goes on without them.
         for name in ("rope", "rotary_fraction", "nope_every"):
@@ -224,40 +225,48 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
 # --- comparing configs --------------------------------------------------------------------------
 
 
-_SHARED = (
+_OF_ALL = (
     *("architecture", "d_model", "n_layers", "n_heads", "rotary_fraction", "layer_norm_eps"),
-    "weight_tying",
+    *("weight_tying", "mlp_hidden_size", "embedding_size"),
 )
-_OF_OLMO = (
-    *("query_scale_length", "activation_type", "block_type", "rope", "alibi", "norm_after"),
-    "nope_every",
-    *("layer_norm_with_affine", "attention_layer_norm", "attention_norm_per_head", "clip_qkv"),
-    *("embedding_layer_norm", "include_bias", "scale_logits", "sliding_window"),
-)
+"""Fields that decide what a model of each architecture computes. For GPT-NeoX the others have one
+value, which `build_theirs` checks."""
+
+# Two fields say one thing, so the effective value has the name of one of them.
+_SAID_BY_ANOTHER = {"mlp_ratio", "vocab_size"}
 
 
-def _essence(config: ModelConfig) -> dict[str, Any]:
-    """The fields that determine the computation, each as its effective value, but for the angles of
-    RoPE. Lengths, dropout and initialisation may differ between a source of weights and a run."""
+def computation_of(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that determine the computation, but for the angles of RoPE, each as its
+    effective value. Two models with equal values compute the same from the same weights."""
+    values = {
+        item.name: getattr(config, item.name)
+        for item in fields(ModelConfig)
+        if item.metadata["changes"] == COMPUTATION and item.name not in _SAID_BY_ANOTHER
+    }
+    values |= _effective_values(config)
+    if config.architecture == "gpt_neox":
+        return {name: values[name] for name in _OF_ALL}
+    return values
+
+
+def _effective_values(config: ModelConfig) -> dict[str, Any]:
+    """Return what fields mean that have a default made of others, or none next to others."""
     width = config.effective_head_width
-    shared = {name: getattr(config, name) for name in _SHARED} | {
+    has_usual_width = width * config.n_heads == config.d_model
+    norm_bias = config.bias_for_layer_norm
+    has_query_norm = config.attention_layer_norm
+    return {
         "mlp_hidden_size": mlp_width(config),
         "embedding_size": embedding_rows(config),
+        "n_kv_heads": config.effective_n_kv_heads,
+        "head_width": None if has_usual_width else width,
+        "qkv_bias": config.qkv_bias and not config.include_bias,
+        "alibi_bias_max": config.alibi_bias_max if config.alibi else None,
+        # low_precision is also LayerNorm; it differs under autocast only.
+        "layer_norm_type": "rms" if config.layer_norm_type == "rms" else "default",
+        "attention_layer_norm_with_affine": (
+            has_query_norm and config.attention_layer_norm_with_affine
+        ),
+        "bias_for_layer_norm": config.include_bias if norm_bias is None else norm_bias,
     }
-    if config.architecture == "gpt_neox":
-        return shared
-    bias, norms = config.bias_for_layer_norm, config.attention_layer_norm
-    return (
-        {name: getattr(config, name) for name in _OF_OLMO}
-        | shared
-        | {
-            "n_kv_heads": config.effective_n_kv_heads,
-            "head_width": None if width * config.n_heads == config.d_model else width,
-            "qkv_bias": config.qkv_bias and not config.include_bias,
-            "alibi_bias_max": config.alibi_bias_max if config.alibi else None,
-            # low_precision is also LayerNorm; it differs under autocast only.
-            "layer_norm_type": "rms" if config.layer_norm_type == "rms" else "default",
-            "attention_layer_norm_with_affine": norms and config.attention_layer_norm_with_affine,
-            "bias_for_layer_norm": config.include_bias if bias is None else bias,
-        }
-    )

@@ -3,6 +3,7 @@ config, its settings that hold our fields or must have one value, its names of o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.sections import COMPUTATION, ModelConfig
 from olmo_sparsity.models.rope import to_rope_parameters
 
 if TYPE_CHECKING:
@@ -165,22 +166,45 @@ FAMILIES = {
 """By transformers' model_type."""
 
 
-def family_of(essence: Mapping[str, Any]) -> Family:
-    """The family with the same computation; ConfigError if there is none, with the first field in
-    which the closest one differs."""
+def family_of(computation: Mapping[str, Any]) -> Family:
+    """Return the family with the same computation. ConfigError if there is none, with the first
+    field in which the closest one differs. `computation`: of `exchange.computation_of`."""
 
     def num_alike(family: Family) -> int:
-        wanted = list(family.fields().items())
-        differs = [index for index, (name, value) in enumerate(wanted) if essence[name] != value]
-        return min(differs, default=len(wanted) + 1)
+        required = list(family.fields().items())
+        differing = [
+            place for place, (name, value) in enumerate(required) if computation[name] != value
+        ]
+        return min(differing, default=len(required) + 1)
 
     families = [family for family in FAMILIES.values() if "architecture" not in family.fixed]
     closest = max(families, key=num_alike)
-    for name, wanted in closest.fields().items():
-        if essence[name] != wanted:
-            reason = f"{closest.class_name} has {wanted} there"
-            raise ConfigError(f"model.{name}={essence[name]} cannot be exported: {reason}")
+    required = _unless_expressed(closest) | closest.fields()
+    for name, value in required.items():
+        if computation[name] != value:
+            reason = f"{closest.class_name} has {value} there"
+            raise ConfigError(f"model.{name}={computation[name]} cannot be exported: {reason}")
     return closest
+
+
+def _unless_expressed(family: Family) -> dict[str, Any]:
+    """Return the fields that no row of FAMILIES names, with their defaults. So a new field is
+    refused by `export` until a family expresses it."""
+    named = set(family.settings) | set(family.fields()) | _BY_CODE
+    return {
+        item.name: item.default
+        for item in dataclasses.fields(ModelConfig)
+        if item.metadata["changes"] == COMPUTATION and item.name not in named
+    }
+
+
+_BY_CODE = {
+    *("mlp_ratio", "mlp_hidden_size", "vocab_size", "embedding_size", "architecture"),
+    # Of a model with these, or for one without.
+    *("alibi_bias_max", "n_kv_heads", "head_width", "attention_norm_per_head"),
+    "attention_layer_norm_with_affine",
+}
+"""Fields that `transformers_config` writes itself, or that mean nothing without another one."""
 
 
 def mlp_width(config: ModelConfig) -> int:

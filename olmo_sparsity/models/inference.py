@@ -74,7 +74,7 @@ class InferringOLMo(OLMo):
         return (
             not config.alibi
             and config.query_scale_length is None
-            and self.blocks[0].seen is None
+            and self.blocks[0].attention_record is None
             and can_share_distant(weight.device, weight.dtype, head_width, num_distant, length)
         )
 

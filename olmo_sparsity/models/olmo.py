@@ -124,16 +124,16 @@ class PositionedOLMo(InferringOLMo):
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        record: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for block in self.blocks:
-            block.seen = seen
+            block.attention_record = record
         try:
             self.hidden(tokens_BL, positions_BL, distant=distant, last=1)
         finally:
             for block in self.blocks:
-                block.seen = None
+                block.attention_record = None
         weights = []
-        for q_BHK, k_BHLK, bias in seen:
+        for q_BHK, k_BHLK, bias in record:
             k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
             scores_BHL = torch.einsum("bhk,bhlk->bhl", q_BHK.float(), k_BHLK.float())
             scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5

@@ -19,9 +19,9 @@ from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import fill
 from olmo_sparsity.models.exchange import (
-    _essence,
     change_of_angles,
     check_exportable,
+    computation_of,
     config_of,
     export,
     import_weights,
@@ -334,7 +334,7 @@ def test_a_run_may_drop_the_positions_of_its_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["150m", "1b"])
 def test_the_configs_of_olmo_2_are_exported_as_such(size: str) -> None:
     model = load_config(CONFIGS / f"c4_{size}_olmo2_pose.yaml").model
-    assert family_of(_essence(model)).class_name == "Olmo2ForCausalLM"
+    assert family_of(computation_of(model)).class_name == "Olmo2ForCausalLM"
 
 
 OF_ALL = {"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False}
@@ -371,8 +371,8 @@ def test_a_config_that_extends_a_model_is_of_its_shape(tmp_path: Path, name: str
     config = run.model
     config.vocab_size, config.embedding_size = EXTENDED[name]
     implied = ModelConfig(**config_of(str(tmp_path)))
-    found = _essence(implied)
-    assert {name: found.get(name) for name in _essence(config)} == _essence(config)
+    found = computation_of(implied)
+    assert {name: found.get(name) for name in computation_of(config)} == computation_of(config)
     assert config.rope_theta == implied.rope_theta
     assert config.max_sequence_length > implied.max_sequence_length
     assert "scaling" in change_of_angles(str(tmp_path), config)
