@@ -30,11 +30,15 @@ check: install
 # prepare, and the processes that they start share Python's bytecode.
 test: install
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)) \
-		--dist=loadfile --no-loadscope-reorder
+		--dist=loadfile --no-loadscope-reorder $(STUDY:%=--ignore=%)
 
-# End to end, on a real SLURM and with every engine: minutes.
+# The programs of the study. What its pages print is checked by `make test`: tests/study/pages, and the claims.
+STUDY := $(filter-out tests/study/pages tests/study/test_claims.py, $(wildcard tests/study/*))
+
+# End to end, on a real SLURM and with every engine, and the programs of the study: minutes.
 accept: install
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -m accept -n 2 --dist=loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist=loadfile $(STUDY)
 
 # What the wheel does without extras, beside OLMo-core, in an environment of its own with numpy 2, where no file of
 # this folder is in reach.

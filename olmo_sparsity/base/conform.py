@@ -61,60 +61,101 @@ def _crc(value: dict[str, Any]) -> str:
 def conform(value: Any, kind: Any, where: str = "", fill: Fill | None = None) -> Any:
     """Return a value as this type, or raise ValueError: an int as a float, but a bool as neither;
     the name of an enum's member as that member. `fill` builds a dataclass from a dict."""
-    origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
     if is_dataclass(kind) and isinstance(value, dict):
         # is_dataclass also accepts instances, and `kind` is a type.
         return (fill or _fill)(value, kind, where)  # type: ignore[arg-type]
-    if origin is Literal and any(type(value) is type(item) and value == item for item in inner):
-        return value
-    if origin in (Union, UnionType):
+    origin = get_origin(kind)
+    inner = get_args(kind)
+    if origin is Literal:
+        # The types are compared as well, since 1 == True in Python.
+        if any(type(value) is type(item) and value == item for item in inner):
+            return value
+    elif origin in (Union, UnionType):
         for choice in inner:
-            if get_origin(choice) is Literal and value not in get_args(choice):
-                continue
-            if isinstance(value, _outer(choice)) and (value is None) == (choice is type(None)):
+            if _may_become(value, choice):
                 return conform(value, choice, where, fill)
     elif origin is dict and isinstance(value, dict):
         return {k: conform(item, inner[1], f"{where}.{k}", fill) for k, item in value.items()}
     elif origin in (list, tuple) and isinstance(value, origin):
         items = enumerate(value)
         return origin(conform(item, inner[0], f"{where}[{i}]", fill) for i, item in items)
-    elif isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
+    else:
+        plain = _plain(value, kind)
+        if plain is not _NO_VALUE:
+            return plain
+    shown = repr(value)
+    if len(shown) >= 60:
+        shown = f"{shown[:60]}…"
+    raise ValueError(f"{where.lstrip('.') or 'it'} must be {_called(kind)}, not {shown}")
+
+
+_NO_VALUE = object()
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """Return a value as an enum's member, a number or another class; _NO_VALUE if it is none."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
         return kind[str(value)]
-    elif kind in (int, float) and isinstance(value, _outer(kind)) and not isinstance(value, bool):
+    if kind in (int, float) and isinstance(value, _outer(kind)) and not isinstance(value, bool):
         with suppress(OverflowError):
             return kind(value)
     elif type(value) is kind:
         return value
-    shown = repr(value)
-    shown = shown if len(shown) < 60 else f"{shown[:60]}…"
-    raise ValueError(f"{where.lstrip('.') or 'it'} must be {_called(kind)}, not {shown}")
+    return _NO_VALUE
+
+
+def _may_become(value: Any, choice: Any) -> bool:
+    """Return whether a value is tried as this type of a union. The outer type alone decides, so
+    that a mistake inside of a list is named, and not the union."""
+    if get_origin(choice) is Literal and value not in get_args(choice):
+        return False
+    return isinstance(value, _outer(choice)) and (value is None) == (choice is type(None))
 
 
 def _outer(kind: Any) -> Any:
-    """The types of the values that may become a `kind`."""
+    """Return the types of the values that may become a `kind`."""
     if get_origin(kind) is Literal:
         return tuple(map(type, get_args(kind)))
-    return (
-        dict if is_dataclass(kind) else Real if kind is float else Integral if kind is int
-        else get_origin(kind) or kind
-    )  # fmt: skip
+    if is_dataclass(kind):
+        return dict
+    if kind is float:
+        return Real
+    if kind is int:
+        return Integral
+    return get_origin(kind) or kind
+
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    type(None): "null",
+    list: "a list",
+    tuple: "a list",
+    dict: "a mapping",
+}
 
 
 def _called(kind: Any) -> str:
-    origin, inner = get_origin(kind), get_args(kind)
+    """Name a type as one who writes YAML knows it."""
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
-        return ("one of " * (len(inner) != 1)) + ", ".join(map(str, inner or kind.__members__))
+        accepted = ", ".join(map(str, inner or kind.__members__))
+        return accepted if len(inner) == 1 else f"one of {accepted}"
     if origin in (Union, UnionType):
         return " or ".join(map(_called, inner))
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false",
-             type(None): "null", list: "a list", tuple: "a list", dict: "a mapping"}  # fmt: skip
-    return "a mapping" if is_dataclass(kind) else names.get(origin or kind, str(kind))
+    if is_dataclass(kind):
+        return "a mapping"
+    return _NAMES.get(origin or kind, str(kind))
 
 
 def _fill(value: dict, kind: type, where: str) -> Any:
-    known, types = {item.name: item for item in fields(kind)}, _types(kind)
+    known = {item.name: item for item in fields(kind)}
+    types = _types(kind)
     for name in value.keys() - known.keys():
         raise ValueError(f"{where.lstrip('.') or 'it'} has an unknown key '{name}'")
     for name, item in known.items():

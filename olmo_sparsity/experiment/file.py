@@ -332,59 +332,93 @@ def _measurements(
     section: MeasureSection,
     options: dict[str, Any],
 ) -> list[Measurement]:
-    known = [model.name for model in models]
-    for name in section.models:
-        if not any(_is_part(name, model) for model in known):
-            raise ConfigError(f"{path}: measure.models={name} is none of {', '.join(known)}")
-    measured = [
-        model
-        for model in models
-        if not section.models or any(_is_part(name, model.name) for name in section.models)
-    ]
+    measured = _measured_models(path, models, section)
     lengths = sorted(section.long, key=lambda long: float("inf") if long == "all" else long)
     for model in measured:
         for long in lengths:
             _check_settings(path, model, options, long)
-    places: list[tuple[int | None, int | Literal["all"]]] = [(None, long) for long in lengths]
-    for step in section.steps:
-        if step != "last":
-            places.append((step, lengths[-1]))
-    if "last" not in section.steps:
-        places = [place for place in places if place[0] is not None]
-    root = Path(file.folder) / "measured"
-
-    def measurement(
-        model: Model, step: int | None, long: Any, state: InterpretationName, **others: Any
-    ) -> Measurement:
-        name = f"{model.name}-{'last' if step is None else step}-{long}"
-        name += f"-{state}" if len(section.distant_states) > 1 else ""
-        name += "-transfer" if others.get("choices_of") else ""
-        kept = dict(options)
-        if others.get("targets_of") or others.get("choices_of"):
-            kept = {key: value for key, value in options.items() if key not in OF_CHOSEN}
-        if others.get("choices_of"):  # its settings are those of the choices
-            kept = {key: value for key, value in kept.items() if key not in kinds_of(Settings)}
-        return Measurement(
-            name, model, step, long, state, root / name, kept, section.text, **others
-        )
-
-    found: list[Measurement] = []
+    # At the last step each length is measured, at earlier ones the longest.
+    places: list[tuple[int | None, int | Literal["all"]]] = []
+    if "last" in section.steps:
+        places += [(None, long) for long in lengths]
+    places += [(step, lengths[-1]) for step in section.steps if step != "last"]
+    make = _MeasurementMaker(Path(file.folder) / "measured", section, options)
+    measurements: list[Measurement] = []
     for state in section.distant_states:
         choosers: dict[Any, str] = {}
         for model in measured:
-            for at, long in places:
+            for step, long in places:
                 chooser = choosers.get(long) if section.targets == "shared" else None
-                one = measurement(model, at, long, state, targets_of=chooser)
-                choosers.setdefault(long, one.name)
-                found.append(one)
+                measurement = make(model, step, long, state, targets_of=chooser)
+                choosers.setdefault(long, measurement.name)
+                measurements.append(measurement)
         if section.transfer and "last" in section.steps:
-            for model in measured:
-                seeds = [other for other in measured if other.scheme == model.scheme]
-                if len(seeds) > 1:
-                    other = seeds[(seeds.index(model) + 1) % len(seeds)]
-                    chosen = measurement(other, None, lengths[-1], state).name
-                    found.append(measurement(model, None, lengths[-1], state, choices_of=chosen))
-    return found
+            for model, chooser_model in _pairs_of_seeds(measured):
+                choices_of = make(chooser_model, None, lengths[-1], state).name
+                transfer = make(model, None, lengths[-1], state, choices_of=choices_of)
+                measurements.append(transfer)
+    return measurements
+
+
+def _measured_models(path: str, models: list[Model], section: MeasureSection) -> list[Model]:
+    """Return the models that `measure.models` names; all, if it names none."""
+    known = [model.name for model in models]
+    for name in section.models:
+        if not any(_is_part(name, model) for model in known):
+            raise ConfigError(f"{path}: measure.models={name} is none of {', '.join(known)}")
+    if not section.models:
+        return models
+    return [model for model in models if any(_is_part(name, model.name) for name in section.models)]
+
+
+def _pairs_of_seeds(measured: list[Model]) -> Iterator[tuple[Model, Model]]:
+    """Yield each model with the next seed of its scheme; the last one with the first."""
+    for model in measured:
+        seeds = [other for other in measured if other.scheme == model.scheme]
+        if len(seeds) > 1:
+            yield model, seeds[(seeds.index(model) + 1) % len(seeds)]
+
+
+@dataclass(frozen=True)
+class _MeasurementMaker:
+    """Names a measurement and its folder, and leaves out options that others decide."""
+
+    root: Path
+    section: MeasureSection
+    options: dict[str, Any]
+
+    def __call__(
+        self,
+        model: Model,
+        step: int | None,
+        long: Any,
+        state: InterpretationName,
+        targets_of: str | None = None,
+        choices_of: str | None = None,
+    ) -> Measurement:
+        name = f"{model.name}-{'last' if step is None else step}-{long}"
+        if len(self.section.distant_states) > 1:
+            name += f"-{state}"
+        if choices_of is not None:
+            name += "-transfer"
+        left_out: set[str] = set()
+        if targets_of is not None or choices_of is not None:
+            left_out.update(OF_CHOSEN)
+        if choices_of is not None:  # its settings are those of the choices
+            left_out.update(kinds_of(Settings))
+        options = {key: value for key, value in self.options.items() if key not in left_out}
+        return Measurement(
+            name,
+            model,
+            step,
+            long,
+            state,
+            self.root / name,
+            options,
+            self.section.text,
+            targets_of=targets_of,
+            choices_of=choices_of,
+        )
 
 
 def _check_settings(path: str, model: Model, options: dict[str, Any], long: Any) -> None:
