@@ -202,6 +202,12 @@ def check_model(model: ModelConfig, origin: str) -> None:
 
 
 def _model(model: ModelConfig) -> Rules:
+    yield from _layers(model)
+    yield from _places(model)
+
+
+def _layers(model: ModelConfig) -> Rules:
+    """Check sizes, norms and biases of the layers."""
     is_gated = model.architecture != "gpt_neox" and model.activation_type == "swiglu"
     if is_gated and (model.mlp_hidden_size or 0) % 2:
         yield f"{model.mlp_hidden_size=} must be even: swiglu takes half of it for its gate"
@@ -226,6 +232,10 @@ def _model(model: ModelConfig) -> Rules:
         )
     if model.qkv_bias and model.include_bias:
         yield "model.qkv_bias=true is set, but model.include_bias=true adds all biases; remove one"
+
+
+def _places(model: ModelConfig) -> Rules:
+    """Check how a layer sees the places of tokens: RoPE, ALiBi or neither."""
     if not model.alibi and model.alibi_bias_max != 8.0:
         yield f"{model.alibi_bias_max=} is set, but model.alibi=false has no bias; leave it out"
     if model.rope and model.alibi:
