@@ -5,6 +5,7 @@ Place in the flow: YAML → **a checked config** → everything else. Nothing is
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def _with_transform(given: dict[str, Any]) -> dict[str, Any]:
 def config_from_dict(given: dict, origin: str = "config") -> RunConfig:
     """Build a config and check it. `origin` names where the settings are from, for messages."""
     config = build(RunConfig, given, origin)
-    for rules in (_lengths, _schedule, _positions, _scaling, _data):
+    for rules in (_lengths, _schedule, _positions, _scaling, _data, _corpora):
         enforce(origin, rules(config))
     check_model(config.model, origin)
     return config
@@ -194,6 +195,33 @@ def _data(config: RunConfig) -> Rules:
         yield "data.transform_options are set, but data.transform is not; name the function"
     if (data.tokenizer.name is None) == (data.tokenizer.train_vocab is None):
         yield (f"set exactly one of {data.tokenizer.name=} and {data.tokenizer.train_vocab=}")
+
+
+def _corpora(config: RunConfig) -> Rules:
+    """Check names and weights of several corpora."""
+    names = list(config.data.weights)
+    for name in names:
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) is None:
+            yield (
+                f"data.corpus: the name {name!r} must consist of letters, digits, - and _; it is a "
+                "folder below data.folder"
+            )
+        if len(names) < len(config.data.corpora):
+            yield f"data.corpus: two corpora have one name, of {', '.join(names)}; rename one"
+    for number, stage in enumerate(config.training.lengths):
+        if stage.weights and stage.weights.keys() != set(names):
+            wanted = ", ".join(names) or "none, as data.corpus is not a list"
+            yield (
+                f"training.length[{number}].weights has {', '.join(stage.weights)}; give a weight "
+                f"for each corpus: {wanted}"
+            )
+    places = {"data.corpus": config.data.weights}
+    for number, stage in enumerate(config.training.lengths):
+        places[f"training.length[{number}].weights"] = stage.weights
+    for place, weights in places.items():
+        is_finite = all(0 <= weight <= 10**9 for weight in weights.values())
+        if weights and not (is_finite and sum(weights.values()) > 0):
+            yield f"{place}: weights must be from 0 to 1e9, and one of them above 0: {weights}"
 
 
 def check_model(model: ModelConfig, origin: str) -> None:

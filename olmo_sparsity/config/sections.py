@@ -264,11 +264,14 @@ class OptimizerConfig:
 
 @dataclass
 class StageConfig:
-    """A stretch of steps with sequences of one length."""
+    """A stretch of steps with sequences of one length, and with one share of each corpus."""
 
     tokens: int = option(128, least=2, most=10**9)
     until: int | None = option(None, least=1)
     """Its last step. None: the run's last step."""
+
+    weights: dict[str, float] = option({})
+    """Weights of the corpora in this stage, by name: of all of them. Empty: data.corpus's own."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from olmo_sparsity.config.schema import option
@@ -71,6 +71,23 @@ class CorpusConfig:
 
 
 @dataclass
+class MixedCorpus(CorpusConfig):
+    """One of several corpora that a run reads."""
+
+    name: str | None = option(None, required=True)
+    """Its folder below data.folder, and its name in metrics."""
+
+    weight: float = option(1.0, least=0, most=10**9)
+    """Its share of the sequences is this, divided by the sum of all weights."""
+
+    def alone(self) -> CorpusConfig:
+        """Return the same corpus without its name and weight."""
+        return CorpusConfig(
+            **{item.name: getattr(self, item.name) for item in fields(CorpusConfig)}
+        )
+
+
+@dataclass
 class TokenizerConfig:
     name: str | None = option(
         None,
@@ -95,6 +112,9 @@ class DataConfig:
     """Where `prepare` writes token shards and `train` reads them."""
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    """The text; or a list of corpora (`MixedCorpus`), each with a name and a weight."""
+
+    corpora: list[MixedCorpus] = option([], several="corpus")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     heldout_share: float = option(0.05, least=0, most=0.999)
@@ -118,6 +138,21 @@ class DataConfig:
 
     transform_sha256: str | None = None
     """Of its file; set when a run starts, so that the run goes on with the same rule only."""
+
+    def parts(self) -> dict[str, DataConfig]:
+        """Return what `prepare` does for each of several corpora, by name: each has a folder of its
+        own. Empty for a single corpus."""
+        return {
+            str(corpus.name): replace(
+                self, folder=f"{self.folder}/{corpus.name}", corpus=corpus.alone(), corpora=[]
+            )
+            for corpus in self.corpora
+        }
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of several corpora, by name."""
+        return {str(corpus.name): corpus.weight for corpus in self.corpora}
 
 
 _SPREAD = ("scheme", "pose", "randomized")

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.data.order import EpochOrder, Order, order_epoch
+from olmo_sparsity.data.mixture import Weights, find_order
+from olmo_sparsity.data.order import Order
 from olmo_sparsity.data.positions import draw_positions, restart
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.token_files import FileState, TokenFile
@@ -152,11 +153,13 @@ class TrainingBatches:
         transform: Transform | None = None,
         mask_documents: bool = False,
         order: Order = "stored",
+        weights: Sequence[Weights] = (),
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """`length_at`: returns the length of the sequences of a step (1 is the first), into which
-        those of `length` tokens are cut."""
+        those of `length` tokens are cut. `weights`: of several corpora, in each stretch of
+        batches."""
         self.positions = positions
         self.length = length
         self.length_at = length_at or (lambda step: length)
@@ -170,19 +173,14 @@ class TrainingBatches:
         """Numbers of batches that are left out, from 0: later steps move up."""
         self.transform = transform
         self.vocab_size = shards.vocab_size
-        self.order = order
         self.sequences = Sequences(shards, length)
-        if len(self.sequences) < batch_size:
-            raise DataError(
-                f"{shards.paths[0].parent} holds {len(self.sequences)} sequences of {length} "
-                f"tokens, below {batch_size=}; prepare more text, or lower training.batch_size or "
-                "training.length"
-            )
-        self._order: tuple[int, EpochOrder] | None = None
-        """The epoch drawn last, and its order, so that each epoch is shuffled once."""
+        self.order = find_order(
+            shards, length=length, batch_size=batch_size, seed=seed, order=order, weights=weights
+        )
 
     @property
     def steps_per_epoch(self) -> int:
+        """Return the full batches of the text; of several corpora, as if each was read once."""
         return len(self.sequences) // self.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:
@@ -197,13 +195,8 @@ class TrainingBatches:
         return self._collate(list(drawn), self.length_at(step + 1))
 
     def _draw(self, number: int) -> Drawn:
-        """Return the sequence of a number, counted from 0 over all epochs. Each epoch has its own
-        order, and ends with its last full batch, as OLMo's does."""
-        epoch, place = divmod(number, self.steps_per_epoch * self.batch_size)
-        if self._order is None or self._order[0] != epoch:
-            order = order_epoch(self.order, len(self.sequences), self.seed, epoch)
-            self._order = epoch, order
-        index = int(self._order[1][place])
+        """Return the sequence of a number, counted from 0 over all epochs."""
+        epoch, index = self.order.find(number)
         return Drawn(epoch, index, self.sequences[index])
 
     def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:

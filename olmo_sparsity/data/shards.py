@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -169,9 +170,12 @@ class TokenShards:
         ends_paths: list[Path],
         groups_paths: list[Path],
         states: Mapping[Path, FileState],
+        corpora: Mapping[str, TokenShards] = MappingProxyType({}),
     ) -> None:
-        """`states`: size and time of each token file when it was verified."""
+        """`states`: size and time of each token file when it was verified. `corpora`: the shards of
+        each of several corpora, whose files are all of these, in this order."""
         self.states = states
+        self.corpora = corpora
         self.paths = paths
         self.ends_paths = ends_paths
         self.groups_paths = groups_paths
@@ -244,6 +248,9 @@ def open_shards(
     """Open one split of the prepared folder, and check the sizes of all its files. `share`: the
     files that this process verifies, the i-th of n shares; None: none."""
     assert split in SPLITS
+    if data.corpora:
+        parts = data.parts()
+        return _join({name: open_shards(part, split, share) for name, part in parts.items()})
     folder = Path(data.folder)
     if not (folder / "manifest.json").is_file():
         raise DataError(f"{folder} is not prepared; run `olmo-sparsity prepare` first")
@@ -272,6 +279,38 @@ def open_shards(
     for file in verified_now:  # fail early; other files were checked when they were verified
         _open_ends(folder / file.ends, file.num_tokens)
     return shards
+
+
+def _join(corpora: Mapping[str, TokenShards]) -> TokenShards:
+    """Return the shards of several corpora as one text, in which each can be found."""
+    first_name, first = next(iter(corpora.items()))
+    tokenizer = tokenizer_fingerprint(first.tokenizer)
+    paths: list[Path] = []
+    ends_paths: list[Path] = []
+    groups_paths: list[Path] = []
+    states: dict[Path, FileState] = {}
+    for name, shards in corpora.items():
+        if tokenizer_fingerprint(shards.tokenizer) != tokenizer:
+            folder = shards.paths[0].parent
+            raise DataError(
+                f"the corpora {first_name} and {name} were prepared with two tokenizers; "
+                f"{_remedy(folder)}"
+            )
+        paths += shards.paths
+        ends_paths += shards.ends_paths
+        groups_paths += shards.groups_paths
+        states |= shards.states
+    content = [[name, shards.fingerprint] for name, shards in corpora.items()]
+    return TokenShards(
+        paths=paths,
+        dtype=first.dtype.name,
+        tokenizer=first.tokenizer,
+        fingerprint=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+        ends_paths=ends_paths,
+        groups_paths=groups_paths,
+        states=states,
+        corpora=corpora,
+    )
 
 
 def _verify_once(

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Generator, Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,43 @@ def prepare(data: DataConfig, shard: tuple[int, int] = (0, 1)) -> Manifest | Non
     the i-th of n processes, which share the files of C4; returns None if others have files left."""
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
+    if data.corpora:
+        return _prepare_corpora(data, shard)
     return _prepare_shared(data, *shard) if shard[1] > 1 else _prepare(data)
+
+
+def _prepare_corpora(data: DataConfig, shard: tuple[int, int]) -> Manifest | None:
+    """Prepare each of several corpora in a folder of its own, with one tokenizer. Return the last
+    manifest; None if other processes have files left."""
+    if shard[1] > 1:
+        raise ConfigError(
+            f"--shard={shard[0]}/{shard[1]}: processes share the files of a single data.corpus, "
+            "and it is a list; prepare it as one process"
+        )
+    parts = data.parts()
+    path = Path(data.folder) / "tokenizer.json"
+    if path.exists():
+        # Also one that was trained before a corpus was added: the others keep their shards.
+        tokenizer = load_tokenizer(str(path))
+    else:
+        total = sum(data.weights.values())
+        texts = (
+            _sample(part, TOKENIZER_SAMPLE_CHARACTERS * data.weights[name] / total)
+            for name, part in parts.items()
+        )
+        with Progress("prepare", total=None, unit="tokens") as progress:
+            tokenizer = _make_tokenizer(data, chain.from_iterable(texts), progress)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, tokenizer.to_str(pretty=True))
+    manifest = None
+    for part in parts.values():
+        manifest = _prepare(part, tokenizer, is_whole=True)
+    return manifest
+
+
+def is_prepared(data: DataConfig) -> bool:
+    """Return whether all corpora are prepared, also with other options: `train` says which."""
+    return all(map(_is_finished, data.parts().values() if data.corpora else [data]))
 
 
 def _prepare_shared(data: DataConfig, index: int, of: int) -> Manifest | None:
@@ -129,8 +166,13 @@ def _join(data: DataConfig, folder: Path, parts: list[Path]) -> None:
     shutil.rmtree(folder / "parts")
 
 
-def _prepare(data: DataConfig, shared: Tokenizer | None = None) -> Manifest:
-    """`shared`: the tokenizer of several files of which this is one."""
+def _prepare(
+    data: DataConfig, shared: Tokenizer | None = None, is_whole: bool | None = None
+) -> Manifest:
+    """`shared`: the tokenizer of several files or corpora of which this is one. `is_whole`: whether
+    it must have text on both sides of the split; None: if no tokenizer is shared."""
+    if is_whole is None:
+        is_whole = shared is None
     work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
     folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.
@@ -142,7 +184,7 @@ def _prepare(data: DataConfig, shared: Tokenizer | None = None) -> Manifest:
             progress.note(f"{folder} is already prepared: {_describe(manifest)}")
             return manifest
         tokenizer = _obtain_tokenizer(data, folder, manifest, progress, shared)
-        _write_shards(data, folder, manifest, tokenizer, progress, shared is None)
+        _write_shards(data, folder, manifest, tokenizer, progress, is_whole)
         progress.note(f"{folder}: {_describe(manifest)}")
     return manifest
 
@@ -193,6 +235,10 @@ def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest
 
 def refuse_other_settings(data: DataConfig) -> None:
     """Reject a run with a config that names another text than its shards hold."""
+    if data.corpora:
+        for part in data.parts().values():
+            refuse_other_settings(part)
+        return
     manifest = Manifest.load(Path(data.folder))
     changed = differences(manifest.settings, _decisive_settings(data))
     refuse_changes(f"data.folder={data.folder}", changed)
@@ -250,9 +296,11 @@ def _make_tokenizer(data: DataConfig, texts: Iterator[str], progress: Progress) 
     return tokenizer
 
 
-def _sample(data: DataConfig) -> Iterator[str]:
+def _sample(data: DataConfig, num_characters: float | None = None) -> Iterator[str]:
     """Yield the text of the training split that the tokenizer is trained on."""
-    left = TOKENIZER_SAMPLE_CHARACTERS
+    left = int(TOKENIZER_SAMPLE_CHARACTERS if num_characters is None else num_characters)
+    if left <= 0:
+        return
     for record in read_records(data.corpus):
         if isinstance(record, TextRecord) and not is_heldout(record, data.heldout_share):
             yield record.text[:left]

@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.errors import UserError
-from olmo_sparsity.base.files import MANIFEST, write_atomically
+from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of, reason_to_skip
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config.text import DataConfig
 
 Command = tuple[Sequence[str], Mapping[str, str]]
 """Words, and variables of the environment."""
@@ -73,7 +75,7 @@ def _prepare(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
     for model in experiment.models:
         data = model.settings.data
         needed = jobs[model.name].state().name not in ("done", "running")
-        if not needed or data.folder in folders or _is_prepared(Path(data.folder)):
+        if not needed or data.folder in folders or _is_prepared(data):
             continue
         folders.add(data.folder)
         say(f"prepare {data.folder}")
@@ -84,11 +86,10 @@ def _prepare(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
     return False
 
 
-def _is_prepared(folder: Path) -> bool:
-    """Also of a text that was prepared with other options: `train` says which."""
-    from olmo_sparsity.data.shards import Manifest
+def _is_prepared(data: DataConfig) -> bool:
+    from olmo_sparsity.data.tokens import is_prepared  # imports what [train] installs
 
-    return (folder / MANIFEST).is_file() and Manifest.load(folder).complete
+    return is_prepared(data)
 
 
 _PYTHON = (sys.executable, "-P", "-m", "olmo_sparsity")

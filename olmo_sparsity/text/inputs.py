@@ -148,8 +148,10 @@ def _untrained(
     """Return the documents of a text; of one that the run was trained on, those it held out."""
     corpus, stream = _open(text, name, options)
     _refuse_unused(corpus, name)
-    if run is not None and _share_text(corpus, run.corpus):
-        stream = _heldout(stream, corpus, run.corpus, run.heldout_share)
+    if run is not None:
+        for trained_on in run.corpora:
+            if _share_text(corpus, trained_on):
+                stream = _heldout(stream, corpus, trained_on, run.heldout_share)
     return good_documents(stream, tally, corpus)
 
 

@@ -46,9 +46,9 @@ class TrainingText:
     open_heldout: Callable[[], PreparedText]
     """Opens the documents that training held out."""
 
-    corpus: CorpusConfig
+    corpora: tuple[CorpusConfig, ...]
     heldout_share: float
-    """With these two, other text of the corpus is sorted as in training (`corpus.is_heldout`)."""
+    """With these two, other text of the corpora is sorted as in training (`corpus.is_heldout`)."""
 
 
 @dataclass(frozen=True)

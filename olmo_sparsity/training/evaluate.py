@@ -5,7 +5,8 @@ Dimension key: B batch, L length."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -42,6 +43,16 @@ class Evaluation:
 
     mask_documents: bool
     per_document: bool
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of several corpora, by name."""
+
+    @cached_property
+    def corpora(self) -> dict[str, Evaluation]:
+        """The evaluation of each of several corpora, by name; empty for a single one."""
+        return {
+            name: replace(self, heldout=heldout, weights={})
+            for name, heldout in self.heldout.corpora.items()
+        }
 
     @property
     def length(self) -> int:
@@ -58,6 +69,8 @@ class Evaluation:
     def check(self) -> None:
         """Raise DataError if the held-out text is too short. Called before the first step, as the
         first evaluation may be the last."""
+        for corpus in self.corpora.values():
+            heldout_sequences(corpus.heldout, max(self.length, self.passage_length))
         heldout_sequences(self.heldout, max(self.length, self.passage_length))
         if self.settings.documents:
             self.documents  # noqa: B018 (raises where too few are long enough)
@@ -120,6 +133,29 @@ class Evaluation:
             rows.append(row)
         return rows
 
+    def losses_by_corpus(self, engine: Engine) -> dict[str, list[dict]]:
+        """Return the rows of `losses` for each of several corpora, by name."""
+        return {name: corpus.losses(engine) for name, corpus in self.corpora.items()}
+
+    def mean_losses(self, by_corpus: Mapping[str, list[dict]]) -> list[dict]:
+        """Return one row per range: the mean over corpora, by data.corpus's weights."""
+        rows_of_range: dict[tuple[int, int], list[tuple[float, dict]]] = {}
+        for name, rows in by_corpus.items():
+            for row in rows:
+                if self.weights[name] > 0:
+                    weighted = rows_of_range.setdefault((row["from"], row["to"]), [])
+                    weighted.append((self.weights[name], row))
+        means = []
+        for (first, last), weighted in sorted(rows_of_range.items()):
+            mean: dict[str, float] = {"from": first, "to": last}
+            total = sum(weight for weight, _ in weighted)
+            for key in ("loss", "bits_per_byte"):
+                mean[key] = sum(weight * row[key] for weight, row in weighted) / total
+            for key in ("num_tokens", "num_documents"):
+                mean[key] = sum(row[key] for _, row in weighted)
+            means.append(mean)
+        return means
+
     def losses_by_place(self, engine: Engine) -> list[dict]:
         """Return rows of "from", "to", "loss", "standard_error", "num_tokens" and "num_documents",
         the farthest places first. Every range has tokens of the same documents, whose spread gives
@@ -151,7 +187,12 @@ class Evaluation:
 
     def induction_drop(self, engine: Engine) -> float:
         """Return by how many nats the mean loss on held-out passages, half the training length
-        long, falls on their repetition. A model that does not copy from its context is near 0."""
+        long, falls on their repetition. A model that does not copy from its context is near 0. Of
+        several corpora, this is their mean by weight."""
+        if self.corpora:
+            total = sum(self.weights.values())
+            drops = {name: corpus.induction_drop(engine) for name, corpus in self.corpora.items()}
+            return sum(self.weights[name] / total * drop for name, drop in drops.items())
         sums = torch.zeros(3, dtype=torch.float64)  # passage, repetition, number of passages
         for passages in heldout_batches(
             self.heldout,

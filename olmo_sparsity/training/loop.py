@@ -159,7 +159,9 @@ def log_step(
     start: Start, step: int, rate: float, steps_per_s: float, metrics: Metrics, progress: Progress
 ) -> None:
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
-    speed["epochs"] = start.epochs * step / start.config.training.num_steps
+    reads = start.batches.order.count_reads(step)
+    speed["epochs"] = max(reads.values())
+    speed |= {f"epochs/{name}": times for name, times in reads.items() if name}
     speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
     if start.stated_flops:
         speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
@@ -191,8 +193,15 @@ def evaluate_step(
 ) -> None:
     config, engine, evaluation = start.config, start.engine, start.evaluation
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
-    losses, drop = evaluation.losses(engine), evaluation.induction_drop(engine)
     measured: dict[str, list | dict] = {}
+    by_corpus: dict[str, list[dict]] = {}
+    if evaluation.corpora:
+        by_corpus = evaluation.losses_by_corpus(engine)
+        measured["by_corpus"] = by_corpus
+        losses = evaluation.mean_losses(by_corpus)
+    else:
+        losses = evaluation.losses(engine)
+    drop = evaluation.induction_drop(engine)
     if evaluation.settings.documents:
         measured["by_place"] = evaluation.losses_by_place(engine)
     if start.measures:
@@ -205,6 +214,8 @@ def evaluate_step(
         progress.note(
             f"step {step}: held-out loss {format_losses(losses)}; induction drop {drop:.2f}"
         )
+        for name, rows in by_corpus.items():
+            progress.note(f"step {step}: held-out loss of {name} {format_losses(rows)}")
 
 
 def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: CheckpointWriter) -> None:

@@ -75,6 +75,7 @@ RESOLVED_KEYS: tuple[str, ...] = (
 FIXED_KEYS: tuple[str, ...] = (
     "seed",
     "data.order",
+    "data.corpus[",  # the weights of several corpora
     "training.length",
     "training.batch_size",
     "model.",

@@ -72,7 +72,8 @@ def _open_heldout(data: DataConfig) -> PreparedText:
 
 
 def training_text(data: DataConfig) -> TrainingText:
-    return TrainingText(data.folder, partial(_open_heldout, data), data.corpus, data.heldout_share)
+    corpora = tuple(corpus.alone() for corpus in data.corpora) or (data.corpus,)
+    return TrainingText(data.folder, partial(_open_heldout, data), corpora, data.heldout_share)
 
 
 def _latest_or_fail(run_folder: Path) -> Path:

@@ -82,6 +82,10 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
         elif name == "by_place":
             for part in value:
                 yield f"by_place/{part['from']}-{part['to']}", part["loss"]
+        elif name == "by_corpus":
+            for corpus, parts in value.items():
+                for part in parts:
+                    yield f"heldout_{corpus}/{part['from']}-{part['to']}", part["loss"]
         elif name == "induction_drop":
             yield f"heldout/{name}", value
         elif isinstance(value, dict):

@@ -19,8 +19,9 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.run import check_model, flatten
 from olmo_sparsity.config.schema import to_yaml
-from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig
+from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig, StageConfig
 from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.mixture import Weights, find_order
 from olmo_sparsity.data.order import choose_order
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
@@ -90,9 +91,6 @@ class Start:
     measures: dict[str, Callable[[Mapping[str, Tensor]], dict]]
     """What each evaluation measures on a copy of the weights, by its name in the metrics."""
 
-    epochs: float
-    """How often the whole run reads the text."""
-
     tokens_per_step: int
     flops_per_step: float
     whole_flops_per_step: float
@@ -125,7 +123,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         evaluation.check()
         settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
         batches = build_batches(shards, config, processes)
-        epochs = count_epochs(config, batches.steps_per_epoch)
+        epochs = batches.order.count_reads(config.training.num_steps)
         if processes.is_first:
             if not list_checkpoints(run_folder):
                 refuse_repeated_text(config, epochs)
@@ -147,7 +145,8 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
     check_shared(run_folder, processes)
     text_is = shards.fingerprint
     state, engine = restore(config, settings, model, source, text_is, processes, report)
-    report(f"text: {describe_epochs(shards.num_tokens, epochs)}")
+    for name, line in describe_epochs(shards, epochs).items():
+        report(f"{name}: {line}")
     with processes.agree():
         known = read_skipped_batches(run_folder) if processes.is_first else []
     batches.skipped = sorted({*state.skipped_batches, *processes.gather(known)[0]})
@@ -164,7 +163,6 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         engine=engine,
         watchdog=watchdog,
         measures=measures,
-        epochs=epochs,
         tokens_per_step=tokens_per_step,
         flops_per_step=flops_per_step,
         whole_flops_per_step=whole_flops_per_step,
@@ -187,7 +185,17 @@ def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
         reached=config.largest_length,
         mask_documents=config.data.mask_documents,
         per_document=config.positions.per_document,
+        weights=config.data.weights,
     )
+
+
+def weights_of(config: RunConfig) -> list[Weights]:
+    """Return the weights of several corpora in each stage; empty for a single corpus. They change
+    by number of batch, which is the step where no batch is left out."""
+    if not config.data.corpora:
+        return []
+    stages = config.training.lengths or [StageConfig()]
+    return [Weights(stage.weights or config.data.weights, stage.until) for stage in stages]
 
 
 def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) -> TrainingBatches:
@@ -201,6 +209,7 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         transform=load_transform(config.data, shards.tokenizer, config.training.shortest),
         mask_documents=config.data.mask_documents,
         order=config.data.order,
+        weights=weights_of(config),
         rank=processes.rank,
         world_size=processes.world_size,
     )
@@ -307,32 +316,49 @@ def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> Tra
 # --- how often the text is read -------------------------------------------------------------------
 
 
-def count_steps_per_epoch(config: RunConfig) -> int | None:
-    """Return the steps that read the prepared text once; None if it is not prepared."""
+def open_prepared(config: RunConfig) -> TokenShards | None:
+    """Return the shards of the text, unverified; None if it is not prepared."""
     try:
-        shards = open_shards(config.data, "train", None)
+        return open_shards(config.data, "train", None)
     except DataError:
         return None
-    num_sequences = shards.count_sequences(config.training.length)
-    return max(1, num_sequences // config.training.batch_size)
 
 
-def count_epochs(config: RunConfig, steps_per_epoch: int) -> float:
-    """Return how often a run reads its text. Sequences that `data.transform` replaces count, too:
-    what it leaves of the text is not known here."""
-    return config.training.num_steps / steps_per_epoch
+def count_epochs(config: RunConfig, shards: TokenShards) -> dict[str, float]:
+    """Return how often a run reads each corpus; the name of a single one is empty. Sequences that
+    `data.transform` replaces count, too: what it leaves of the text is not known here."""
+    order = find_order(
+        shards,
+        length=config.training.length,
+        batch_size=config.training.batch_size,
+        seed=config.seed,
+        order=config.data.order,
+        weights=weights_of(config),
+    )
+    return order.count_reads(config.training.num_steps)
 
 
-def describe_epochs(num_tokens: int, epochs: float) -> str:
-    return f"{num_tokens:,} tokens, read {epochs:,.3g} times in the whole run"
+def describe_epochs(shards: TokenShards, epochs: Mapping[str, float]) -> dict[str, str]:
+    """Return a line for the text, or for each of several corpora, by its title."""
+    lines = {}
+    for name, times in epochs.items():
+        num_tokens = (shards.corpora[name] if name else shards).num_tokens
+        title = f"text {name}" if name else "text"
+        lines[title] = f"{num_tokens:,} tokens, read {times:,.3g} times in the whole run"
+    return lines
 
 
-def refuse_repeated_text(config: RunConfig, epochs: float) -> None:
+def refuse_repeated_text(config: RunConfig, epochs: Mapping[str, float]) -> None:
     training = config.training
-    if epochs > training.max_epochs:
-        reads = f"training.num_steps={training.num_steps} reads the text {epochs:,.3g} times"
-        remedy = f"prepare more, lower it, or pass --training.max_epochs={math.ceil(epochs)}"
-        raise ConfigError(f"{reads}, above training.max_epochs={training.max_epochs:g}; {remedy}")
+    for name, times in epochs.items():
+        if times > training.max_epochs:
+            text = f"the corpus {name}" if name else "the text"
+            reads = f"training.num_steps={training.num_steps} reads {text} {times:,.3g} times"
+            most = math.ceil(max(epochs.values()))
+            remedy = f"prepare more, lower it, or pass --training.max_epochs={most}"
+            raise ConfigError(
+                f"{reads}, above training.max_epochs={training.max_epochs:g}; {remedy}"
+            )
 
 
 # --- what hardware and tokenizer determine --------------------------------------------------------
@@ -349,7 +375,9 @@ def resolve(
         raise ConfigError(f"{model.vocab_size=} must be 0 or at least {shards.vocab_size}")
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
-    order = choose_order(config.data.order, shards.count_sequences(config.training.length))
+    corpora = shards.corpora.values() or [shards]
+    num_sequences = max(corpus.count_sequences(config.training.length) for corpus in corpora)
+    order = choose_order(config.data.order, num_sequences)
     data = replace(with_fingerprint(config.data), order=order)
     return for_hardware(replace(config, model=model, data=data), device, hardware)
 
@@ -379,8 +407,9 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     print(to_yaml(config))
     for name, value in lines.items():
         print(f"# {name}: {value}")
-    if (steps_per_epoch := count_steps_per_epoch(config)) is not None:
-        refuse_repeated_text(config, count_epochs(config, steps_per_epoch))
+    shards = open_prepared(config)
+    if shards is not None:
+        refuse_repeated_text(config, count_epochs(config, shards))
     if hardware is not None:
         refuse_too_large(config, on)
 
@@ -410,7 +439,7 @@ def cost_of(
         config = replace(config, model=with_vocabulary(config.model, size or 0))
         config = for_hardware(config, device, hardware)
     lines = missing | estimate(config, hardware, micro_batch_size)
-    if steps_per_epoch := count_steps_per_epoch(config):
-        num_tokens = open_shards(config.data, "train", None).num_tokens
-        lines["text"] = describe_epochs(num_tokens, count_epochs(config, steps_per_epoch))
+    shards = open_prepared(config)
+    if shards is not None:
+        lines |= describe_epochs(shards, count_epochs(config, shards))
     return config, hardware, lines

@@ -1,0 +1,200 @@
+"""Find the sequence at each place of a run: of one corpus, or of several, drawn by weight.
+
+Place in the flow: `batches` numbers the sequences that a run reads, from 0, and asks for each.
+The answer depends on the number, the seed and the sizes of the corpora alone. So it is the same on
+any number of processes, and a resumed run needs no state.
+
+With several corpora, sequence n of a stretch with weight w (its share) is of the first corpus if
+floor((n + 1)w) > floor(nw). Then floor(nw) of the n sequences before it are, too, and the other
+n - floor(nw) are shared out among the other corpora in the same way. So each corpus has its share
+of any run of sequences, up to one or two, and no sequence before n needs to be looked at. Shares
+are fractions, as floating-point numbers would drift over 10^12 sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.data.order import EpochOrder, Order, order_epoch
+from olmo_sparsity.data.shards import TokenShards
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of corpora, by name, in a stretch of batches."""
+
+    of: Mapping[str, float]
+    until: int | None
+    """The number of batches before its end, counted from the first of the run. None: no end."""
+
+
+class RunOrder(Protocol):
+    """The order of all sequences that a run reads."""
+
+    def find(self, number: int) -> tuple[int, int]:
+        """Return epoch and index of the sequence with this number."""
+
+    def count_reads(self, num_batches: int) -> dict[str, float]:
+        """Return how often so many batches read each corpus; the name of a single one is empty."""
+
+
+def find_order(
+    shards: TokenShards,
+    *,
+    length: int,
+    batch_size: int,
+    seed: int,
+    order: Order,
+    weights: Sequence[Weights] = (),
+) -> RunOrder:
+    """Return the order of a run on these shards. Raise DataError if they are too short."""
+    if not shards.corpora:
+        num_sequences = shards.count_sequences(length)
+        if num_sequences < batch_size:
+            raise DataError(
+                f"{shards.paths[0].parent} holds {num_sequences} sequences of {length} "
+                f"tokens, below {batch_size=}; prepare more text, or lower training.batch_size or "
+                "training.length"
+            )
+        return OneCorpus(num_sequences, batch_size=batch_size, seed=seed, order=order)
+    sizes = {name: corpus.count_sequences(length) for name, corpus in shards.corpora.items()}
+    for name, size in sizes.items():
+        if size == 0 and any(stretch.of[name] > 0 for stretch in weights):
+            raise DataError(
+                f"the corpus {name} holds no sequence of {length} tokens; prepare more of it, set "
+                "its weight to 0, or lower training.length"
+            )
+    return SeveralCorpora(sizes, weights, batch_size=batch_size, seed=seed, order=order)
+
+
+class _Epochs:
+    """The order of one corpus, epoch after epoch. The one used last is kept, so that each is
+    shuffled once."""
+
+    def __init__(self, num_sequences: int, seed: int, order: Order) -> None:
+        self.num_sequences = num_sequences
+        self.seed = seed
+        self.order = order
+        self._epoch = -1
+        self._order: EpochOrder | None = None
+
+    def find(self, epoch: int, place: int) -> int:
+        if self._order is None or self._epoch != epoch:
+            self._order = order_epoch(self.order, self.num_sequences, self.seed, epoch)
+            self._epoch = epoch
+        return int(self._order[place])
+
+
+class OneCorpus:
+    """All sequences of a corpus in each epoch. It ends with its last full batch, as OLMo's does."""
+
+    def __init__(self, num_sequences: int, *, batch_size: int, seed: int, order: Order) -> None:
+        self.steps_per_epoch = num_sequences // batch_size
+        self.batch_size = batch_size
+        self._epochs = _Epochs(num_sequences, seed, order)
+
+    def find(self, number: int) -> tuple[int, int]:
+        epoch, place = divmod(number, self.steps_per_epoch * self.batch_size)
+        return epoch, self._epochs.find(epoch, place)
+
+    def count_reads(self, num_batches: int) -> dict[str, float]:
+        return {"": num_batches / self.steps_per_epoch}
+
+
+class SeveralCorpora:
+    """Sequences of several corpora, drawn by weight. Each corpus has epochs of its own, which end
+    with its last sequence, anywhere in a batch. Indices count through all corpora, in their order,
+    as seeds of position IDs and transforms follow from them."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        weights: Sequence[Weights],
+        *,
+        batch_size: int,
+        seed: int,
+        order: Order,
+    ) -> None:
+        self.sizes = sizes
+        self.batch_size = batch_size
+        self.stretches = [_Stretch(sizes, stretch, batch_size) for stretch in weights]
+        self._epochs: list[_Epochs] = []
+        self._first_index: list[int] = []
+        first = 0
+        for size in sizes.values():
+            self._epochs.append(_Epochs(size, seed, order))
+            self._first_index.append(first)
+            first += size
+
+    def find(self, number: int) -> tuple[int, int]:
+        corpus, num_before = self._corpus_of(number)
+        epoch, place = divmod(num_before, self._epochs[corpus].num_sequences)
+        return epoch, self._first_index[corpus] + self._epochs[corpus].find(epoch, place)
+
+    def count_reads(self, num_batches: int) -> dict[str, float]:
+        counts = self._count(num_batches * self.batch_size)
+        pairs = zip(self.sizes.items(), counts, strict=True)
+        return {name: count / size if size else 0.0 for (name, size), count in pairs}
+
+    def _corpus_of(self, number: int) -> tuple[int, int]:
+        """Return the corpus of a sequence, and how many earlier sequences are of the same."""
+        first = 0
+        num_earlier = [0] * len(self.sizes)
+        for stretch in self.stretches:
+            if stretch.end is None or number < stretch.end:
+                corpus, num_before = stretch.corpus_of(number - first)
+                return corpus, num_earlier[corpus] + num_before
+            counts = stretch.count(stretch.end - first)
+            num_earlier = [a + b for a, b in zip(num_earlier, counts, strict=True)]
+            first = stretch.end
+        raise AssertionError("the last stretch has no end")
+
+    def _count(self, number: int) -> list[int]:
+        """Return how many of the first `number` sequences are of each corpus."""
+        first = 0
+        totals = [0] * len(self.sizes)
+        for stretch in self.stretches:
+            end = number if stretch.end is None else min(number, stretch.end)
+            if end <= first:
+                break
+            counts = stretch.count(end - first)
+            totals = [a + b for a, b in zip(totals, counts, strict=True)]
+            first = end
+        return totals
+
+
+class _Stretch:
+    """Sequences with the same weights, numbered from 0."""
+
+    def __init__(self, sizes: Mapping[str, int], weights: Weights, batch_size: int) -> None:
+        self.end = None if weights.until is None else weights.until * batch_size
+        # 0.1 means a tenth, not the binary number next to it.
+        exact = [Fraction(repr(float(weights.of[name]))) for name in sizes]
+        self.shares: list[Fraction] = []
+        """Of each corpus, its share of what the corpora before it leave."""
+        rest = sum(exact, Fraction(0))
+        for weight in exact:
+            self.shares.append(weight / rest if rest else Fraction(0))
+            rest -= weight
+
+    def corpus_of(self, number: int) -> tuple[int, int]:
+        for corpus, share in enumerate(self.shares):
+            num_before = _floor(share, number)
+            if _floor(share, number + 1) > num_before:
+                return corpus, num_before
+            number -= num_before
+        raise AssertionError("the last corpus of a weight takes all that is left")
+
+    def count(self, number: int) -> list[int]:
+        counts = []
+        for share in self.shares:
+            counts.append(_floor(share, number))
+            number -= counts[-1]
+        return counts
+
+
+def _floor(share: Fraction, number: int) -> int:
+    return number * share.numerator // share.denominator
