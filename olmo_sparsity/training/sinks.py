@@ -80,12 +80,10 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
                 yield f"heldout/{places}", part["loss"]
                 yield f"heldout_bits_per_byte/{places}", part["bits_per_byte"]
         elif name == "by_place":
-            for part in value:
-                yield f"by_place/{part['from']}-{part['to']}", part["loss"]
+            yield from _losses(name, value)
         elif name == "by_corpus":
             for corpus, parts in value.items():
-                for part in parts:
-                    yield f"heldout_{corpus}/{part['from']}-{part['to']}", part["loss"]
+                yield from _losses(f"heldout_{corpus}", parts)
         elif name == "induction_drop":
             yield f"heldout/{name}", value
         elif isinstance(value, dict):
@@ -93,3 +91,8 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
                 yield f"{name}/{measure}", number
         elif name != "step":
             yield f"train/{name}", value
+
+
+def _losses(title: str, parts: list[dict]) -> Iterator[tuple[str, float]]:
+    for part in parts:
+        yield f"{title}/{part['from']}-{part['to']}", part["loss"]
