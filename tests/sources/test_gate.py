@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,6 +25,7 @@ from olmo_sparsity.sources.answers import (
     read_answers,
 )
 from olmo_sparsity.sources.gate import (
+    SIMILAR,
     check,
     read_expectations,
     refuse_without_checks,
@@ -322,6 +324,91 @@ def test_a_reworded_statement_must_rest_on_the_same_source(
     found = changed(tmp_path, now, {"chunk 1": "x"})
     assert bool(found.failures) == (not named)
     assert any("is reworded" in note for note in found.notes)
+
+
+def compared(tmp_path: Path, now: StoredAnswer, before: StoredAnswer, **given: Any) -> Any:
+    write(tmp_path / "before", [before])
+    write(tmp_path / "now", [now])
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"expect": null}')
+    return check(path, tmp_path / "now", tmp_path / "before", **given)
+
+
+@pytest.mark.parametrize(("named", "passes"), [("faq (2)", True), ("faq", False)])
+def test_chunks_that_exchange_their_numbers_are_known_by_their_texts(
+    tmp_path: Path, named: str, passes: bool
+) -> None:
+    high, low = cell(4.0, 3.0), cell(0.0, -1.0)
+    row = row_of(0, "text", ["faq"], {"faq": high, "faq (2)": low})
+    before = StoredAnswer(0, "", "q", 0.0, {"faq": "x", "faq (2)": "y"}, [row])
+    cells = {"faq": low, "faq (2)": low} | {named: high}
+    row = row_of(0, "text", [named], cells)
+    now = StoredAnswer(0, "", "q", 0.0, {"faq": "y", "faq (2)": "x"}, [row])
+    assert bool(compared(tmp_path, now, before)) == passes
+
+
+def test_a_source_of_another_text_has_no_other_name(tmp_path: Path) -> None:
+    """Text x is now called b, and a is another text: the statement rests on b, as before."""
+    row = row_of(0, "text", ["a"], {"a": cell(4.0, 3.0)})
+    before = StoredAnswer(0, "", "q", 0.0, {"a": "x"}, [row])
+    row = row_of(0, "text", ["a"], {"a": cell(4.0, 3.0), "b": cell(0.0, -1.0)})
+    now = StoredAnswer(0, "", "q", 0.0, {"a": "new", "b": "x"}, [row])
+    assert not compared(tmp_path, now, before)
+
+
+def test_a_source_behind_the_reasoning_may_not_be_lost(tmp_path: Path) -> None:
+    step = {"reasoning 1": cell(4.0, 3.0)}
+    texts = {"a": "x", "reasoning 1": "r"}
+    reached = row_of(0, "text", ["reasoning 1"], step, origins=["a"])
+    lost = row_of(0, "text", ["reasoning 1"], step, origins=[])
+    before = StoredAnswer(0, "", "q", 0.0, texts, [reached])
+    assert not compared(tmp_path, replace(before, statements=[lost]), before)
+    # Another sentence of the reasoning may lead to it.
+    other = row_of(0, "text", ["reasoning 2"], {"reasoning 2": cell(4.0, 3.0)}, origins=["a"])
+    texts = {"a": "x", "reasoning 2": "s"}
+    assert compared(tmp_path, replace(before, statements=[other], source_texts=texts), before)
+
+
+def test_a_source_that_is_lost_by_noise_is_noted(tmp_path: Path) -> None:
+    before = StoredAnswer(
+        0, "", "q", 0.0, {"a": "x"}, [row_of(0, "text", ["a"], {"a": cell(1.6, 0.1)})]
+    )
+    now = replace(before, statements=[row_of(0, "text", [], {"a": cell(1.4, -0.1)})])
+    found = compared(tmp_path, now, before)
+    assert found
+    assert any("lost a by no more than noise" in note for note in found.notes)
+
+
+def test_long_statements_are_compared_by_all_their_letters(tmp_path: Path) -> None:
+    """Frequent letters of a text above 200 letters count, too."""
+    text = "The bridge was opened in June and the mayor was there with all of the council. " * 4
+    reworded = text.replace("June", "July").replace("all of", "most of")
+    cells = {"a": cell(4.0, 3.0)}
+    before = StoredAnswer(0, "", "q", 0.0, {"a": "x"}, [row_of(0, text, ["a"], cells)])
+    assert SequenceMatcher(None, reworded, text).ratio() < SIMILAR
+    now = replace(before, statements=[row_of(0, reworded, [], {"a": cell(0.0, -1.0)})])
+    (failure,) = compared(tmp_path, now, before).failures
+    assert failure.statement == 1
+
+
+def test_a_reworded_question_is_known_by_its_id(tmp_path: Path) -> None:
+    row = row_of(0, "text", ["a"], {"a": cell(4.0, 3.0)})
+    before = StoredAnswer(0, "opening", "When did it open?", 0.0, {"a": "x"}, [row])
+    lost = row_of(0, "text", [], {"a": cell(0.0, -1.0)})
+    now = replace(before, asked="Since when is it open?", statements=[lost])
+    found = compared(tmp_path, now, before)
+    assert [item.statement for item in found.failures] == [1]
+    assert "question 1 (opening) is reworded" in found.notes[0]
+
+
+def test_a_share_does_not_excuse_a_baseline_without_common_questions(
+    questions: Any, tmp_path: Path
+) -> None:
+    out = stored(tmp_path / "out", *[FIRST] * 30)
+    other = stored(tmp_path / "other", FIRST, question="another")
+    found = check(questions(["a"] * 30), out, other, must_pass=0.9)
+    assert len(found.failures) == 1
+    assert not found
 
 
 def test_what_is_expected_outweighs_the_baseline(tmp_path: Path) -> None:
