@@ -431,57 +431,10 @@ def _against_baseline(
     ]
     new_rows = [(answer, row) for answer in extra for row in answer.statements]
     for now, before in sorted(pairs, key=lambda pair: pair[0].question):
-        number = now.question + 1
-        if now.asked != before.asked:
-            notes.append(f"{_place(now)} is reworded, before '{shorten(before.asked, 60)}'")
-        before, renamed = _with_new_names(now, before)
-        notes += [f"question {number}: source {old} is now {new}" for old, new in renamed.items()]
-        notes += _changed_sources(now, before)
-        same, others, gone = _paired(now.statements, before.statements, lambda row: row.text)
-        reworded, others, gone = _reworded(others, gone)
-        for row, earlier_row in [*same, *reworded]:
-            is_reworded = row.text != earlier_row.text
-            place = f"question {number}, statement {row.number + 1}"
-            is_worse = _is_worse(row, earlier_row, is_reworded)
-            gained = sorted({*row.origins} - {*earlier_row.origins})
-            lost = sorted({*earlier_row.origins} - {*row.origins})
-            if is_worse and (number, row.number + 1) in as_expected:
-                is_worse = False
-                notes.append(f"{place} differs from the baseline, as `expect` says: {row.verdict}")
-            elif not is_worse:
-                if gained:
-                    notes.append(f"{place} now rests on {', '.join(gained)}: {row.verdict}")
-                if lost:
-                    noise = "by no more than noise"
-                    notes.append(f"{place} lost {', '.join(lost)} {noise}: {row.verdict}")
-            if is_reworded:
-                notes.append(f"{place} is reworded: '{row.text}', before '{earlier_row.text}'")
-            checks.append(
-                _check_of(
-                    now,
-                    statement=row.number + 1,
-                    text=row.text,
-                    expected=earlier_row.verdict,
-                    found=row.verdict,
-                    passed=not is_worse,
-                    kind="baseline",
-                )
-            )
-        if not (same or reworded):
-            checks.append(
-                _check_of(
-                    now,
-                    statement=None,
-                    text=now.asked,
-                    expected=" ".join(before.texts),
-                    found=" ".join(now.texts),
-                    passed=False,
-                    kind="baseline",
-                )
-            )
-        elif others or gone:
-            notes.append(f"question {number}: {len(others)} statements are new, {len(gone)} gone")
-        new_rows += [(now, row) for row in others]
+        compared = _compare_answers(now, before, as_expected)
+        checks += compared.checks
+        notes += compared.notes
+        new_rows += [(now, row) for row in compared.new_rows]
     if not checks:
         found = f"nothing was compared: no question is also in {baseline}"
         checks.append(Check(None, None, "", "questions in common", found, False, "baseline"))
@@ -500,6 +453,85 @@ def _against_baseline(
             if (answer.question + 1, row.number + 1) not in as_expected
         ]
     return checks, notes
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What comparing an answer with that of an earlier run finds."""
+
+    checks: list[Check]
+    notes: list[str]
+    new_rows: list[StoredStatement]
+    """Statements that the earlier answer does not have."""
+
+
+def _compare_answers(
+    now: StoredAnswer, before: StoredAnswer, as_expected: Set[tuple[int | None, int | None]]
+) -> _Compared:
+    number = now.question + 1
+    notes = list[str]()
+    if now.asked != before.asked:
+        notes.append(f"{_place(now)} is reworded, before '{shorten(before.asked, 60)}'")
+    before, renamed = _with_new_names(now, before)
+    notes += [f"question {number}: source {old} is now {new}" for old, new in renamed.items()]
+    notes += _changed_sources(now, before)
+    same, others, gone = _paired(now.statements, before.statements, lambda row: row.text)
+    reworded, others, gone = _reworded(others, gone)
+    checks = list[Check]()
+    for row, earlier_row in [*same, *reworded]:
+        is_as_expected = (number, row.number + 1) in as_expected
+        is_worse = _is_worse(row, earlier_row)
+        place = f"question {number}, statement {row.number + 1}"
+        notes += _notes_of_statement(place, row, earlier_row, is_worse, is_as_expected)
+        checks.append(
+            _check_of(
+                now,
+                statement=row.number + 1,
+                text=row.text,
+                expected=earlier_row.verdict,
+                found=row.verdict,
+                passed=is_as_expected or not is_worse,
+                kind="baseline",
+            )
+        )
+    if not checks:
+        checks.append(
+            _check_of(
+                now,
+                statement=None,
+                text=now.asked,
+                expected=" ".join(before.texts),
+                found=" ".join(now.texts),
+                passed=False,
+                kind="baseline",
+            )
+        )
+    elif others or gone:
+        notes.append(f"question {number}: {len(others)} statements are new, {len(gone)} gone")
+    return _Compared(checks, notes, others)
+
+
+def _notes_of_statement(
+    place: str,
+    row: StoredStatement,
+    earlier_row: StoredStatement,
+    is_worse: bool,
+    is_as_expected: bool,
+) -> list[str]:
+    """Return what differs from the earlier run without failing."""
+    notes = list[str]()
+    gained = sorted({*row.origins} - {*earlier_row.origins})
+    lost = sorted({*earlier_row.origins} - {*row.origins})
+    if is_worse and is_as_expected:
+        notes.append(f"{place} differs from the baseline, as `expect` says: {row.verdict}")
+    elif not is_worse:
+        if gained:
+            notes.append(f"{place} now rests on {', '.join(gained)}: {row.verdict}")
+        if lost:
+            notes.append(f"{place} lost {', '.join(lost)} by no more than noise: {row.verdict}")
+    if row.text != earlier_row.text:
+        notes.append(f"{place} is reworded: '{row.text}', before '{earlier_row.text}'")
+    return notes
 
 
 def _place(answer: StoredAnswer) -> str:
@@ -597,10 +629,11 @@ def _changed_sources(now: StoredAnswer, before: StoredAnswer) -> list[str]:
     return [f"question {now.question + 1}, sources new, gone or changed: {said}"] if said else []
 
 
-def _is_worse(now: StoredStatement, before: StoredStatement, is_reworded: bool) -> bool:
+def _is_worse(now: StoredStatement, before: StoredStatement) -> bool:
     """Return whether a statement no longer relies on a source that it relied on. Nats of the same
     text are compared, and may change by noise; those of another text may not be. What was reached
     through reasoning has no nats of its own, and may not be lost either."""
+    is_reworded = now.text != before.text
     for name in {*before.origins} - {*now.origins}:
         is_compared = name in before.sources and name in before.cells and name in now.cells
         if is_reworded or not is_compared or _changed(now.cells[name], before.cells[name]):
