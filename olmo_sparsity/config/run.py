@@ -133,6 +133,11 @@ def _schedule(config: RunConfig) -> Rules:
                 f"{optimizer.cooldown_steps=} must be 1 to {num_stable}, the steps after the "
                 f"warm-up: {training.num_steps=}, {optimizer.warmup_steps=}"
             )
+    if optimizer.name == "muon" and config.engine.name not in ("auto", "single", "ddp"):
+        yield (
+            f"optimizer.name=muon needs whole matrices, which engine.name={config.engine.name} "
+            "shards; pass --engine.name=ddp, or --optimizer.name=adamw"
+        )
     if config.engine.name == "zero3" and training.compile:
         yield (
             "training.compile=true cannot be combined with engine.name=zero3, which swaps weights "

@@ -221,8 +221,13 @@ class ModelConfig:
 
 @dataclass
 class OptimizerConfig:
+    name: Literal["adamw", "muon"] = "adamw"
+    """muon: PyTorch's Muon for the matrices of the layers, whose updates it makes orthogonal, and
+    AdamW for embeddings, output, norms and biases. With engine.name=single or ddp."""
+
     learning_rate: float = option(5e-5, least=0, most=1e30)
-    """Highest learning rate of AdamW."""
+    """Highest learning rate. Muon's updates are scaled to the size of AdamW's, so that one rate
+    serves both."""
 
     weight_decay: float = option(0.1, least=0, most=1)
     """Weight decay of AdamW."""
@@ -232,6 +237,9 @@ class OptimizerConfig:
 
     beta2: float = option(0.95, least=0, most=0.9999999)
     """Decay of AdamW's mean of squared gradients."""
+
+    momentum: float = option(0.95, least=0, most=0.9999999, only_if=("name", "muon"))
+    """Decay of Muon's mean of gradients (Nesterov's)."""
 
     eps: float = option(1e-8, least=1e-30, most=1)
     """Added to AdamW's denominator."""

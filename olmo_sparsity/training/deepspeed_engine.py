@@ -24,9 +24,9 @@ from olmo_sparsity.config.schema import CONFIGS
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.training.distributed import Processes, start_alone
-from olmo_sparsity.training.engine import Engine, adam_state, count_processes
-from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
-from olmo_sparsity.training.optim import build_optimizer
+from olmo_sparsity.training.engine import Engine, count_processes
+from olmo_sparsity.training.moments import MomentSlice, copy_moments
+from olmo_sparsity.training.optim import build_adamw, moments_of
 
 
 class ZeroEngine(Engine):
@@ -78,7 +78,9 @@ class ZeroEngine(Engine):
         self.deepspeed, self.zero, *_ = self.module.initialize(
             model=self.losses,
             # DeepSpeed accepts no subclass.
-            optimizer=build_optimizer(self.model, optimizer, torch.optim.AdamW),
+            optimizer=build_adamw(
+                self.model.parameters(), self.model, optimizer, torch.optim.AdamW
+            ),
             config=self.settings,
             dist_init_required=False,
         )
@@ -161,9 +163,9 @@ class ZeroEngine(Engine):
             part = self._part_1_2(parameter) if self.stage < 3 else self._part_3(parameter)
             if part is not None:
                 flat, offset, start, length = part
-                state = adam_state(self.optimizer, flat)
-                moments = {key: state[key][offset : offset + length] for key in KEYS}
-                yield MomentSlice(name, start, moments)
+                moments = moments_of(self.optimizer, flat)
+                own = {key: moment[offset : offset + length] for key, moment in moments.items()}
+                yield MomentSlice(name, start, own)
 
     def _part_1_2(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
         """Return this process's flat shard, the offset in it, the offset in the parameter, and the

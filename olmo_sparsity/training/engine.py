@@ -28,14 +28,13 @@ from olmo_sparsity.models.losses import compile_losses, mean_loss, token_losses
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import (
-    KEYS,
     MomentSlice,
     SavedMoments,
     copy_moments,
     share_out,
     to_main_memory,
 )
-from olmo_sparsity.training.optim import Jumps, build_optimizer
+from olmo_sparsity.training.optim import Jumps, build_optimizer, moments_of
 
 COMPILED_BY_BLOCK = 16
 """Layers from which each is compiled by itself. A graph of all of them takes a minute of a core, in
@@ -259,13 +258,14 @@ class Engine:
         for part in self.moments():
             saved.fill(part)
         for state in self.optimizer.state.values():
-            state["step"].fill_(step)
+            if "step" in state:  # Muon corrects no bias
+                state["step"].fill_(step)
 
     def moments(self) -> Iterator[MomentSlice]:
         """Yield the moments that this process holds, to read or to fill."""
         for name, parameter in self.model.named_parameters():
-            state = adam_state(self.optimizer, parameter)
-            yield MomentSlice(name, 0, {key: state[key].view(-1) for key in KEYS})
+            moments = moments_of(self.optimizer, parameter)
+            yield MomentSlice(name, 0, {key: moment.view(-1) for key, moment in moments.items()})
 
     def describe(self) -> dict[str, Any]:
         """Describe the engine that actually runs, for environment.json."""
@@ -303,17 +303,6 @@ class DDPEngine(Engine):
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"class": type(self.parallel).__name__}
-
-
-def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor]:
-    """Return Adam's state of a parameter. Adam creates it at the first update; this does so if
-    there was none yet."""
-    state = optimizer.state[parameter]
-    if not state:
-        state["step"] = torch.zeros((), device=parameter.device)
-        for key in KEYS:
-            state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    return state
 
 
 def count_processes(number: int) -> str:

@@ -27,6 +27,7 @@ from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.activations import Fields, kept_bytes
+from olmo_sparsity.training.optim import matrices_of_layers
 
 
 def flops_per_token(
@@ -237,7 +238,7 @@ def state_of(config: RunConfig, hardware: Hardware, micro_batch_size: int = 1) -
     num_shards = hardware.count
     if config.engine.name == "fsdp" and config.engine.shard_over == "node":
         num_shards = hardware.count // hardware.nodes
-    return state_bytes(
+    whole = state_bytes(
         config.training.precision,
         count_parameters(model),
         config.engine.name,
@@ -245,6 +246,9 @@ def state_of(config: RunConfig, hardware: Hardware, micro_batch_size: int = 1) -
         gathered_at_once(model, config.model),
         sums_whole_gradients,
     )
+    if config.optimizer.name == "muon":  # one moment of a matrix, not two
+        whole -= 4 * sum(matrix.numel() for matrix in matrices_of_layers(model))
+    return whole
 
 
 def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:

@@ -23,9 +23,9 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.training.distributed import Processes, start_alone
-from olmo_sparsity.training.engine import Engine, adam_state, layers_of
-from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
-from olmo_sparsity.training.optim import build_optimizer
+from olmo_sparsity.training.engine import Engine, layers_of
+from olmo_sparsity.training.moments import MomentSlice, copy_moments
+from olmo_sparsity.training.optim import build_optimizer, moments_of
 
 
 class FSDPEngine(Engine):
@@ -137,10 +137,12 @@ class FSDPEngine(Engine):
 
     def moments(self) -> Iterator[MomentSlice]:
         for name, parameter in self.model.named_parameters():
-            state = adam_state(self.optimizer, parameter)
+            moments = moments_of(self.optimizer, parameter)
             first, _ = self.own_rows(parameter)
             row = parameter[0].numel()
-            local = {key: cast(DTensor, state[key]).to_local().view(-1) for key in KEYS}
+            local = {
+                key: cast(DTensor, moment).to_local().view(-1) for key, moment in moments.items()
+            }
             yield MomentSlice(name, first * row, local)
 
     def describe(self) -> dict[str, Any]:

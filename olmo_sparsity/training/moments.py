@@ -1,7 +1,7 @@
-"""Save and load Adam's moments, as slices of flat parameters in one file per process.
+"""Save and load the optimizer's moments, as slices of flat parameters in one file per process.
 
 A file lists its slices, so that a run resumes with another engine or number of processes. Nothing
-is gathered, and as Adam treats elements independently, training continues exactly."""
+is gathered. Moments have the shape of their parameter, so training continues exactly."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import write_tensors
 
 KEYS = ("exp_avg", "exp_avg_sq")
+"""Adam's."""
+
+MUON_KEYS = ("momentum_buffer",)
 
 
 @dataclass
@@ -34,7 +37,7 @@ class MomentSlice:
 
     @property
     def length(self) -> int:
-        return len(self.moments[KEYS[0]])
+        return len(next(iter(self.moments.values())))
 
 
 def copy_moments(

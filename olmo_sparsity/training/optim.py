@@ -1,16 +1,19 @@
-"""Build AdamW and compute the learning-rate schedule."""
+"""Build the optimizer and compute the learning-rate schedule."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from inspect import unwrap
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from olmo_sparsity.config.sections import OptimizerConfig
+from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.training.moments import KEYS, MUON_KEYS
 
 Batch = TypeVar("Batch")
 
@@ -31,15 +34,80 @@ class AdamW(torch.optim.AdamW):
         return unwrap(torch.optim.AdamW.step)(self, closure)
 
 
-def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, kind: type[torch.optim.AdamW] = AdamW
+class MuonAndAdamW:
+    """Muon for some parameters and AdamW for the others, with the interface of one optimizer."""
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+        self.muon = muon
+        self.adamw = adamw
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [*self.muon.param_groups, *self.adamw.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        return {**self.muon.state, **self.adamw.state}
+
+    def step(self) -> None:
+        self.muon.step()
+        self.adamw.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.muon.zero_grad(set_to_none)
+        self.adamw.zero_grad(set_to_none)
+
+
+Optimizer = torch.optim.AdamW | MuonAndAdamW
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Build the optimizer that the config names, of all parameters of a model."""
+    if config.name == "adamw":
+        return build_adamw(model.parameters(), model, config)
+    matrices = matrices_of_layers(model)
+    chosen = {id(matrix) for matrix in matrices}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    muon = torch.optim.Muon(
+        matrices,
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        # An orthogonal matrix is larger than Adam's update; scaled to its size, rates compare.
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return MuonAndAdamW(muon, build_adamw(rest, model, config))
+
+
+def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
+    """Return the matrices that Muon updates: all but embeddings and output, whose rows belong to
+    single tokens. What OLMo keeps in one matrix (queries, keys and values; both halves of SwiGLU)
+    is updated as one."""
+    of_tokens = {id(weight) for weight in embeddings_of(model)}
+    unembedding, _ = cast(LanguageModel, model).unembedding
+    of_tokens.add(id(unembedding))
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.ndim == 2 and id(parameter) not in of_tokens
+    ]
+
+
+def embeddings_of(model: nn.Module) -> list[Tensor]:
+    return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+
+
+def build_adamw(
+    parameters: Iterable[nn.Parameter],
+    model: nn.Module,
+    config: OptimizerConfig,
+    kind: type[torch.optim.AdamW] = AdamW,
 ) -> torch.optim.AdamW:
-    """AdamW; which parameters besides matrices are decayed is configured as in OLMo."""
-    embeddings = {
-        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
-    }
+    """Build AdamW of some parameters of a model. Which of them besides matrices are decayed is
+    configured as in OLMo."""
+    embeddings = {id(weight) for weight in embeddings_of(model)}
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for parameter in model.parameters():
+    for parameter in parameters:
         if id(parameter) in embeddings:
             decayed = config.decay_embeddings
         else:
@@ -49,15 +117,33 @@ def build_optimizer(
         groups[decayed].append(parameter)
     return kind(
         [
-            {"params": parameters, "weight_decay": config.weight_decay if decayed else 0.0}
-            for decayed, parameters in groups.items()
-            if parameters
+            {"params": some, "weight_decay": config.weight_decay if decayed else 0.0}
+            for decayed, some in groups.items()
+            if some
         ],
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=True,
     )
+
+
+def moments_of(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
+    """Return the moments of a parameter by name. An optimizer creates them at the first update;
+    this does so if there was none yet."""
+    keys: tuple[str, ...] = KEYS
+    if isinstance(optimizer, MuonAndAdamW):
+        of_muon = {id(p) for group in optimizer.muon.param_groups for p in group["params"]}
+        is_of_muon = id(parameter) in of_muon
+        keys = MUON_KEYS if is_of_muon else KEYS
+        optimizer = optimizer.muon if is_of_muon else optimizer.adamw
+    state = optimizer.state[parameter]
+    if not state:
+        if keys == KEYS:
+            state["step"] = torch.zeros((), device=parameter.device)
+        for key in keys:
+            state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return {key: state[key] for key in keys}
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:

@@ -78,6 +78,7 @@ FIXED_KEYS: tuple[str, ...] = (
     "data.corpus[",  # the weights of several corpora
     "training.length",
     "training.batch_size",
+    "optimizer.name",  # the state of one is not that of the other
     "model.",
     *(f"positions.{name}" for name in SCALING_FIELDS),
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.training.optim import build_optimizer, learning_rate
+from olmo_sparsity.training.optim import build_adamw, learning_rate
 from study.coupling import PositionCoupling, Response, score
 from study.tasks.results import Row, wilson
 from study.tasks.samples import Samples, Task
@@ -105,7 +105,7 @@ def train(
     settings, seed = bench.settings, bench.trial.seed
     torch.manual_seed(seed)
     model = build(bench).train()
-    optimizer = build_optimizer(model, settings.optimizer)
+    optimizer = build_adamw(model.parameters(), model, settings.optimizer)
     generator = np.random.default_rng([seed, _TRAIN])
     training, course = settings.training, Course(settings.training.num_steps)
     if kept is not None and kept.is_file():

@@ -55,6 +55,11 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
         ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
+        (
+            {"optimizer": {"name": "muon"}, "engine": {"name": "fsdp"}},
+            "optimizer.name=muon needs whole matrices",
+        ),
+        ({"optimizer": {"momentum": 0.9}}, "optimizer.name=adamw does not use it"),
         ({"model": {"rope": False, "nope_every": 2}}, "rotates in no layer"),
         ({"model": {"n_layers": 2, "nope_every": 3}}, "leaves no layer of model.n_layers=2"),
         ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,10 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from olmo_sparsity.config.sections import OptimizerConfig
+from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig
+from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.training.estimate import count_parameters
-from olmo_sparsity.training.optim import Jumps, build_optimizer, learning_rate
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.estimate import Hardware, count_parameters, state_of
+from olmo_sparsity.training.optim import (
+    Jumps,
+    build_optimizer,
+    learning_rate,
+    matrices_of_layers,
+)
 from tests.conftest import MakeConfig
 
 
@@ -54,6 +64,78 @@ def test_adamw_is_that_of_pytorch() -> None:
         states = [optimizer.state[parameter] for parameter in model.parameters()]
         ends.append([model.state_dict(), states])
     torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+def muon_engine(make_config: MakeConfig) -> Engine:
+    config = make_config(model__vocab_size=300, optimizer__name="muon", training__batch_size=4)
+    torch.manual_seed(0)
+    return Engine(build_model(config.model), config.training, config.optimizer)
+
+
+def draw_batches(number: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(number):
+        tokens_BL = torch.randint(2, 300, (4, 16), generator=generator)
+        positions_BL = torch.arange(16).expand(4, 16)
+        batches.append(Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1)))
+    return batches
+
+
+def test_muon_updates_the_matrices_of_layers_and_adamw_the_rest(make_config: MakeConfig) -> None:
+    """Against PyTorch's two optimizers, which are given the parameters by name."""
+    engine = muon_engine(make_config)
+    bare = copy.deepcopy(engine.model)
+    named = dict(bare.named_parameters())
+    matrices = [p for name, p in named.items() if ".blocks." in name and name.endswith("weight")]
+    matrices = [matrix for matrix in matrices if matrix.ndim == 2]
+    rest = [p for p in named.values() if not any(p is matrix for matrix in matrices)]
+    assert len(matrices) == 4 * bare.config.n_layers
+    muon = torch.optim.Muon(
+        matrices, lr=1e-2, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(rest, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    for batch in draw_batches(3):
+        engine.step(batch, 1e-2)
+        logits = bare(batch.tokens_BL, batch.positions_BL)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BL.flatten())
+        bare.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(bare.parameters(), 1.0)
+        muon.step()
+        adamw.step()
+    for ours, theirs in zip(engine.model.parameters(), bare.parameters(), strict=True):
+        # Muon makes the update in bf16.
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+
+
+def test_muon_goes_on_to_the_bit(make_config: MakeConfig, tmp_path: Path) -> None:
+    whole = muon_engine(make_config)
+    first = muon_engine(make_config)
+    batches = draw_batches(4)
+    for batch in batches:
+        whole.step(batch, 1e-2)
+    for batch in batches[:2]:
+        first.step(batch, 1e-2)
+    first.copy_moments()(tmp_path)
+    resumed = muon_engine(make_config)
+    resumed.model.load_state_dict(first.copy_weights(), strict=False)  # tied ones are there once
+    resumed.load_moments(tmp_path, step=2)
+    for batch in batches[2:]:
+        resumed.step(batch, 1e-2)
+    weights = [list(engine.model.parameters()) for engine in (resumed, whole)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+def test_muon_holds_one_moment_of_a_matrix(make_config: MakeConfig) -> None:
+    config = make_config(model__vocab_size=300)
+    with_muon = make_config(optimizer__name="muon")
+    matrices = matrices_of_layers(build_model(config.model))
+    hardware = Hardware.of("h100", 1, 1)
+    saved = state_of(replace(config, engine=EngineConfig("single")), hardware) - state_of(
+        replace(with_muon, engine=EngineConfig("single")), hardware
+    )
+    assert saved == 4 * sum(matrix.numel() for matrix in matrices)
 
 
 def test_the_linear_schedule_is_that_of_transformers() -> None:
