@@ -15,18 +15,19 @@ import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check, check
 from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
-from olmo_sparsity.analysis.measurement.plan import load
+from olmo_sparsity.analysis.measurement.plan import SMALLER_UNITS, load
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
 from olmo_sparsity.analysis.options import AskSettings, ModelOptions, Request
 from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.summary import describe_noise
+from olmo_sparsity.analysis.results.summary import describe_noise, describe_sink
 from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
-from olmo_sparsity.analysis.results.view import Shown, escape, spell
+from olmo_sparsity.analysis.results.view import Shown, escape, num_of, sentence, spell
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
+from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
@@ -59,6 +60,8 @@ class Explanation:
 
     unrelated: Any = field(repr=False, default="builtin:embedded")
     checked: Check | None = None
+    sink: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The sink check, where no prefix precedes the text."""
 
     far = OldAttribute("distant")
     token_forwards: int = 0  # token-forwards of the explanation, without the check
@@ -157,6 +160,7 @@ class Explanation:
             **{name: getattr(settings, name) for name in _KEPT},
             "chosen_by_gap": self.chosen_by_gap,
             "reliability": self.reliability,
+            "sink": self.sink,
             "token_forwards": self.token_forwards,
             "targets": self.targets.to_dict("records"),
             "far": self.distant.to_dict("records"),
@@ -172,7 +176,7 @@ class Explanation:
         how = f"{settings.units} ranked by {spell(settings.selector)} · text of "
         slots = {
             "subtitle": escape(subtitle(results, f"{how}{len(self.document.tokens):,} tokens")),
-            "note": check.note if check else note(False, NOT_CHECKED, WHY_CHECK),
+            "note": self._notes,
             "headline": "",
             "shown": "",
             "numbers_title": "Against unrelated texts",
@@ -180,6 +184,31 @@ class Explanation:
         }
         parts = {"explanation", "numbers"} if check else {"explanation"}
         write_page(Path(path), results, [0], slots, parts)
+
+    @property
+    def _notes(self) -> str:
+        """HTML of the check's verdict, and of warnings."""
+        notes = [self.checked.note if self.checked else note(False, NOT_CHECKED, WHY_CHECK)]
+        for warning in (describe_sink(self.sink), self.with_all_units):
+            if warning:
+                notes.append(note(False, sentence(warning)))
+        return "".join(notes)
+
+    @property
+    def with_all_units(self) -> str:
+        """A warning where the units are all distant tokens of a target; empty if there are more."""
+        windows = self.windows
+        rows = self.tables["recovery"]
+        most = rows[rows.draw == 0].groupby("target").num_tokens.max()
+        starts = most.index.to_numpy()
+        num_distant = np.array([windows.of_all(start) - windows.short for start in starts])
+        num_with_all = int((most.to_numpy() >= num_distant).sum())
+        if not num_with_all:
+            return ""
+        return (
+            f"warning: at {num_with_all} of {num_of(len(most), 'target')} the units are all "
+            "distant tokens, so that their loss says nothing about which matter; pass a smaller k"
+        )
 
     def save(self, path: str | Path) -> None:
         """Write .json, or .parquet: a row for each distant unit, with the columns of its target."""
@@ -200,7 +229,8 @@ class Explanation:
         noise, agreed = describe_noise(self._about_model), ""
         if self.reliability is not None:
             agreed = f"reliability of the unrelated texts: {self.reliability:.2f} (two halves)"
-        parts = (self.shown.describe(bold), agreed, noise, checked)
+        warnings = (describe_sink(self.sink), self.with_all_units, noise)
+        parts = (self.shown.describe(bold), agreed, *warnings, checked)
         return "\n\n".join(filter(None, parts))
 
     def __repr__(self) -> str:
@@ -297,6 +327,17 @@ def _targets_with_distant_part(prepared: Prepared) -> Spans:
     if not kept:
         where = f"which begin at token {first:,} of {len(document.tokens):,}"
         raise DataError(f"no target has distant {units}, {where}; lower short={windows.short}")
+    num_units = prepared.most_units(kept)
+    if num_units == 1:
+        raise DataError(
+            f"units={units}: the distant text is one of them, so there is nothing to rank; "
+            f"{SMALLER_UNITS}"
+        )
+    if prepared.settings.k > num_units:
+        say(
+            f"k={prepared.settings.k:,} is more than the {num_units:,} distant {units}, "
+            "which are all shown"
+        )
     if len(kept) < len(spans):
         left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
         say(f"{left_out} precede token {first:,} and have no distant {units}: left out")
@@ -332,7 +373,13 @@ def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
     scorer.after_batch = lambda: None
     refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
     spent = scorer.token_forwards
-    return Explanation(prepared, targets, distant, tables, unrelated, token_forwards=spent)
+    sink: dict[str, Any] = {}
+    if not windows.prefix and settings.interpretation.keeps_states:
+        line_break = prepared.model.encode(["\n"])[0]
+        sink = sink_check(scorer, [prepared.document], (), line_break)
+    return Explanation(
+        prepared, targets, distant, tables, unrelated, sink=sink, token_forwards=spent
+    )
 
 
 def _evaluate(

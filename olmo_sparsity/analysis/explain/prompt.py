@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
@@ -149,11 +149,22 @@ class Prepared:
             say(f"targets are selected from one in {step} of its later tokens; name others (--at)")
         return [block for block in blocks if block.first == 0] + later
 
+    def most_units(self, spans: Iterable[Sequence[int]]) -> int:
+        """Return the largest number of distant units of a target."""
+        most = 0
+        for first, _ in spans:
+            begin = int(self.windows.first_distant(int(first)))
+            end = int(first) - self.windows.short
+            most = max(most, len(self.document.units(self.settings.units, begin, end)))
+        return most
+
     def recover(
         self, targets: Mapping[str, np.ndarray], controls: Controls | None = None
     ) -> dict[str, pd.DataFrame]:
-        """Evaluate targets, with 0 to k units."""
+        """Evaluate targets, with 0 to k units, or to as many as there are."""
         settings = self.settings
+        spans = [span for spans in targets.values() for span in spans]
+        most = min(settings.k, self.most_units(spans))
         return recover(
             self.scorer,
             self.document,
@@ -161,7 +172,7 @@ class Prepared:
             targets,
             units=settings.units,
             selectors=settings.selector,
-            ks=range(settings.k + 1),
+            ks=range(most + 1),
             controls=controls,
             seed=settings.seed,
         )

@@ -42,7 +42,7 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
     with_ends,
 )
-from olmo_sparsity.analysis.results.summary import describe_induction
+from olmo_sparsity.analysis.results.summary import describe_induction, describe_sink
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import MANIFEST, verify_manifest
@@ -116,14 +116,18 @@ class _Measuring:
                 say(str(error))
             is_damaged = True
         induction = self.plan.induction() if is_first else {}
+        sink = self.plan.sink() if is_first else {}
         if induction:
             shown = describe_induction(induction, self.plan.settings.interpretation)
             print(shown, file=sys.stderr)
+        if warning := describe_sink(sink):
+            say(warning)
         if not self._evaluate():
             return None
         meta = self.provenance | {
             "command": list(command),
             "induction": induction,
+            "sink": sink,
             "seconds_of_last_start": time.perf_counter() - self.started,
             "token_forwards_of_last_start": self.plan.scorer.token_forwards,
         }

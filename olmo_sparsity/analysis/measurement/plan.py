@@ -44,9 +44,11 @@ from olmo_sparsity.analysis.options import (
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
+from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.extend import fingerprint_of_files
@@ -57,7 +59,12 @@ from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.models.use import refuse_changed, state_of
 from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import cut_to_targets, open_documents
-from olmo_sparsity.text.windows import Block, Windows
+from olmo_sparsity.text.windows import Block, Windows, span_width
+
+SMALLER_UNITS = (
+    "pass smaller units, such as sentences (a paragraph ends at a blank line, not at a line break)"
+)
+"""What to do about a text of few units."""
 
 Other = Results | str | Path | None
 """Another measurement, or its folder."""
@@ -302,7 +309,24 @@ class Plan:
             found = f"{self.controls.num_candidates} documents can replace each other"
             least = f"draws={self.settings.draws} requires {needed}"
             raise DataError(f"text: {found}, and {least}; pass more documents")
+        for units in self.settings.units:
+            self._check_number_of_units(units, numbers)
         return numbers
+
+    def _check_number_of_units(self, units: str, numbers: list[int]) -> None:
+        """Raise DataError if the smallest k is all units of each document: recovery would be 1."""
+        if span_width(units) is not None:
+            return  # Settings.check counts these
+        least = min(self.settings.ks)
+        for number in numbers:
+            length = len(self.documents[number].tokens)
+            num_distant = max(1, length - self.settings.short)
+            if len(self.documents[number].units(units, 0, num_distant)) > least:
+                return
+        raise DataError(
+            f"units={units}: no document has more than {num_of(least, units.removesuffix('s'))} "
+            f"of distant text, so k={least} adds all of it; {SMALLER_UNITS}"
+        )
 
     @property
     def fits_threshold(self) -> bool:
@@ -315,6 +339,15 @@ class Plan:
 
     def induction(self) -> dict[str, Any]:
         return repetition_drop(self.scorer, *self.for_induction())
+
+    def sink(self) -> dict[str, Any]:
+        """Return the sink check, or nothing where a prefix was passed or none can be tried."""
+        tokenizer = self.model.tokenizer
+        keeps_states = self.settings.interpretation.keeps_states
+        if self.settings.prefix_ids or tokenizer is None or not keeps_states:
+            return {}
+        documents = [self.documents[number] for number in self.measured]
+        return sink_check(self.scorer, documents, (), self.model.encode(["\n"])[0])
 
     def blocks(self, document: Document) -> list[Block]:
         """The blocks of a document whose losses are computed: of the sample, or with

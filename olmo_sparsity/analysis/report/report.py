@@ -27,6 +27,7 @@ from olmo_sparsity.analysis.results.summary import (
     describe_induction,
     describe_noise,
     describe_placebo,
+    describe_sink,
 )
 from olmo_sparsity.analysis.results.view import escape, html_table, number, sentence, spell
 
@@ -193,10 +194,12 @@ def _induction(results: Results) -> str:
     found = results.meta.induction
     if not found:
         return note(False, "Whether this model can copy from its context was not measured.")
+    warning = describe_sink(results.meta.sink)
     first, *more = describe_induction(
         found, interpretation_of(results.meta.windows["distant_states"])
     ).splitlines()
-    return note(bool(found["has_induction"]), sentence(first), " ".join(map(str.strip, more)))
+    induction = note(bool(found["has_induction"]), sentence(first), " ".join(map(str.strip, more)))
+    return induction + (note(False, sentence(warning)) if warning else "")
 
 
 def note(is_good: bool, verdict: str, why: str = "") -> str:

@@ -41,6 +41,9 @@ class Meta:
     induction: dict = field(default_factory=dict)
     """The induction check: the drop in loss on a repeated passage."""
 
+    sink: dict = field(default_factory=dict)
+    """The sink check, where no prefix precedes the windows: whether one is needed."""
+
     reliability: list = field(default_factory=list)  # of replacements, by target set and units
     intervals: str = ""
     """How the intervals of the stored summary were made; empty: by an earlier version, which stored

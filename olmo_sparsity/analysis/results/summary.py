@@ -54,7 +54,8 @@ def describe(results: Results) -> str:
         f"stride {meta.windows['stride']}, distant units {interpretation.description}"
     )
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
-    lines += [text for text in (results.missing, describe_noise(meta.model)) if text]
+    remarks = (results.missing, describe_noise(meta.model), describe_sink(meta.sink))
+    lines += [text for text in remarks if text]
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.induction:
@@ -268,6 +269,18 @@ def describe_induction(found: dict[str, Any], interpretation: Interpretation) ->
             "  tokens before it: measure with spans (span:4), or contextual distant states, too",
         ]
     return "\n".join(lines)
+
+
+def describe_sink(found: dict[str, Any]) -> str:
+    """Warn that the measured model needs a prefix; empty if it does not, or has one. `found`: from
+    meta.json."""
+    if not found.get("needs_prefix"):
+        return ""
+    return (
+        f"warning: no prefix precedes the windows, and any distant token raises this model's loss "
+        f"by {found['harm']:.2f} nats ({found['harm_with_prefix']:+.2f} after a line break): the "
+        r"numbers below are distorted; measure again with --prefix '\n'"
+    )
 
 
 _WIDTHS = {

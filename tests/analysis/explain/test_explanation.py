@@ -356,3 +356,33 @@ def test_a_prompt_is_found_where_the_template_puts_it(model: Any) -> None:
         tokenizer.chat_template = broken
         with pytest.raises(DataError, match=r"template of .* does not take a prompt"):
             explain(model, tokenizer, **given)
+
+
+def test_more_units_than_there_are_cost_no_more_and_are_marked(model: Any) -> None:
+    found = asked(model, k=10**9, selector="nearest")
+    target = found.targets.target.max()
+    assert found.distant["rank"].max() == target - SHORT
+    assert "warning: at " in found.describe()
+    assert "the units are all distant tokens" in found.describe()
+    last = found.distant[found.distant.target == target].iloc[-1]
+    assert last.loss_set == pytest.approx(found.targets.loss_long.iloc[-1], abs=1e-4)
+    all_but_one = asked(
+        model, k=target - SHORT - 1, selector="nearest", at=slice(target, target + 1)
+    )
+    assert "warning" not in all_but_one.describe()
+
+
+def test_a_text_of_one_unit_has_nothing_to_rank(model: Any) -> None:
+    with pytest.raises(DataError, match=r"units=paragraphs: .* is one of them, .* a blank line"):
+        asked(model, units="paragraphs", text=TEXT.replace(" w3 ", "\nw3 "))
+
+
+def test_the_warning_of_a_missing_prefix_is_shown_and_kept(model: Any, tmp_path: Path) -> None:
+    found = asked(model)
+    assert found.sink == {}, "this tokenizer has a prefix of its own"
+    sink = {"harm": 0.31, "harm_with_prefix": -0.03, "needs_prefix": True}
+    warned = replace(found, sink=sink)
+    assert "raises this model's loss by 0.31 nats" in warned.describe()
+    assert json.loads(to_json(warned))["sink"] == sink
+    warned.to_html(tmp_path / "page.html")
+    assert "by 0.31 nats" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.summary import conclude
+from olmo_sparsity.analysis.results.summary import conclude, describe
 from olmo_sparsity.analysis.results.view import interval, number
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.sources.statements import Attribution
@@ -160,6 +160,14 @@ def test_the_page_holds_the_verdict_and_its_intervals(page: Page, results: Resul
     cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
     assert interval(row.net, row.net_low, row.net_high) in cells
     assert interval(row.recovery, row.low, row.high) in cells
+
+
+def test_a_missing_prefix_is_told_in_terminal_and_page(results: Results, tmp_path: Path) -> None:
+    sink = {"harm": 0.31, "harm_with_prefix": -0.03, "needs_prefix": True}
+    warned = replace(results, meta=replace(results.meta, sink=sink))
+    for shown in (describe(warned), page_of(warned, tmp_path).text):
+        assert re.search(r"loss by 0.31 nats \([-−]0.03 after a line break\)", shown)
+    assert "line break" not in describe(results)
 
 
 def test_an_explanation_says_whether_to_believe_it(
