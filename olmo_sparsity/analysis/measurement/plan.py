@@ -61,9 +61,7 @@ from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import cut_to_targets, open_documents
 from olmo_sparsity.text.windows import Block, Windows, span_width
 
-SMALLER_UNITS = (
-    "pass smaller units, such as sentences (a paragraph ends at a blank line, not at a line break)"
-)
+SMALLER_UNITS = "pass smaller units (a paragraph ends at a blank line, not at a line break)"
 """What to do about a text of few units."""
 
 Other = Results | str | Path | None
@@ -185,6 +183,7 @@ def plan(request: MeasureRequest) -> Plan:
         raise DataError(f"choices were measured with prefix {both}; pass the same to both")
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
     made = Plan.of(model, documents, settings, given, loading.batch_tokens, choices is not None)
+    made.warn_of_few_units()
     return made if losses is None else made.with_losses(losses)
 
 
@@ -309,24 +308,26 @@ class Plan:
             found = f"{self.controls.num_candidates} documents can replace each other"
             least = f"draws={self.settings.draws} requires {needed}"
             raise DataError(f"text: {found}, and {least}; pass more documents")
-        for units in self.settings.units:
-            self._check_number_of_units(units, numbers)
         return numbers
 
-    def _check_number_of_units(self, units: str, numbers: list[int]) -> None:
-        """Raise DataError if the smallest k is all units of each document: recovery would be 1."""
-        if span_width(units) is not None:
-            return  # Settings.check counts these
+    def warn_of_few_units(self) -> None:
+        """Say which units are too few to rank: the smallest k is all units of each document, and
+        recovery is 1 by construction."""
         least = min(self.settings.ks)
-        for number in numbers:
-            length = len(self.documents[number].tokens)
-            num_distant = max(1, length - self.settings.short)
-            if len(self.documents[number].units(units, 0, num_distant)) > least:
-                return
-        raise DataError(
-            f"units={units}: no document has more than {num_of(least, units.removesuffix('s'))} "
-            f"of distant text, so k={least} adds all of it; {SMALLER_UNITS}"
-        )
+        for units in self.settings.units:
+            if span_width(units) is not None:
+                continue  # Settings.check counts these
+            if not any(self._num_units(units, number) > least for number in self.measured):
+                most = num_of(least, units.removesuffix("s"))
+                say(
+                    f"warning: no document has more than {most} of distant text, so k={least} adds "
+                    f"all of it; {SMALLER_UNITS}"
+                )
+
+    def _num_units(self, units: str, number: int) -> int:
+        document = self.documents[number]
+        num_distant = max(1, len(document.tokens) - self.settings.short)
+        return len(document.units(units, 0, num_distant))
 
     @property
     def fits_threshold(self) -> bool:

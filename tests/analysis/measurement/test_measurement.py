@@ -12,16 +12,19 @@ import pandas as pd
 import pytest
 import torch
 
+from olmo_sparsity import measure
 from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import read_results
-from olmo_sparsity.analysis.results.summary import describe
+from olmo_sparsity.analysis.results.summary import conclude, describe
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.text.documents import Document, Documents
+from tests.support.explanations import WORDS, make_model, make_tokenizer
 from tests.support.measurements import FEW, SETTINGS, VOCAB, loaded, measured_into, untrained
 
 PATIENCE = "olmo_sparsity.analysis.measurement.measurement.PATIENCE_S"
@@ -198,3 +201,19 @@ def test_the_check_asks_for_a_share_of_the_loss(
     )
     found = repetition_drop(Scorer(model), [Document(np.arange(20))], 20)
     assert found["has_induction"] == copies
+
+
+def test_units_that_are_all_distant_text_are_told_and_give_no_verdict(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each document is one paragraph, in lines."""
+    rng = np.random.default_rng(0)
+    texts = ["\n".join(rng.choice(WORDS, 40)) for _ in range(24)]
+    options: dict[str, Any] = {"units": "paragraphs", "ks": 1, "short": 8, "selectors": "add_one"}
+    found = measure(
+        wrap_model(make_model(), make_tokenizer()), texts, share=0.3, min_gap=0.0, **options
+    )
+    assert "no document has more than 1 paragraph of distant text" in capsys.readouterr().err
+    assert set(found.summary.share_all) == {1.0}
+    assert "no verdict: at 100% of the targets these are all distant tokens" in conclude(found)
+    assert "*1" in describe(found)
