@@ -383,6 +383,7 @@ def compare(options: argparse.Namespace) -> int:
     if options.out is not None:
         import pandas as pd
 
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(Path(options.out), pd.concat(tables).to_csv(index=False))
         print(options.out)
     return 0

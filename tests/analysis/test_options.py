@@ -12,7 +12,7 @@ import pytest
 from olmo_sparsity import explain, measure
 from olmo_sparsity.analysis.explain.explanation import ExplainRequest
 from olmo_sparsity.analysis.measurement import measurement
-from olmo_sparsity.analysis.measurement.plan import MeasureRequest
+from olmo_sparsity.analysis.measurement.plan import MeasureRequest, say_defaults_of_length
 from olmo_sparsity.analysis.options import (
     AskSettings,
     LossSettings,
@@ -170,3 +170,15 @@ def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
 def test_an_unknown_interpretation_is_refused_when_settings_are_made() -> None:
     with pytest.raises(ConfigError, match=r"distant_states=both .* contextual, isolated, replaced"):
         replace(SETTINGS, distant_states="both")
+
+
+def test_a_window_of_fixed_length_says_which_defaults_it_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say_defaults_of_length(Settings(long=1024, halves=0, stride=64, selectors=("add_one",)))
+    said = capsys.readouterr().err
+    assert "long=1024 has other defaults than long=all: max_targets=all (4); draws=3 (1)" in said
+    say_defaults_of_length(Settings())
+    given: dict[str, Any] = {"max_targets": 4, "halves": 0, "draws": 1, "stride": 64}
+    say_defaults_of_length(Settings(long=64, selectors=("random",), **given))
+    assert "defaults" not in capsys.readouterr().err

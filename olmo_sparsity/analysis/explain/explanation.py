@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from olmo_sparsity.analysis.results.summary import describe_noise, describe_sink
 from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
 from olmo_sparsity.analysis.results.view import Shown, escape, num_of, sentence, spell
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
+from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.selectors.influence import find_selector
@@ -292,7 +294,25 @@ def explain(request: ExplainRequest) -> Explanation:
 
 def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
     with _prepared(request) as (prepared, spans):
-        return count(prepared, spans, request.unrelated if with_check else None)
+        cost = count(prepared, spans, request.unrelated if with_check else None)
+        return replace(cost, seconds=_seconds(prepared, cost))
+
+
+TRIED_TOKENS = 64
+
+
+def _seconds(prepared: Prepared, cost: Cost) -> float | None:
+    """Return the time of so many token-forwards here, by two passages that are read for it; None
+    of a model that computes elsewhere."""
+    if prepared.settings.interpretation.replaces:
+        return None
+    passage = prepared.document.tokens[:TRIED_TOKENS]
+    for _ in range(2):  # the first forward is slower
+        before = prepared.scorer.token_forwards
+        began = time.perf_counter()
+        losses_of_repetition(prepared.scorer, [passage])
+        seconds = time.perf_counter() - began
+    return cost.token_forwards * seconds / (prepared.scorer.token_forwards - before)
 
 
 @contextmanager

@@ -61,6 +61,9 @@ WIDTHS = {"recovery": 0.67, "net excess": 1.36}
 """Half a 95% interval, times √targets: the median of 175 stored measurements with at most five
 targets a document; in a tenth of them it is 1.13 and 1.91 (study/results/summary.parquet)."""
 
+LONG_S = 300
+"""Seconds from which a dry run says how to measure less."""
+
 USED = 0.4
 """The share of its stated peak that a GPU is assumed to reach; never timed on a large one."""
 
@@ -96,6 +99,10 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = No
         f"time            about {format_duration(cost.seconds)} in one process "
         f"({cost.forwards / cost.seconds:,.0f} token-forwards a second, tried here)",
     ]
+    if cost.seconds > LONG_S:
+        lines.append(
+            "to shrink       --quick, or fewer: --max-documents, --max-targets, --blocks, --ks"
+        )
     if price is not None:
         hours, source = cost.forwards / price[0] / 3600, price[1]
         lines.append(f"GPU-hours       about {hours:.2g} ({price[0]:,.0f} a second, {source})")

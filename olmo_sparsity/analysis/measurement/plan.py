@@ -165,6 +165,8 @@ def plan(request: MeasureRequest) -> Plan:
     is_other = choices is not None and is_other_tokenizer(choices, documents)
     if choices is not None:
         settings = settings_of(choices, settings.given, is_other)
+    else:
+        say_defaults_of_length(settings)
     settings = fit_to_limit(settings, model.max_positions)
     if documents.have_targets:
         documents = cut_to_targets(documents, settings.windows)
@@ -441,6 +443,27 @@ def share_of_blocks(documents: Documents, settings: Settings) -> float:
     num_targets = np.array([len(d.tokens) - windows.first_target for d in documents])
     num_blocks = np.ceil(num_targets[num_targets > 0] / windows.stride)
     return min(1.0, settings.blocks * len(num_blocks) / max(num_blocks.sum(), 1))
+
+
+OF_LENGTH = ("max_targets", "halves", "draws", "stride", "selectors")
+"""Options whose defaults depend on `long`."""
+
+
+def say_defaults_of_length(settings: Settings) -> None:
+    """Say which defaults a window of fixed length changes, and to what."""
+    if settings.long == "all" or settings.interpretation.replaces:
+        return
+    usual = Settings()
+    changed = []
+    for name in OF_LENGTH:
+        value = getattr(settings, name)
+        if name not in settings.given and value != getattr(usual, name):
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            of_all = getattr(usual, name)
+            of_all = ", ".join(of_all) if isinstance(of_all, tuple) else of_all
+            changed.append(f"{name}={shown} ({of_all})")
+    if changed:
+        say(f"long={settings.long} has other defaults than long=all: {'; '.join(changed)}")
 
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:

@@ -174,7 +174,9 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     none instead of an error where nothing is named."""
     if isinstance(at, np.integer):
         at = int(at)
-    if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
+    if isinstance(at, bytes | bool) or not isinstance(
+        at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series
+    ):
         raise ConfigError(
             f"at={at!r} must be words, a regular expression (re.compile), a token's number, a "
             "slice of tokens, or a list of these"
@@ -205,6 +207,8 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
 def _find_numbers(document: Document, at: int | slice) -> Spans:
     """Return the run of tokens that a number or a slice names; from the end, if it is negative."""
     all_places = range(len(document.tokens))
+    if isinstance(at, slice) and at.step not in (None, 1):
+        raise ConfigError(f"at={at!r} has a step, and a target is a run of tokens; omit the step")
     if isinstance(at, int):
         at = slice(at, (at + 1) or None)  # −1 ends at the end of the text
     places = all_places[at]

@@ -20,22 +20,33 @@ from olmo_sparsity.analysis.report.page import json_for_html, write_html
 from olmo_sparsity.analysis.results.columns import SummaryColumn, page_columns
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import losses_of_targets, with_ends
+from olmo_sparsity.analysis.results.statistics import distances, losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.summary import (
     conclude,
+    describe_few,
     describe_gap,
     describe_induction,
     describe_noise,
     describe_placebo,
     describe_sink,
+    has_net,
+    quoted_row_of,
 )
-from olmo_sparsity.analysis.results.view import escape, html_table, number, sentence, spell
+from olmo_sparsity.analysis.results.view import (
+    escape,
+    html_table,
+    num_of,
+    number,
+    sentence,
+    spell,
+)
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
     """`max_documents`: the most documents on the page; documents with targets come first."""
     documents, reported = _choose_documents(results, max_documents), results.reported
-    counted = f"{len(reported):,} targets in {reported.document.nunique():,} reported documents"
+    num_documents = num_of(reported.document.nunique(), "reported document")
+    counted = f"{num_of(len(reported), 'target')} in {num_documents}"
     because = describe_gap(results) if results.meta.targets.get("threshold") is not None else ""
     slots = {
         "subtitle": escape(subtitle(results, counted)),
@@ -215,11 +226,18 @@ def _summary_tables(results: Results) -> str:
             ["selector", "units", "k"], key=lambda c: c if c.name == "k" else c.map(order)
         )
         first = rows.iloc[0]
+        is_main = target_set == main_set(summary.target_set)
         caption = (
-            f"Targets: {results.spell_set(target_set)} · {first.num_targets:,} targets in "
-            f"{first.num_documents:,} documents; {describe_placebo(first)}. "
-            "Intervals: 95%, over documents."
+            f"Targets: {results.spell_set(target_set)} · {num_of(first.num_targets, 'target')} in "
+            f"{num_of(first.num_documents, 'document')}; {describe_placebo(first)}. "
         )
+        few = describe_few(first, has_net(rows))
+        caption += f"No intervals: {few}. " if few else "Intervals: 95%, over documents. "
+        quoted_row = None
+        if is_main:
+            caption += "The row to quote is marked."
+            is_quoted = rows.index == quoted_row_of(results)
+            quoted_row = int(is_quoted.argmax()) if is_quoted.any() else None
         columns: dict[str, Iterable] = {
             "selector": rows.selector.map(spell),
             "units": rows.units,
@@ -227,8 +245,41 @@ def _summary_tables(results: Results) -> str:
         }
         for column in page_columns():
             columns[column.page] = _cells(rows, column)
-        tables.append(html_table(caption, columns, target_set == main_set(summary.target_set)))
+        tables.append(html_table(caption, columns, is_main, quoted_row))
+    if histogram := _distance_table(results):
+        tables.append(histogram)
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
+
+
+NUM_BARS = 40
+"""Characters of the longest bar of a histogram."""
+
+
+def _distance_table(results: Results) -> str:
+    """Return the histogram of how far back the units of the row to quote are, by powers of two."""
+    if results.summary.empty:
+        return ""
+    row = results.summary.loc[quoted_row_of(results)]
+    ranked = distances(results.targets, results.influence)
+    for name in ("target_set", "units", "selector"):
+        ranked = ranked[ranked[name] == row[name]]
+    tokens_back = ranked.distance[ranked["rank"] <= row.k].to_numpy()
+    if not len(tokens_back):
+        return ""
+    power_N = np.floor(np.log2(np.maximum(tokens_back, 1))).astype(int)
+    powers = range(power_N.min(), power_N.max() + 1)
+    counts = [int((power_N == power).sum()) for power in powers]
+    columns: dict[str, Iterable] = {
+        "tokens back": [f"{2**power:,} to {2 ** (power + 1) - 1:,}" for power in powers],
+        "units": counts,
+        "share": [f"{count / len(tokens_back):.0%}" for count in counts],
+        "": ["█" * round(NUM_BARS * count / max(counts)) for count in counts],
+    }
+    k = num_of(int(row.k), "unit")
+    caption = (
+        f"How far back: first tokens of the {k} ({row.units}) that {spell(row.selector)} chose"
+    )
+    return html_table(caption, columns, True)
 
 
 def _cells(rows: pd.DataFrame, column: SummaryColumn) -> Iterable:

@@ -78,7 +78,15 @@
     tokens[shown[0]].tabIndex = -1;
     tokens[start].tabIndex = 0;
     show(start);
-    text.scrollTo({ top: tokens[start].offsetTop - text.clientHeight * 0.45, behavior: "instant" });
+    bringIntoView(tokens[start]);
+  }
+
+  // Heights of chunks that were never on the screen are guesses, so that an offset is wrong in a
+  // long document. scrollIntoView lays them out, but also scrolls the page, which stays here.
+  function bringIntoView(node) {
+    const [left, top] = [window.scrollX, window.scrollY];
+    node.scrollIntoView({ block: "center", behavior: "instant" });
+    window.scrollTo({ left, top, behavior: "instant" });
   }
 
   function filter() {
@@ -107,7 +115,7 @@
 
   function show(place, aloud = false) {
     for (const node of lit) {
-      node.classList.remove("far", "first", "current", "pointed");
+      node.classList.remove("far", "harm", "first", "current", "pointed");
       node.removeAttribute("data-rank");
       node.style.removeProperty("--share");
       if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", "false");
@@ -133,6 +141,7 @@
       for (const node of nodes) {
         node.style.setProperty("--share", Math.max(0, side.influence[rank] / most).toFixed(3));
         node.classList.add("far");
+        node.classList.toggle("harm", side.influence[rank] < 0);
         node.classList.toggle("first", rank === 0);
         lit.push(node);
       }
@@ -267,7 +276,8 @@
 
   const options = (names) =>
     names.map((name, i) => element("option", { value: String(i), textContent: name }));
-  const said = page.documents.map((one) => `${one.name} · ${one.num_targets} targets`);
+  const targetsOf = (count) => `${count} target${count === 1 ? "" : "s"}`;
+  const said = page.documents.map((one) => `${one.name} · ${targetsOf(one.num_targets)}`);
   byId("document").append(...options(said));
   byId("selector").append(...options(page.selectors.map((name) => name.replace(/_/g, " "))));
   byId("units").append(...options(page.units));

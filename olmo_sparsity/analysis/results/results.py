@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +25,7 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import spell
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import MANIFEST, read_json, verify_manifest
 from olmo_sparsity.base.renamed import with_current_names
 
@@ -134,6 +135,9 @@ REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the c
 
 
 def read_results(folder: str | Path) -> Results:
+    """Read the folder of a finished measurement."""
+    if not isinstance(folder, str | PathLike):
+        raise ConfigError(f"folder={folder!r:.80} must be the name of a folder of `measure`")
     folder = Path(folder)
     if (folder / "statements.parquet").exists():
         raise DataError(f"{folder} holds answers to questions; pandas reads statements.parquet")

@@ -119,6 +119,15 @@ def has_net(rows: pd.DataFrame) -> bool:
     return bool(rows.net.notna().any()) and set(rows.target_set) <= set(BY_OUTCOME)
 
 
+def quoted_row_of(results: Results) -> Any:
+    """Return the index, in `summary`, of the row that the conclusion is about: of the main target
+    set the first selector with the smallest k, of the units that were named first."""
+    summary = in_order(results)
+    name = main_set(summary.target_set)
+    rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
+    return rows.sort_values("k", kind="stable").index[0]
+
+
 def conclude(results: Results) -> str:
     """Return one sentence: on what the main set of targets depends, by how much, and whether to
     believe it."""
@@ -243,9 +252,10 @@ def describe_gap(results: Results) -> str:
     over = f"all {len(rows):,} reported targets"
     if share < 1:
         over = f"the reported documents (estimated from {len(rows):,} targets, {share:.1%} of all)"
+    total = gap.sum() / share
+    changes = "reduces" if total >= 0 else "raises"
     return (
-        f"distant text reduces the loss by {gap.sum() / share:+,.0f} nats over "
-        f"{over}, an unrelated text "
+        f"distant text {changes} the loss by {abs(total):,.0f} nats over {over}, an unrelated text "
         f"{placebo.sum() / share:+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} gain "
         f"{of_chosen.sum() / share:+,.0f}{by_placebo}"
     )

@@ -48,14 +48,20 @@ def interval(value: Any, low: Any, high: Any, **how: Any) -> str:
     return shown if "–" in (shown, number(low, **how)) else f"{shown} [{ends}]"
 
 
-def html_table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:
-    """The first column groups the rows, and is shown once per group."""
+def html_table(
+    caption: str, columns: dict[str, Iterable], is_open: bool, quoted_row: int | None = None
+) -> str:
+    """Return a table. The first column groups the rows, and is shown once per group. `quoted_row`:
+    the index of the row to quote, which is marked."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     lines, before = [], None
-    for group, *values in zip(*columns.values(), strict=True):
+    for index, (group, *values) in enumerate(zip(*columns.values(), strict=True)):
         cells = "".join(f"<td>{_cell(value)}</td>" for value in values)
-        begins = "" if group == before else " class=group"
-        lines.append(f'<tr{begins}><th scope="row">{escape(group)}</th>{cells}</tr>')
+        classes = [] if group == before else ["group"]
+        if index == quoted_row:
+            classes.append("quote")
+        marks = f' class="{" ".join(classes)}"' if classes else ""
+        lines.append(f'<tr{marks}><th scope="row">{escape(group)}</th>{cells}</tr>')
         before = group
     return (
         f"<details{' open' if is_open else ''}><summary>{escape(caption)}</summary>"

@@ -11,11 +11,16 @@ from torch import Tensor, nn
 
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.base.progress import format_duration
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.losses import LanguageModel
 
 GPU_FLOPS = 4e14
 """FLOPs a second of the GPU that a printed time assumes. Assumed, not measured."""
+
+
+LONG_S = 120
+"""Seconds from which a count says how to compute less."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,9 @@ class Cost:
     details: str = ""
     """For a measurement: documents, targets, memory and time, as found in a short trial."""
 
+    seconds: float | None = None
+    """For an explanation: about how long it takes here, by a trial of two passages."""
+
     @property
     def flops(self) -> float:
         return 2.0 * self.num_parameters * self.token_forwards
@@ -35,6 +43,11 @@ class Cost:
         if self.details:
             return self.details
         tokens = f"token-forwards  {self.token_forwards:,}"
+        if self.seconds is not None:
+            tokens += f"\ntime            about {format_duration(self.seconds)} here (tried)"
+            if self.seconds > LONG_S:
+                tokens += "\nto shrink       name fewer targets (--at), lower --k or --long, or "
+                tokens += "--selector add_one_screened"
         if not self.num_parameters:  # a server does not tell how many it has
             return tokens
         seconds = self.flops / GPU_FLOPS

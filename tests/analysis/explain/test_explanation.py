@@ -386,3 +386,13 @@ def test_the_warning_of_a_missing_prefix_is_shown_and_kept(model: Any, tmp_path:
     assert json.loads(to_json(warned))["sink"] == sink
     warned.to_html(tmp_path / "page.html")
     assert "by 0.31 nats" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_count_says_how_long_it_takes_here(model: Any) -> None:
+    given: dict[str, Any] = {"text": TEXT, "at": "w7 w8", "short": SHORT, "k": 3}
+    cost = estimate_cost(explain, model, make_tokenizer(), **given)
+    assert cost.seconds is not None
+    assert cost.seconds > 0
+    assert "time            about " in str(cost)
+    assert "to shrink" in str(replace(cost, seconds=121.0))
+    assert "to shrink" not in str(replace(cost, seconds=119.0))

@@ -281,3 +281,12 @@ def test_all_tokens_of_a_records_target_and_no_others_are_targets(
         own = results.recovery.query(f"document == {number} and control == 'own'")
         assert (own.target - 18 + first).tolist() == found.target.tolist()
         np.testing.assert_allclose(own.loss_set, found.loss_set, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [(b"a", r"at=b'a' must be words"), (slice(4, 8, 2), r"slice\(4, 8, 2\) has a step")],
+)
+def test_targets_that_are_no_run_of_tokens_are_refused(at: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_spans(Document(np.arange(20)), at)

@@ -20,7 +20,8 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.summary import conclude, describe
+from olmo_sparsity.analysis.results.statistics import distances
+from olmo_sparsity.analysis.results.summary import conclude, describe, quoted_row_of
 from olmo_sparsity.analysis.results.view import interval, number
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.sources.statements import Attribution
@@ -160,6 +161,24 @@ def test_the_page_holds_the_verdict_and_its_intervals(page: Page, results: Resul
     cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
     assert interval(row.net, row.net_low, row.net_high) in cells
     assert interval(row.recovery, row.low, row.high) in cells
+
+
+def test_the_row_of_the_sentence_is_marked_and_distances_are_counted(
+    page: Page, results: Results
+) -> None:
+    assert [row["class"] for row in page.of("tr") if "quote" in (row.get("class") or "")] == [
+        "group quote"
+    ]
+    row = results.summary.loc[quoted_row_of(results)]
+    assert (row.selector, row.units, row.k) == ("add_one", "tokens", 1)
+    ranked = distances(results.targets, results.influence)
+    ranked = ranked.query(
+        "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and rank == 1"
+    )
+    far = int(((ranked.distance >= 128) & (ranked.distance < 256)).sum())
+    assert far > 0
+    assert f"128 to 255{far}{far / len(ranked):.0%}" in page.text
+    assert ranked.distance.median() == row.distance
 
 
 def test_a_missing_prefix_is_told_in_terminal_and_page(results: Results, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import write_manifest
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 
@@ -160,3 +161,9 @@ def test_the_stored_summary_has_the_ends_of_each_interval() -> None:
     names = SCHEMAS["summary"].names
     assert names[names.index("recovery") :][:3] == ["recovery", "low", "high"]
     assert names[names.index("net") :][:3] == ["net", "net_low", "net_high"]
+
+
+def test_what_is_no_folder_is_refused() -> None:
+    wrong: Any = None
+    with pytest.raises(ConfigError, match="folder=None must be the name of a folder"):
+        read_results(wrong)

@@ -332,7 +332,10 @@ def test_gaps_are_summed_over_the_reported_targets(threshold: float | None, samp
     found.meta.targets["threshold"] = threshold
     found.meta.windows["sample"] = sample
     said = describe_gap(replace(found, losses=losses, targets=targets))
-    assert f"reduces the loss by +{3 / sample:.0f} nats over" in said
+    assert f"distant text reduces the loss by {3 / sample:.0f} nats over" in said
+    raised = losses.assign(loss_long=losses.loss_short + 1.0)
+    said_of_raised = describe_gap(replace(found, losses=raised, targets=targets))
+    assert f"distant text raises the loss by {4 / sample:.0f} nats over" in said_of_raised
     assert ("all 4 reported targets" if sample == 1 else "from 4 targets, 50.0% of all") in said
     assert f"an unrelated text +{0 / sample:.0f}; " in said
     assert describe_gap(replace(found, losses=losses[:1])) == "no target is reported"
