@@ -207,6 +207,8 @@ class LlamaServer(Dialect):
         return requests
 
     def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        if any(reply.get("truncated") for reply in replies):
+            raise ValueError(f"a prompt of {len(ids)} tokens was truncated; start it with more -c")
         generated = [reply["completion_probabilities"][0] for reply in replies]
         tokens = [_token_of(item["id"]) for item in generated]
         log_p = [item["logprob"] for item in generated]

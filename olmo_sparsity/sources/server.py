@@ -18,7 +18,7 @@ from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -63,6 +63,18 @@ MORE_THAN_ALL = 1.02
 
 UNEXPLAINED = 0.005
 """Probability that candidates lack, beyond what all other tokens can have."""
+
+CONCENTRATED = 0.5, 0.99
+"""Sums of the candidates' probabilities between which the other tokens are compared with the last
+candidate: a flat distribution has no candidates that stand out, and rounding hides a small rest."""
+
+LONGEST_TAIL = 8.0
+"""The other tokens together have this many times the last candidate, for each candidate, at one
+place at least. With SmolLM2 and the demo model it is 0.5 to 1.3 at the place where it is least;
+with logarithms of base 2 it would be 21 to 173."""
+
+LEAST_PLACES = 4
+"""Places that must be concentrated for this comparison."""
 
 PROBE_FILE = "server.json"
 """In a folder of results: the log-probabilities of the probe."""
@@ -317,18 +329,30 @@ class Server:
         # numbers on a smaller scale show as a rest that no other tokens account for.
         num = len(self.ids)
         repeated = self.ids * 4
-        for end in (num // 2, *range(2 * num, 4 * num, max(1, num // 6))):
+        in_first_copy = range(max(1, num // 4), num, max(1, num // 8))
+        in_further_copies = range(2 * num, 4 * num, max(1, num // 6))
+        tails = list[float]()
+        for end in (*in_first_copy, *in_further_copies):
             log_p = self._candidates(repeated[:end])
             if len(log_p) < 2:
                 say(f"{self.url} returns no candidates, so the scale of its numbers is not checked")
                 return
             total = sum(map(math.exp, log_p))
-            most_of_others = vocab_size * math.exp(min(log_p))
-            if total > MORE_THAN_ALL or 1 - total > most_of_others + UNEXPLAINED:
-                numbers = f"those of {len(log_p)} tokens add up to {total:.2f}"
-                remedy = "it must return natural logarithms, at temperature 1"
-                problem = f"gives numbers that are no log-probabilities ({numbers}); {remedy}"
-                raise self._connection.refused(problem)
+            last = math.exp(min(log_p))
+            if total > MORE_THAN_ALL or 1 - total > vocab_size * last + UNEXPLAINED:
+                self._refuse_scale(f"those of {len(log_p)} tokens add up to {total:.2f}")
+            if CONCENTRATED[0] < total < CONCENTRATED[1]:
+                tails.append((1 - total) / (len(log_p) * last))
+        # Probabilities fall slowly with their rank. Logarithms of another base raise them to a
+        # power, so that they fall fast and still leave much to the other tokens.
+        if len(tails) >= LEAST_PLACES and min(tails) > LONGEST_TAIL:
+            others = f"other tokens would have {min(tails):.0f} times what the last candidates have"
+            self._refuse_scale(f"{others}, as with logarithms of base 2")
+
+    def _refuse_scale(self, numbers: str) -> NoReturn:
+        remedy = "it must return natural logarithms, at temperature 1"
+        problem = f"gives numbers that are no log-probabilities ({numbers}); {remedy}"
+        raise self._connection.refused(problem)
 
     def _candidates(self, ids: list[int]) -> list[float]:
         """Return log p of the most probable tokens behind a prompt; none if it does not tell."""

@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, ModelLogprobs, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
-from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
@@ -58,6 +58,13 @@ from olmo_sparsity.sources.verdicts import (
 Trial = tuple[str, int] | tuple[str, int, int]
 """Way, source and draw: `all` sources, or `decoys` in place of all of them, of all others (`among`)
 or of the source alone (`without`)."""
+
+CERTAIN_NATS = 1e-4
+"""A token of a smaller loss may have the same one, to the last digit, whatever precedes it."""
+
+LEAST_UNCERTAIN_TOKENS = 4
+"""So many tokens of an answer never keep their losses, to the last digit, if a source changes that
+the model reads."""
 
 NEW_TOKENS = 256
 SHOWN = 3  # statements that a failed assertion shows
@@ -98,6 +105,23 @@ class Trials:
     def token_losses(self) -> Losses:
         """The same of each token of the answer."""
         return _losses(self._by_token)
+
+    def unread_sources(self) -> list[int]:
+        """Return the numbers of sources whose replacement by a decoy changes no token's loss in any
+        digit: the model has not read them."""
+        with_all_W = self._by_token["all"][:, 0]
+        without_WS = self._by_token["without"][:, :, 0]
+        is_uncertain_W = with_all_W > CERTAIN_NATS
+        if is_uncertain_W.sum() < LEAST_UNCERTAIN_TOKENS:
+            return []
+        is_same_WS = without_WS == with_all_W[:, None]
+        is_unread_S = is_same_WS[is_uncertain_W].all(0)
+        sources_F = self.distant("all", 0)
+        return [
+            source
+            for source in np.flatnonzero(is_unread_S).tolist()
+            if not np.array_equal(self.distant("without", source, 0), sources_F)
+        ]
 
     def evaluate(self, trials: Iterable[Trial]) -> None:
         """Evaluate those that were not evaluated before."""
@@ -551,6 +575,15 @@ class Attributing:
             trials = Trials(engine, layout, drawn)
             losses = trials.run(settings.rate, progress.update)
             progress.update(rounds)
+        unread = trials.unread_sources()
+        # A model in this process reads whole prompts, whatever it makes of them.
+        if unread and self.model.engine is not None:
+            names = ", ".join(prompt.names[s] for s in unread)
+            raise DataError(
+                f"{self.model.name} did not read {names}: decoys there change no digit of the "
+                f"answer's loss; raise its limit for prompts, here of {len(layout.block.tokens):,} "
+                "tokens"
+            )
         forwards = engine.token_forwards - before
         return Attribution(prompt, layout, settings, losses, forwards, trials.token_losses)
 

@@ -22,7 +22,7 @@ from olmo_sparsity.sources.gate import check
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.questions import measure_questions
 from olmo_sparsity.sources.segments import AttributeRequest
-from tests.support.explanations import make_tokenizer
+from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.fake_server import FakeServer, TableModel
 from tests.support.families import REFUSED, build
 from tests.support.sources import GIVEN, SOURCES, model_of
@@ -100,6 +100,27 @@ def test_an_answer_is_generated_on_the_server(
     )
     with pytest.raises(DataError, match="returned no text"):
         model.model.generate(ids, 1)
+
+
+def test_a_server_that_truncates_long_prompts_is_noticed(server: FakeServer) -> None:
+    """It passed the checks of the start, whose prompts are short."""
+    model = load_model(server.url, tokenizer=make_tokenizer())
+    most = max(len(prompt) for prompt in server.prompts)
+    whole = server.model
+
+    class Truncating:
+        def log_p(self, ids: Any) -> np.ndarray:
+            cut = max(0, len(ids) - most)
+            return np.concatenate([whole.log_p(ids)[:cut], whole.log_p(ids[cut:])])
+
+    server.model = Truncating()
+    long = GIVEN | {"sources": SOURCES | {"b": "w5 w6 w7 " * (most // 3)}}
+    rng = np.random.default_rng(0)
+    long |= {"decoys": [" ".join(rng.choice(WORDS, 2 * most)) for _ in range(8)], "draws": 2}
+    with pytest.raises(DataError, match="did not read a: decoys"):
+        attribute(model, **long)
+    server.model = whole
+    assert attribute(model, **long).names == ["a", "b", "c"]
 
 
 def test_what_needs_states_says_so(model: LoadedModel, tmp_path: Path) -> None:

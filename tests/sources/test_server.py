@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
@@ -182,6 +183,42 @@ def test_numbers_of_another_scale_are_refused(
     servers.append(FakeServer(TOKENIZER, owner, broken=broken))
     with pytest.raises(DataError, match="no log-probabilities"):
         opened(servers[0], timeout_s=5.0)
+
+
+class DemoServer(FakeServer):
+    """Its numbers are those of the demo model: of a real one, whose probabilities fall slowly."""
+
+    def start(self) -> None:
+        demo = load_model("demo", device="cpu")
+
+        class Model:
+            @torch.inference_mode()
+            def log_p(self, ids: Any) -> np.ndarray:
+                logits_LV = demo.model.model(torch.tensor([list(ids)])).logits[0]
+                return logits_LV.double().log_softmax(-1).numpy()
+
+        super().start()
+        self.model: Any = Model()
+
+
+def test_base_2_is_noticed_on_a_real_model_by_five_candidates(servers: list[FakeServer]) -> None:
+    tokenizer = load_model("demo", device="cpu").tokenizer
+    servers.append(DemoServer(tokenizer))
+    Servers([servers[0].url], tokenizer, timeout_s=5.0, patience_s=2.0)
+    servers[0].broken = "base 2"
+    with pytest.raises(DataError, match="as with logarithms of base 2"):
+        Servers([servers[0].url], tokenizer, timeout_s=5.0, patience_s=2.0)
+
+
+def test_llama_server_says_that_it_truncated(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.append(server := FakeServer(TOKENIZER, "llamacpp"))
+    engine = opened(server, timeout_s=5.0)
+    reply = server._llamacpp
+    monkeypatch.setattr(server, "_llamacpp", lambda *given: reply(*given) | {"truncated": True})
+    with pytest.raises(DataError, match="was truncated"):
+        engine.score(prompts(0, num=1))
 
 
 def test_a_web_page_ends_the_call_at_once(servers: list[FakeServer]) -> None:
