@@ -20,6 +20,7 @@ from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype, Request
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import current_keys
 from olmo_sparsity.config.text import Control, SplitAt
+from olmo_sparsity.config.windows import Long
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,7 +98,7 @@ def explain(
     k: int = 8,
     units: str = "tokens",
     selector: str | None = None,
-    long: int | Literal["all"] = "all",
+    long: Long = "all",
     short: int | None = None,
     distant_states: InterpretationName = "contextual",
     replacements: int | None = None,
@@ -157,7 +158,7 @@ def measure(
     losses: Results | str | Path | None = None,
     at: At | None = None,
     quick: bool = False,
-    long: int | Literal["all"] = "all",
+    long: Long = "all",
     short: int | None = None,
     stride: int | None = None,
     sample: float | str = 1.0,

@@ -20,6 +20,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.schema import Schema, kinds_of, option, validate
 from olmo_sparsity.config.schema import build as fill
 from olmo_sparsity.config.text import Control, SplitAt
+from olmo_sparsity.config.windows import LOCAL_OF_DOCUMENTS, Long, default_local, long_window
 
 if TYPE_CHECKING:
     from olmo_sparsity.text.windows import Windows
@@ -36,10 +37,6 @@ MIN_GAP = 0.1
 """Nats: a target with a smaller gap has nothing to recover."""
 
 MIN_HALVES = 4
-
-LOCAL = 128
-"""Tokens of the local window of long documents. The 96 tokens before it are enough for 75 to 80% of
-all tokens (arXiv 2512.08082), and each token more makes every row of a target dearer."""
 
 TARGETS_OF_DOCUMENT = 4
 """Targets of each set in a long document. Intervals are over documents, so more of them help more
@@ -147,7 +144,7 @@ class TextOptions:
 class Settings:
     """The settings of a measurement. Processes with equal settings, model and text share one."""
 
-    long: int | Literal["all"] = option("all", metavar="N", least=1)
+    long: Long = option("all", metavar="N", least=1)
     short: int = option(None, metavar="N", least=1)
     stride: int = option(None, metavar="N", least=1)
     sample: float = option(1.0, metavar="SHARE", parse=parse_sample, least=1e-06, most=1)
@@ -172,11 +169,12 @@ class Settings:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         given = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
         object.__setattr__(self, "_given", given)
-        is_all = self.long == "all" or self.interpretation.replaces
-        quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
+        window = long_window(self.long)
+        is_all = window.is_all or self.interpretation.replaces
+        num_tokens = self.long if isinstance(self.long, Integral) else None
         defaults = {
-            "short": max(1, min(LOCAL, quarter)),
-            "stride": LOCAL // 2 if self.long == "all" else 1,
+            "short": default_local(LOCAL_OF_DOCUMENTS, num_tokens),
+            "stride": LOCAL_OF_DOCUMENTS // 2 if window.is_all else 1,
             "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
             "selectors": self._default_selectors(is_all),
             "replacements": self.interpretation.default_replacements,
@@ -213,7 +211,7 @@ class Settings:
         """With long="all", targets begin where as many tokens are distant as are local."""
         from olmo_sparsity.text.windows import Windows
 
-        least = self.short if self.long == "all" else 1
+        least = self.short if long_window(self.long).is_all else 1
         return Windows(self.long, self.short, self.stride, self.prefix_ids, least=least)
 
     def check(self) -> None:
@@ -274,7 +272,7 @@ class AskSettings:
     k: int = option(8, least=1)
     units: str = "tokens"
     selector: str = option(None)
-    long: int | Literal["all"] = option("all", metavar="N", least=1)
+    long: Long = option("all", metavar="N", least=1)
     short: int | None = option(None, metavar="N", least=1)
     distant_states: InterpretationName = "contextual"
     replacements: int | None = option(None, least=1, only_if=("distant_states", "replaced"))

@@ -7,6 +7,7 @@ from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.config.windows import long_window
 from olmo_sparsity.experiment.file import Experiment, Measurement
 from olmo_sparsity.experiment.jobs import jobs_of, reason_to_skip
 
@@ -28,7 +29,7 @@ def draw(experiment: Experiment) -> None:
             reason = state.detail or reason_to_skip(jobs[one.name], jobs) or str(error)
         say(f"{one.name} is not drawn: {reason}")
         if one.choices_of is None:
-            length = float("inf") if one.long == "all" else one.long
+            length = long_window(one.long).length
             scheme = one.model.settings.positions.scheme
             missing.append(Missing(label, reason, length, one.step, scheme))
     if not results:
@@ -52,5 +53,5 @@ def main_measurements(experiment: Experiment) -> list[Measurement]:
 
 def _rank(one: Measurement, first: Measurement) -> tuple[float, float, bool]:
     step = float("inf") if one.step is None else one.step
-    length = float("inf") if one.long == "all" else float(one.long)
+    length = long_window(one.long).length
     return step, length, one.distant_states == first.distant_states

@@ -24,6 +24,7 @@ from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.schema import build, find_config, kinds_of, option, read_given
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.windows import Long, long_window
 
 FILE_NAME = "experiment.yaml"
 """In the folder of an experiment: its file as it was when it last began."""
@@ -36,7 +37,7 @@ class MeasureSection:
     steps: list[int | Literal["last"]] = option(["last"], some=True, distinct=True, least=1)
     """Checkpoints that are measured with the longest window; the last one with each window."""
 
-    long: list[int | Literal["all"]] = option(["all"], some=True, distinct=True, least=1)
+    long: list[Long] = option(["all"], some=True, distinct=True, least=1)
     distant_states: list[InterpretationName] = option(["contextual"], some=True, distinct=True)
     targets: Literal["shared", "own"] = "shared"
     """shared: the first model that is measured chooses the targets of all models and steps."""
@@ -99,7 +100,7 @@ class Measurement:
     step: int | None
     """None: the last one."""
 
-    long: int | Literal["all"]
+    long: Long
     distant_states: InterpretationName
     folder: Path
     options: Mapping[str, Any]
@@ -333,12 +334,12 @@ def _measurements(
     options: dict[str, Any],
 ) -> list[Measurement]:
     measured = _measured_models(path, models, section)
-    lengths = sorted(section.long, key=lambda long: float("inf") if long == "all" else long)
+    lengths = sorted(section.long, key=lambda long: long_window(long).length)
     for model in measured:
         for long in lengths:
             _check_settings(path, model, options, long)
     # At the last step each length is measured, at earlier ones the longest.
-    places: list[tuple[int | None, int | Literal["all"]]] = []
+    places: list[tuple[int | None, Long]] = []
     if "last" in section.steps:
         places += [(None, long) for long in lengths]
     places += [(step, lengths[-1]) for step in section.steps if step != "last"]
@@ -430,7 +431,7 @@ def _check_settings(path: str, model: Model, options: dict[str, Any], long: Any)
     except ConfigError as error:
         raise ConfigError(f"{path}: measure, long={long}: {error}") from None
     most = model.settings.model.max_sequence_length
-    needed = 0 if long == "all" else settings.windows.num_positions()
+    needed = 0 if settings.windows.has_all else settings.windows.num_positions()
     if needed > most:
         windows = f"measure.long={long} with stride={settings.stride} takes {needed} positions"
         takes = f"{model.name} has model.max_sequence_length={most}"

@@ -156,7 +156,7 @@ def price_config(
         known.texts[key] = _documents(config, model, request, text)
     documents = known.texts[key]
     settings = fit_to_limit(request.settings, model.max_positions)
-    if settings.long == "all":
+    if settings.windows.has_all:
         documents = within_limit(documents, model, num_prefix=0)
     plan = Plan.of(model, documents, settings)
     cost: Untrained = estimate_untrained(plan, gpu)

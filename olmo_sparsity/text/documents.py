@@ -252,7 +252,7 @@ class Controls:
         return [
             document
             for document in self.documents
-            if self.windows.long == "all" or len(document.tokens) > self.windows.long
+            if self.windows.has_all or len(document.tokens) > self.windows.first_target
             if document.may_replace
         ]
 
@@ -337,11 +337,11 @@ class Controls:
         `keys` seed the draw, together with the document and the block."""
         start = block.start
         length = block.num_distant
-        is_all = self.windows.long == "all"
+        is_all = self.windows.has_all
         if is_all:
             # One draw, as long as the last block needs, serves all blocks.
             start = 0
-            length = self.windows.of_all(len(document.tokens)) - self.windows.short
+            length = self.windows.tokens_before(len(document.tokens)) - self.windows.short
         long_enough = [other for other in others if len(other.tokens) >= length]
         generator = stream(self.seed, purpose, document.number, start, *keys)
         if long_enough:

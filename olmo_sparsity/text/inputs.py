@@ -460,7 +460,7 @@ def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
     items: list[Document] = []
     for document in kept:
         cut = replace(document, number=len(items))
-        if windows.long != "all":
+        if not windows.has_all:
             assert document.target is not None
             cut = replace(cut, tokens=document.tokens[document.target - long :], target=long)
         items.append(cut)

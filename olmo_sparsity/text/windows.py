@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.renamed import OldAttribute
+from olmo_sparsity.config.windows import AllEarlierText, FixedWindow, Long, long_window
 
 NOTHING = np.empty(0, dtype=np.int64)
 """The places of no unit."""
@@ -34,9 +35,9 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Windows:
-    """The lengths of the long and of the short window, in tokens before a target."""
+    """The lengths of the long and of the local window, in tokens before a target."""
 
-    long: int | Literal["all"]
+    long: Long
     short: int
     stride: int = 1
     prefix: tuple[int, ...] = ()
@@ -49,27 +50,36 @@ class Windows:
     least: int = 1
     """With `long="all"`: the number of distant tokens of the first target; later ones have more."""
 
+    @cached_property
+    def long_window(self) -> FixedWindow | AllEarlierText:
+        return long_window(self.long, self.most, self.least)
+
+    @property
+    def has_all(self) -> bool:
+        """Return whether a target sees all earlier text."""
+        return self.long_window.is_all
+
     @property
     def num_distant(self) -> int:
-        assert self.long != "all", "the number of distant tokens differs between blocks"
-        return self.long - self.short
+        assert not self.has_all, "the number of distant tokens differs between blocks"
+        return self.long_window.least_distant(self.short)
 
     @property
     def least_distant(self) -> int:
         """Return the smallest number of distant tokens of a target."""
-        return self.least if self.long == "all" else self.num_distant
+        return self.long_window.least_distant(self.short)
 
     @property
     def first_target(self) -> int:
         """Return the first place of a document that has enough distant tokens and a full local
         window before it."""
-        return self.short + self.least if self.long == "all" else self.long
+        return self.long_window.first_target(self.short)
 
     def check(self) -> None:
         """Reject lengths that do not form windows."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
-        longest = self.most if self.long == "all" else self.long
+        longest = self.long_window.longest
         if longest is not None and self.short >= longest:
             raise ConfigError(
                 f"short={self.short} must be below long={longest}, as distant tokens are "
@@ -79,23 +89,18 @@ class Windows:
     def num_positions(self, longest: int = 0) -> int:
         """Return one more than the largest position ID of a forward. `longest`: tokens of the
         longest document, needed with `long="all"`."""
-        long = self.long
-        if long == "all":
-            long = self.of_all(longest - self.stride)  # of a full block at the document's end
+        # The longest window is that of a full block at the document's end.
+        long = self.tokens_before(longest - self.stride)
         return len(self.prefix) + long + self.stride - 1  # the last target is no input
 
-    def of_all(self, start: int) -> int:
-        """Return the tokens of the long window of a target at `start`, with `long="all"`."""
-        return start if self.most is None else min(start, self.most)
+    def tokens_before(self, start: int) -> int:
+        """Return the number of tokens in the long window of a target at `start`."""
+        return self.long_window.tokens_before(start)
 
     def first_distant(self, start: Any) -> Any:
         """Return the place of the first distant token of a block, or of each of an array of
         blocks."""
-        if self.long != "all":
-            return start - self.long
-        if self.most is None:
-            return 0 * start  # a number or an array, as `start`
-        return np.maximum(0, start - self.most)
+        return self.long_window.begin(start)
 
     def start_of(self, target: Any) -> Any:
         """Return the first target of the block that a target (or each of an array) belongs to."""
@@ -109,7 +114,7 @@ class Windows:
 
     def block(self, tokens: np.ndarray, start: int, end: int) -> Block:
         """Return the targets start … end − 1 as one block."""
-        long = self.of_all(start) if self.long == "all" else self.long
+        long = self.tokens_before(start)
         prefix = np.array(self.prefix, dtype=tokens.dtype)
         windows = replace(self, long=long, stride=end - start)
         return Block(windows, start, np.concatenate([prefix, tokens[start - long : end]]))

@@ -377,7 +377,7 @@ def count(prepared: Prepared, spans: Spans, unrelated: Any = None) -> Cost:
 
 def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
     settings, windows = prepared.settings, prepared.windows
-    num_distant = windows.of_all(max(first for first, _ in spans)) - windows.short
+    num_distant = windows.tokens_before(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
     if evaluates_every and num_distant > MANY_UNITS:
         say(

@@ -23,6 +23,7 @@ from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.config.windows import LOCAL_OF_ONE_PREDICTION, default_local, long_window
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.use import refuse_changed, state_of
@@ -40,9 +41,6 @@ text."""
 
 MOST_PROMPTS = 32
 """How many local windows are computed to select targets, where each is a whole prompt."""
-
-SHORT = 32
-"""Tokens of the local window of a text that is long enough."""
 
 NEW_TOKENS = 32
 """Tokens of a generated answer, if no number is given."""
@@ -110,14 +108,14 @@ class Prepared:
         tokens, answer, short = prompt.tokens, prompt.answer, settings.short
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
         if short is None:
-            quarter = max(1, (answer[0] if answer else len(tokens)) // 4)
-            short = max(prompt.num_closing, min(SHORT, quarter))
+            num_tokens = answer[0] if answer else len(tokens)
+            local = default_local(LOCAL_OF_ONE_PREDICTION, num_tokens)
+            short = max(prompt.num_closing, local)
         spans = [answer] if answer else None if at is None else find_spans(document, at)
         last = max((end for _, end in spans), default=0) if spans else len(tokens)
         longest = max((end - first for first, end in spans or []), default=1)
         windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
-        if settings.long != "all":
-            windows = replace(windows, most=settings.long)
+        windows = replace(windows, most=long_window(settings.long).longest)
         if model.max_positions is not None:
             most = model.max_positions - len(windows.prefix) - longest + 1
             if last - longest > most and most < (windows.most or math.inf):

@@ -136,7 +136,7 @@ def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
         return scorer.token_forwards
     short, num_prefix = plan.settings.short, len(plan.settings.prefix_ids)
     near = sum(short + block.num_targets - 1 for block in blocks)
-    if plan.settings.long != "all":
+    if not plan.settings.windows.has_all:
         long = sum(len(block.tokens) - 1 for block in blocks)
         return near + num_prefix * len(blocks) + 2 * long
     last = blocks[-1]

@@ -54,6 +54,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.extend import fingerprint_of_files
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
+from olmo_sparsity.config.windows import default_local
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.models.use import refuse_changed, state_of
@@ -134,7 +135,7 @@ class MeasureRequest(Request):
             return self.settings
         if not isinstance(windows, Windows):
             raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
-        if windows.long == "all":
+        if windows.has_all:
             raise ConfigError('with long="all", pass long, short and stride as options of measure')
         twice = {"long", "short", "stride"} & given.keys()
         if windows.prefix and self.loading.prefix != "auto":
@@ -177,7 +178,7 @@ def plan(request: MeasureRequest) -> Plan:
     ids = tuple(model.prefix_ids(loading.prefix, text))
     if request.quick and not are_given:
         settings = _sampled(settings, model.max_positions, len(ids))
-    if settings.long == "all":
+    if settings.windows.has_all:
         documents = within_limit(documents, model, len(ids))
     is_same = choices is not None and model.tokenizer is not None and not is_other
     if is_same and ids != settings.prefix_ids:
@@ -215,9 +216,10 @@ def _sampled(settings: Settings, limit: int | None, num_prefix: int) -> Settings
     if "sample" in settings.given:
         return settings
     found = replace(settings, **QUICK_BLOCKS | settings.given)
-    if limit is None or found.long == "all" or "stride" in settings.given:
+    if limit is None or found.windows.has_all or "stride" in settings.given:
         return found
-    room = limit - num_prefix - found.long  # the last target of a block sees stride − 1 more
+    longest = found.windows.tokens_before(0)
+    room = limit - num_prefix - longest  # the last target of a block sees stride − 1 more
     return replace(found, stride=max(1, min(found.stride, room + 1)))
 
 
@@ -468,11 +470,11 @@ def say_defaults_of_length(settings: Settings) -> None:
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
     """With long="all", windows that are not given are at most a quarter of what the model takes."""
-    is_free = settings.long == "all" and "short" not in settings.given
+    is_free = settings.windows.has_all and "short" not in settings.given
     if not is_free or limit is None or limit >= 4 * settings.short:
         return settings
     stride = settings.stride if "stride" in settings.given else max(1, limit // 8)
-    return replace(settings, short=max(1, limit // 4), stride=stride)
+    return replace(settings, short=default_local(settings.short, limit), stride=stride)
 
 
 def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> Documents:

@@ -137,7 +137,7 @@ def recover(
         choices=choices,
     )
     blocks = dict(sorted(_by_block(windows, document, targets).items()))
-    if windows.long == "all":
+    if windows.has_all:
         # The distant texts of all blocks begin the same texts, so that their states are shared.
         if blocks:
             evaluation.add(blocks)
@@ -264,10 +264,10 @@ class _Evaluation:
         block = block.with_distant(distant.tokens_F)
         states = None
         keeps_states = self.scorer.interpretation.keeps_states
-        if self.windows.long == "all" and distant.is_run and keeps_states:
+        if self.windows.has_all and distant.is_run and keeps_states:
             # One pass over a text serves all blocks: as far as the last one sees.
             first = int(distant.places_F[0])
-            num_distant = self.windows.of_all(self.last_start) - block.windows.short
+            num_distant = self.windows.tokens_before(self.last_start) - block.windows.short
             distant_tokens = distant.document.tokens[first : first + num_distant]
             prefix = block.tokens[: block.num_prefix]
             states = self.scorer.states(np.concatenate([prefix, distant_tokens]))

@@ -24,6 +24,7 @@ from olmo_sparsity.analysis.results.statistics import mean_gap
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.config.windows import long_window
 
 _COLORS = (
     drawing.BLUE,
@@ -242,7 +243,7 @@ def _rows_of(result: Drawn) -> pd.DataFrame:
     rows = rows[rows.selector == rows.selector.iloc[0]]
     long, short = (result.meta.windows[name] for name in ("long", "short"))
     step = (result.meta.model.get("trained") or {}).get("step") or 0
-    length = float("inf") if long == "all" else long
+    length = long_window(long).length
     return rows.assign(windows=f"{long} / {short}", length=length, step=step)
 
 

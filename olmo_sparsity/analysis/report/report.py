@@ -40,6 +40,7 @@ from olmo_sparsity.analysis.results.view import (
     sentence,
     spell,
 )
+from olmo_sparsity.config.windows import long_window
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
@@ -176,7 +177,7 @@ def _rounded(values: Any) -> list[float | None]:
 
 def subtitle(results: Results, counted: str) -> str:
     meta, windows = results.meta, results.meta.windows
-    long = "of all tokens before a target" if windows["long"] == "all" else windows["long"]
+    long = long_window(windows["long"]).description
     long = f"of at most {windows['most']}" if windows.get("most") else long
     lengths = f"long window {long}, local window {windows['short']}"
     lengths += f", stride {windows['stride']}" if windows["stride"] > 1 else ""

@@ -583,7 +583,7 @@ def context_losses(
 def _long_hidden(scorer: Scorer, windows: Windows, blocks: list[Block]) -> Tensor:
     """Return hidden_TD at the targets of all blocks of one document, with their long windows."""
     # With `long="all"` the long windows of the first blocks begin where the text begins.
-    from_start = [block for block in blocks if windows.long == "all" and block.first == 0]
+    from_start = [block for block in blocks if windows.has_all and block.first == 0]
     contexts = [Context(block) for block in blocks[len(from_start) :]]
     hidden_TD: list[Tensor] = []
     if from_start:

@@ -1,0 +1,114 @@
+"""The windows of a target: how much of the text before it is long context, and how much is local.
+
+Place in the flow: ground. The options, the windows of a text, reports and experiments ask here what
+a long window is. Imports no large package, because `--help` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Long = int | Literal["all"]
+"""What a user passes as `long`: a number of tokens, or all earlier text."""
+
+# The local window of many documents and that of one prediction differ on purpose. Of documents each
+# target is evaluated many times over, and all targets of a block share the window, so that it is as
+# long as what is local to most tokens: the 96 tokens before a token are enough for 75 to 80% of
+# them (arXiv 2512.08082), and each token more makes every row of a target dearer. One prediction is
+# read by a person, who asks what it takes from the text before; a prompt is often shorter than 500
+# tokens, of which 128 would hide a large part.
+LOCAL_OF_DOCUMENTS = 128
+LOCAL_OF_ONE_PREDICTION = 32
+
+
+def default_local(usual: int, num_tokens: int | None) -> int:
+    """Return the tokens of the local window where a user passes none: `usual`, or a quarter of a
+    long window of `num_tokens` that is short, so that most of it is distant. None: it has no fixed
+    length."""
+    if num_tokens is None:
+        return usual
+    return max(1, min(usual, num_tokens // 4))
+
+
+@dataclass(frozen=True)
+class FixedWindow:
+    """The last `num_tokens` tokens before a target."""
+
+    num_tokens: int
+    is_all = False
+
+    @property
+    def longest(self) -> int | None:
+        """Return the most tokens that the window has; None: as many as the text."""
+        return self.num_tokens
+
+    @property
+    def length(self) -> float:
+        """Return a number to order windows by."""
+        return self.num_tokens
+
+    @property
+    def description(self) -> str:
+        return str(self.num_tokens)
+
+    def tokens_before(self, start: int) -> int:
+        """Return the number of tokens in the window of a target at `start`."""
+        return self.num_tokens
+
+    def begin(self, start: Any) -> Any:
+        """Return the first place of the window of a target at `start`, or of each of an array."""
+        return start - self.num_tokens
+
+    def first_target(self, local: int) -> int:
+        """Return the first place of a document that has a whole window before it."""
+        return self.num_tokens
+
+    def least_distant(self, local: int) -> int:
+        """Return the smallest number of distant tokens of a target."""
+        return self.num_tokens - local
+
+
+@dataclass(frozen=True)
+class AllEarlierText:
+    """All tokens before a target; of a long text the last `most`. Targets begin where `least`
+    tokens are distant. The methods are those of `FixedWindow`."""
+
+    most: int | None = None
+    least: int = 1
+    is_all = True
+
+    @property
+    def longest(self) -> int | None:
+        return self.most
+
+    @property
+    def length(self) -> float:
+        return float("inf")
+
+    @property
+    def description(self) -> str:
+        return "of all tokens before a target"
+
+    def tokens_before(self, start: int) -> int:
+        return start if self.most is None else min(start, self.most)
+
+    def begin(self, start: Any) -> Any:
+        if self.most is None:
+            return 0 * start  # a number or an array, as `start`
+        return (start - self.most) * (start > self.most)
+
+    def first_target(self, local: int) -> int:
+        return local + self.least
+
+    def least_distant(self, local: int) -> int:
+        return self.least
+
+
+def long_window(
+    long: Long, most: int | None = None, least: int = 1
+) -> FixedWindow | AllEarlierText:
+    """Return the long window that a user asks for. `most` and `least` are of all earlier text."""
+    if long == "all":
+        return AllEarlierText(most, least)
+    return FixedWindow(long)
