@@ -415,7 +415,8 @@ class EvaluationConfig:
 
     documents: int = option(0, least=0, most=10**6)
     """Number of held-out documents on which each evaluation also measures the loss by place, with
-    the spread over documents (docs/losses.md). 0: none, else at least 8."""
+    the spread over documents (docs/train.md#compare-checkpoints-by-loss). 0: none, else at least
+    8."""
 
     document_length: int | None = option(None, least=16)
     """Tokens of each of them; shorter documents are left out. None: the positions trained."""

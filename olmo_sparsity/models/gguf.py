@@ -2,7 +2,7 @@
 
 Place in the flow: *.gguf → **folder in the cache** → `load_model`. transformers converts the
 weights; what it would read wrong is completed here (RoPE of Llama 3) or rejected. GGUF has no
-checksum: docs/models.md lists which damage cannot be detected.
+checksum: docs/extend.md lists which damage cannot be detected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What would give wrong numbers is refused by name, and docs/models.md says so."""
+"""What would give wrong numbers is refused by name, and docs/extend.md says so."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Each main family of transformers, as a tiny random model.
 
-`python -m tests.support.families` writes the tables of docs/models.md from these lists.
+`python -m tests.support.families` writes the tables of docs/extend.md from these lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import wrap_model
 from tests.support.models import OLDER_SIZES, SIZES, TOKEN_IDS
 
-PAGE = Path(__file__).parents[2] / "docs/models.md"
+PAGE = Path(__file__).parents[2] / "docs/extend.md"
 
 CPU = torch.device("cpu")
 LENGTH, NUM_FAR = 12, 7
@@ -279,7 +279,7 @@ def errors_on_the_page() -> list[str]:
 
 
 def page(errors: list[str]) -> str:
-    """docs/models.md, with its tables as these lists make them now. `errors`: as measured once."""
+    """docs/extend.md, with its tables as these lists make them now. `errors`: as measured once."""
     supported = [
         (f.name, f.class_name, layers(i), longest(i), error)
         for i, (f, error) in enumerate(zip(SUPPORTED, errors, strict=True))
