@@ -199,7 +199,7 @@ def _explain_unknown(key: str, schema: type, given: Any) -> str:
         close, known = [], [name for name in known if name.startswith(section)]
     if close:
         return f"unknown key '{key}'; did you mean '{close[0]}'?"
-    few = f"; choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
+    few = f"; choose from {', '.join(known)}" if 0 < len(known) <= 20 else ""
     return f"unknown key '{key}'{few}"
 
 

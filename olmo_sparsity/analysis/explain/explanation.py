@@ -203,7 +203,7 @@ class Explanation:
         rows = self.tables["recovery"]
         most = rows[rows.draw == 0].groupby("target").num_tokens.max()
         starts = most.index.to_numpy()
-        num_distant = np.array([windows.of_all(start) - windows.short for start in starts])
+        num_distant = np.array([windows.tokens_before(start) - windows.short for start in starts])
         num_with_all = int((most.to_numpy() >= num_distant).sum())
         if not num_with_all:
             return ""
