@@ -51,7 +51,7 @@ def test_prepare_train_losses_export_in_order(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--optimizer.lr=1"], "choose from optimizer.name, optimizer.learning_rate"),
+        (["--optimizer.lr=1"], "choose from optimizer.name"),
         (["--dryrun"], "'--dryrun' is neither an option"),
         (["--dry-run", "--gpu", "a100"], "--gpu describes the GPUs of a dry run"),
         (["--gpus", "8"], "use --dry-run --gpus N"),
