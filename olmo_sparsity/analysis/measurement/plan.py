@@ -280,7 +280,7 @@ class Plan:
             matched = targets_of(given, documents, settings, transfers)
             plan.given = matched.targets[[*COLUMNS, "end"]].reset_index(drop=True)
             plan.matched = matched.counts
-            plan.only_named = bool(matched.counts)
+            plan.only_named = bool(matched.counts) or matched.has_other_windows
             if transfers:
                 plan.choices = Choices.of(given, matched)
         elif given is not None:

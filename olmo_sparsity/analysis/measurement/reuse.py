@@ -40,6 +40,10 @@ class Matched:
     counts: dict[str, int] = field(default_factory=dict)
     """What is left out, with another tokenizer; see docs/measure.md."""
 
+    has_other_windows: bool = False
+    """The other measurement cut or drew the text in another way, so that no block but those of its
+    targets is needed."""
+
     def __str__(self) -> str:
         counts = [f"{number:,} {name.replace('_', ' ')}" for name, number in self.counts.items()]
         return f"another tokenizer chose the targets: {', '.join(counts)} (docs/measure.md)"
@@ -279,9 +283,10 @@ def targets_of(
         if not with_units:
             differ = _differences(given, settings)
             targets = given_targets(given.targets, windows, not differ)
-            if differ:
+            if not set(differ) <= {"sample"}:
                 names = ", ".join(name for name in differ if name != "sample")
                 say(f"no placebo targets, so no net excess: {names} differ from the other's")
+            return Matched(targets, given.influence, has_other_windows=bool(differ))
         return Matched(targets, given.influence)
     if not is_other_tokenizer(given, documents):
         source = f"{given.meta.data.get('source')}, which differs from {documents.name}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -123,7 +124,30 @@ def _opened(given: Kept) -> Results:
     return read_results(given) if isinstance(given, str | Path) else given
 
 
+def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any, Any]]:
+    """Return the conditions in which two measurements differ, besides the model."""
+    conditions = []
+    for results in (first, second):
+        meta = results.meta
+        names = ("long", "short", "stride", "prefix", "distant_states")
+        values: dict[str, Any] = {name: meta.windows.get(name) for name in names}
+        values["control"] = meta.controls.get("control")
+        conditions.append(values | {"seed": meta.seed, "dtype": meta.dtype})
+    first_values, second_values = conditions
+    return {
+        name: (value, second_values[name])
+        for name, value in first_values.items()
+        if value != second_values[name]
+    }
+
+
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
+    states = differing_conditions(first, second).get("distant_states")
+    if states is not None and "replaced" in states:
+        raise DataError(
+            f"distant_states: {states[0]} and {states[1]} ask other questions, whose gaps differ; "
+            "measure both in one way"
+        )
     if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
         raise DataError("the measurements are of other texts or tokens; compare their net_nats")
     return [pair(results.losses, results.targets, results.recovery) for results in (first, second)]

@@ -10,7 +10,7 @@ import pandas as pd
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
 from olmo_sparsity.analysis.results.columns import COLUMN
 from olmo_sparsity.analysis.results.meta import SETS, main_set
-from olmo_sparsity.analysis.results.results import Results, compare, transfer
+from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     FEW_FOR_BOOTSTRAP,
@@ -387,6 +387,10 @@ def describe_comparison(
     else:
         table, columns = compare(first, second), ["net", "net_equal", "net_nats"]
         said = f"net excess: {names[0]} minus {names[1]}"
+    differing = differing_conditions(first, second)
+    if differing:
+        shown_differences = [f"{name} {one} and {two}" for name, (one, two) in differing.items()]
+        said += f"\nmeasured with different {'; '.join(shown_differences)}"
     width = max(map(len, table.target_set))
     headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns) + "  documents"
     lines = [said, f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}"]

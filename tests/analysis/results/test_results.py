@@ -31,7 +31,7 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
     with_t_intervals,
 )
-from olmo_sparsity.analysis.results.summary import describe
+from olmo_sparsity.analysis.results.summary import describe, describe_comparison
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import write_manifest
@@ -167,3 +167,18 @@ def test_what_is_no_folder_is_refused() -> None:
     wrong: Any = None
     with pytest.raises(ConfigError, match="folder=None must be the name of a folder"):
         read_results(wrong)
+
+
+def test_a_comparison_names_what_differs_and_refuses_replaced_beside_masked_text(
+    results: Results,
+) -> None:
+    windows = results.meta.windows
+    other = replace(results.meta, windows=windows | {"short": 16}, seed=3, dtype="bfloat16")
+    _, said = describe_comparison(results, replace(results, meta=other), False)
+    differ = "short 32 and 16; seed 0 and 3; dtype float32 and bfloat16"
+    assert said.splitlines()[1] == f"measured with different {differ}"
+    _, same = describe_comparison(results, results, False)
+    assert "different" not in same
+    replaced = replace(results.meta, windows=windows | {"distant_states": "replaced"})
+    with pytest.raises(DataError, match="distant_states: isolated and replaced ask other"):
+        compare(results, replace(results, meta=replaced))
