@@ -255,9 +255,15 @@ def explain(options: argparse.Namespace) -> int:
 def _text_of(path: str, field: str | None) -> str:
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.text.inputs import open_text
+    from olmo_sparsity.text.records import is_records
 
     file, _, number = path.rpartition(":")
     if field is None and not (number.isdigit() and Path(file).is_file()):
+        if is_records(Path(path)):
+            raise ConfigError(
+                f"--text={path} holds records; pass one of them, such as --text={path}:1, and "
+                "--field=NAME if its text is not in the field text"
+            )
         return read_text(path)
     for record in open_text(file, field or "text")[1] if file else ():
         if record.name.rpartition(":")[2] == number:

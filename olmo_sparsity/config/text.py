@@ -63,6 +63,10 @@ class CorpusConfig:
     max_bad_share: float = option(0.01, least=0, most=1)
     """Fail when more than this share of the records is malformed or wrongly encoded."""
 
+    max_damaged_files: int = option(0, least=0, only_if=("source", "c4_files", "files", "text"))
+    """How many files may be cut off or damaged. Their records before the damage are read, and a
+    line names each file."""
+
     @property
     def fields(self) -> list[str]:
         """The fields of a record that are read."""

@@ -36,6 +36,7 @@ from olmo_sparsity.data.tokenizer import (
 )
 from olmo_sparsity.text.corpus import (
     CHECK_EVERY_RECORDS,
+    DAMAGED,
     Tally,
     is_heldout,
     list_inputs,
@@ -144,6 +145,7 @@ def _is_finished(data: DataConfig) -> bool:
 
 def _join(data: DataConfig, folder: Path, parts: list[Path]) -> None:
     """Move the shards of all parts, under consecutive numbers, and write the manifest last."""
+    _refuse_damaged(data, [Manifest.load(part).tally for part in parts])
     joined = replace(Manifest.load(parts[0]), num_shards=0, tally=Tally(), files=[])
     joined.settings, joined.inputs_sha256 = _decisive_settings(data), _hash_inputs(data.corpus)
     write_atomically(folder / "tokenizer.json", (parts[0] / "tokenizer.json").read_text())
@@ -164,6 +166,20 @@ def _join(data: DataConfig, folder: Path, parts: list[Path]) -> None:
     sync(folder)
     joined.save(folder)
     shutil.rmtree(folder / "parts")
+
+
+def _refuse_damaged(data: DataConfig, tallies: list[Tally]) -> None:
+    """Raise DataError if the files of all processes have more damaged ones than are allowed: each
+    file by itself had the whole limit."""
+    total = Tally()
+    for tally in tallies:
+        total.merge(tally)
+    num_damaged = total.left_out.get(DAMAGED, 0)
+    if num_damaged > data.corpus.max_damaged_files:
+        raise DataError(
+            f"{num_damaged} files are damaged ({total.describe()}); copy them again and prepare "
+            f"anew, or raise data.corpus.max_damaged_files={data.corpus.max_damaged_files}"
+        )
 
 
 def _prepare(
@@ -248,8 +264,8 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
     corpus = {
         item.name: getattr(data.corpus, item.name)
         for item in fields(data.corpus)
-        if item.name != "max_bad_share"  # Does not change the result.
-        and applies(data.corpus, item)
+        # These do not change the result.
+        if item.name not in ("max_bad_share", "max_damaged_files") and applies(data.corpus, item)
     }
     return {
         "corpus": corpus,

@@ -18,10 +18,12 @@ import importlib.util
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from olmo_sparsity.base.errors import DataError, naming_extras, one_line, printable
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.schema import option
 from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text.python_sources import (
@@ -31,7 +33,9 @@ from olmo_sparsity.text.python_sources import (
     list_python_files,
 )
 from olmo_sparsity.text.records import (
+    OTHER_DOCUMENTS,
     BadRecord,
+    DamagedFile,
     LeftOut,
     Record,
     TextRecord,
@@ -233,8 +237,30 @@ def _list_files(config: CorpusConfig) -> list[Path]:
 
 
 def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    files = (read_file(path, config) for path in _list_files(config))
-    return islice(chain.from_iterable(files), skip, None)
+    return islice(_read_files_from_start(config), skip, None)
+
+
+DAMAGED = "damaged file"
+"""What a file counts as whose rest cannot be read. It is left out, like an empty document: one file
+of few is more than the share of bad records that is accepted."""
+
+
+def _read_files_from_start(config: CorpusConfig) -> Iterator[Record]:
+    """Yield the records of all files. Of a damaged one, those before the damage count, and a line
+    names it; more than `max_damaged_files` raise DamagedFile."""
+    num_damaged = 0
+    for path in _list_files(config):
+        number = 0
+        try:
+            for record in read_file(path, config):
+                number += 1
+                yield record
+        except DamagedFile as error:
+            num_damaged += 1
+            if num_damaged > config.max_damaged_files:
+                raise
+            say(f"{str(error).partition(';')[0]}; the rest of this file is skipped")
+            yield LeftOut(DAMAGED, f"{path}:{number + 1}")
 
 
 def _list_folder(path: Path, with_records: bool) -> list[Path]:
@@ -246,6 +272,13 @@ def _list_folder(path: Path, with_records: bool) -> list[Path]:
         if not _is_hidden(file.relative_to(path))
         if file.is_file()
     ]
+    others = [file for file in files if file.suffix.lower() in OTHER_DOCUMENTS]
+    if others:
+        names = ", ".join(str(file.relative_to(path)) for file in others[:5])
+        _say_once(
+            f"{path}: skipped {len(others)} files that are not plain text, such as {names}; "
+            "convert them, for example with pdftotext or pandoc"
+        )
     texts = [file for file in files if is_text(file)]
     tables = [file for file in files if is_records(file)] if with_records else []
     if not tables:
@@ -264,6 +297,12 @@ def _list_folder(path: Path, with_records: bool) -> list[Path]:
             f"them, such as '{path}/*{table.suffix}'"
         )
     return [file for file in tables if not _is_about_data(file)] or tables
+
+
+@cache
+def _say_once(message: str) -> None:
+    """Print a message. A folder is listed several times."""
+    say(message)
 
 
 def _is_hidden(path: Path) -> bool:

@@ -7,9 +7,10 @@ only the tokens are kept in memory.
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -211,6 +212,11 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
             "measure the string itself"
         )
     hub_name, hub_config, hub_split = on_hub.groups()
+    if hub_name is None and (Path(text).suffix in _TEXT_SUFFIXES or Path(text).parent.is_dir()):
+        raise ConfigError(
+            f"text={text} does not exist, and is taken for a path: {_reason_of_path(text)}; check "
+            f"the name, or pass hub:{text} for a data set on the hub"
+        )
     return CorpusConfig(
         "c4",
         hub_name=hub_name or text,
@@ -218,6 +224,17 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
         hub_split=hub_split or "train",
         **options,
     )
+
+
+_TEXT_SUFFIXES = (".txt", ".md", ".csv", ".tsv", ".gz", ".zst")
+"""Of files, next to the suffixes of records. No data set on the hub is named so."""
+
+
+def _reason_of_path(text: str) -> str:
+    folder = Path(text).parent
+    if folder.is_dir():
+        return f"there is a folder {folder}"
+    return f"it ends in {Path(text).suffix}"
 
 
 def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
@@ -294,6 +311,7 @@ def _read(
             "model's folder, or pass a prepared folder"
         )
     documents: list[Document] = []
+    distinct = _Distinct(name)
     num_tokens = 0
     num_read = 0
     # Without a least length each text is a document: read no more of a stream than are needed.
@@ -305,8 +323,11 @@ def _read(
                 num_read += 1
                 if len(prompt_ids) + len(rest_ids) < least:
                     continue
+                tokens = np.array([*prompt_ids, *rest_ids], dtype=np.int64)
+                if not distinct.add(tokens, record.target):
+                    continue
                 document = Document(
-                    tokens=np.array([*prompt_ids, *rest_ids], dtype=np.int64),
+                    tokens=tokens,
                     number=len(documents),
                     # Inputs without titles use the text itself as group.
                     group="" if record.group == record.text else record.group,
@@ -328,7 +349,34 @@ def _read(
             )
         if tally.bad or tally.left_out:
             progress.note(f"{name}: left out {tally.describe()}")
+        distinct.report(progress.note)
     return documents[:limit]
+
+
+class _Distinct:
+    """Tells documents that equal an earlier one. They are read once: intervals take documents as
+    independent, and with copies they come out too short."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_equal = 0
+        self._hashes: set[bytes] = set()
+
+    def add(self, tokens: np.ndarray, target: int | None = None) -> bool:
+        """Return whether no earlier document has these tokens and this place of the target."""
+        content = str(target).encode() + b":" + np.asarray(tokens, dtype="<u4").tobytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        if digest in self._hashes:
+            self.num_equal += 1
+            return False
+        self._hashes.add(digest)
+        return True
+
+    def report(self, note: Callable[[str], None]) -> None:
+        if self.num_equal:
+            note(
+                f"{self.name}: {self.num_equal:,} documents equal an earlier one; each is read once"
+            )
 
 
 def _encode(
@@ -392,15 +440,21 @@ def _read_prepared(
             )
     chosen = spread_evenly(long, limit or len(long))
     documents: list[Document] = []
+    distinct = _Distinct(name)
     for stored in chosen:
+        tokens = prepared.document(stored)
+        if not distinct.add(tokens):
+            continue
         document = Document(
-            tokens=prepared.document(stored),
+            tokens=tokens,
             number=len(documents),
             group=prepared.group(stored),
             tokenizer=model.tokenizer,
             name=f"{name}:{stored}",
         )
         documents.append(document)
+    if read_launch().rank == 0:
+        distinct.report(say)
     largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
     vocabulary = model.model.vocab_size
     if largest >= vocabulary:

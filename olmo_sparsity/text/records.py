@@ -31,6 +31,12 @@ LARGEST_DOCUMENT = 2**25
 """Bytes, which bounds memory. The longest novels have 5 MB; larger texts are many documents without
 line breaks."""
 
+OTHER_DOCUMENTS = (
+    *(".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub"),
+    *(".ppt", ".pptx", ".xls", ".xlsx"),
+)
+"""Suffixes of documents that are not plain text, although some begin like it."""
+
 _BUFFER = 2**20
 """Bytes. With Python's own, a long line is read at half the speed."""
 
@@ -85,6 +91,10 @@ class LeftOut:
 Record = TextRecord | BadRecord | LeftOut
 
 TOO_LONG = BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", "")
+
+
+class DamagedFile(DataError):
+    """A file that ends within a record or cannot be decompressed."""
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -166,7 +176,14 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
     records is plain text."""
     suffix = suffix_of(path)
     if config.source == "files" and suffix in (".csv", ".tsv"):
-        raise ConfigError(f"path={path} is a table of text; write it as .parquet or .jsonl")
+        raise ConfigError(
+            f"path={path} is a table of text; write it as .parquet or .jsonl, for example with "
+            f"pandas.read_csv(...).to_json('{path.stem}.jsonl', orient='records', lines=True)"
+        )
+    if suffix.lower() in OTHER_DOCUMENTS:
+        raise ConfigError(
+            f"path={path} is not plain text; convert it, for example with pdftotext or pandoc"
+        )
     read_rows = None if config.source in ("text", "python") else _READERS.get(suffix)
     if read_rows is None:
         _refuse_fields(path, config)
@@ -193,8 +210,9 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
     # pyarrow's errors of damaged files are ValueErrors and OSErrors.
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         reason = one_line(error) or type(error).__name__
-        raise DataError(
-            f"{path}: damaged after record {number:,} ({reason}); copy or write the file again"
+        raise DamagedFile(
+            f"{path}: damaged after record {number:,} ({reason}); copy or write the file again, or "
+            "set data.corpus.max_damaged_files in a config"
         ) from None
 
 
@@ -229,7 +247,13 @@ def _read_parts(path: Path, fields: list[str]) -> Rows:
 
 def _read_json(path: Path, fields: list[str]) -> Rows:
     """Yield one object a line."""
-    for line in _read_lines(path):
+    for number, line in enumerate(_read_lines(path)):
+        if number == 0 and line.lstrip().startswith(b"["):
+            lines = Path(re.sub(r"\.(gz|zst)$", "", path.name)).with_suffix(".jsonl")
+            raise ConfigError(
+                f"path={path} is a JSON array, and one object a line is read; convert it with "
+                f"jq -c '.[]' {path} > {lines}"
+            )
         if len(line) > LARGEST_DOCUMENT:
             yield TOO_LONG
         elif not line.strip():  # as many files end
@@ -282,7 +306,7 @@ def is_text(path: Path) -> bool:
     """Return whether a file is plain text, by its suffix, or else by having no zero bytes at its
     start."""
     suffix = suffix_of(path)
-    if suffix in _READERS:
+    if suffix in _READERS or suffix.lower() in OTHER_DOCUMENTS:
         return False
     if suffix in (".txt", ".md"):
         return True

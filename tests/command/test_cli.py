@@ -104,6 +104,8 @@ def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["targets"]
     assert "must be FILE:N" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")
     words = ["explain", "demo", "--at", "two", "--short", "1", "-k1", "--json"]  # the field `text`
+    whole_file = complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl")
+    assert "a.jsonl holds records; pass one of them" in whole_file
     assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
     assert "Ada" not in capsys.readouterr().out
 

@@ -272,3 +272,20 @@ def test_two_at_once_are_refused(data: DataConfig, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, number)
     with pytest.raises(UserError, match="as one task"):
         prepare(data)
+
+
+def test_damaged_files_of_all_processes_count_together(data: DataConfig) -> None:
+    for name in "ac":
+        path = Path(data.corpus.path or "").parent / f"{name}.json.gz"
+        path.write_bytes(path.read_bytes()[:-40])
+    data.tokenizer = TokenizerConfig(name="allenai_gpt-neox-olmo-dolma-v1_5")
+    data.heldout_share = 0.0
+    data.corpus.max_damaged_files = 1
+    assert prepare(data, (0, 2)) is None
+    with pytest.raises(DataError, match=r"2 files are damaged .*max_damaged_files=1"):
+        prepare(data, (1, 2))
+    data.corpus.max_damaged_files = 2
+    manifest = prepare(data, (1, 2))
+    assert manifest is not None
+    assert manifest.tally.left_out["damaged file"] == 2
+    assert manifest.num_documents("train") >= 30

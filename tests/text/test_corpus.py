@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,40 @@ def test_records_beside_plain_text_are_not_chosen_from_silently(tmp_path: Path, 
         texts(config)
     assert "a text" in texts(CorpusConfig("text", path=str(tmp_path)))
     assert len(texts(CorpusConfig("files", path=f"{tmp_path}/**/*.jsonl"))) == 2
+
+
+def test_other_documents_of_a_folder_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    for name in ("b.pdf", "c.docx"):
+        (tmp_path / name).write_bytes(b"%PDF-1.7 no zero byte at its beginning")
+    config = CorpusConfig("files", path=str(tmp_path))
+    assert texts(config) == ["a text"] == texts(config)
+    assert capsys.readouterr().err.count("skipped 2 files that are not plain text") == 1
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 2])
+def test_damaged_files_are_skipped_up_to_a_limit(
+    tmp_path: Path, allowed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        content = gzip.compress(c4_line(f"{name}1") + c4_line(os.urandom(3000).hex()))
+        cut = len(content) if name == "b" else -500
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(content[:cut])
+    config = CorpusConfig("c4_files", path=f"{tmp_path}/*.gz", max_damaged_files=allowed)
+    if allowed < 2:
+        with pytest.raises(DataError, match=r"\.gz: damaged after record .*max_damaged_files"):
+            texts(config)
+        return
+    read = list(read_records(config))
+    assert "b1" in [record.text for record in read if isinstance(record, TextRecord)]
+    left_out = [record for record in read if isinstance(record, LeftOut)]
+    assert [record.kind for record in left_out] == ["damaged file"] * 2
+    assert left_out[1].where.startswith(f"{tmp_path}/c.jsonl.gz:")
+    assert f"{tmp_path}/a.jsonl.gz: damaged after" in capsys.readouterr().err
+    for skip in range(len(read)):
+        assert list(read_records(config, skip)) == read[skip:]
 
 
 # --- the hub ------------------------------------------------------------------------------------

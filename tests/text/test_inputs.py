@@ -108,10 +108,10 @@ def test_a_folder_named_as_a_corpus_is_read(model: LoadedModel) -> None:
 
 def test_records_of_prompt_and_target_name_two_fields(model: LoadedModel) -> None:
     bad: list[Any] = [{"prompt": "one", "target": ""}, {"prompt": "two", "target": 2}]
-    good = [{"prompt": "three", "target": "four", "by": "Ada"}] * 300
+    good = [{"prompt": f"{n:05}", "target": "four", "by": "Ada"} for n in range(300)]
     packed("pairs.jsonl", lines(bad + good))
     documents = open_documents("pairs.jsonl", model, prompt_field="prompt")
-    assert read(documents) == ["threefour"] * 300
+    assert read(documents) == [f"{n:05}four" for n in range(300)]
     assert {(d.target, d.group) for d in documents} == {(5, "")}
     swapped = {"prompt_field": "target", "target_field": "prompt"}
     assert {d.target for d in open_documents("pairs.jsonl", model, **swapped)} == {4}
@@ -159,9 +159,9 @@ def test_more_than_can_be_held_is_refused_before_it_is_read(
     monkeypatch.setattr(texts, "MOST_TOKENS", 10)
     taken: list[Any] = []
     with pytest.raises(DataError, match=r"more than 10 tokens .*max_documents"):
-        open_documents(counted(["abc"] * 1000, taken), model)
+        open_documents(counted([f"{n:03}" for n in range(1000)], taken), model)
     assert len(taken) == 6  # the batch that is too much, and none after it
-    assert len(open_documents(["abc"] * 1000, model, limit=3)) == 3
+    assert len(open_documents([f"{n:03}" for n in range(1000)], model, limit=3)) == 3
     with pytest.raises(DataError, match="more than 10 tokens"):
         open_documents(str(data_folder), named("x", heldout.tokenizer))
 
@@ -358,6 +358,24 @@ def test_documents_of_few_groups_are_listed_by_group(model: LoadedModel) -> None
     assert documents.groups == {"a": [0, 3, 6], "b": [1, 4], "c": [2, 5]}
     assert open_documents(rows, model).groups == {}
     assert open_documents(rows, model, group_field="text").groups == {}
-    every = [row | {"site": f"site {number % 21}"} for number, row in enumerate(rows * 3)]
+    every = [{"text": f"{number}", "site": f"site {number}"} for number in range(21)]
     assert len(open_documents(every[:20], model, group_field="site").groups) == 20
     assert open_documents(every, model, group_field="site").groups == {}
+
+
+def test_equal_documents_are_read_once_and_counted(
+    model: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copies are not independent: with them an interval would be too short."""
+    texts_with_copies = [*TEXTS, *TEXTS, TEXTS[0]]
+    documents = open_documents(texts_with_copies, model)
+    assert read(documents) == TEXTS
+    assert [document.number for document in documents] == list(range(len(TEXTS)))
+    assert "list: 5 documents equal an earlier one; each is read once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["texts/mistyped", "other/file.txt"])
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(model: LoadedModel, text: str) -> None:
+    Path("texts").mkdir()
+    with pytest.raises(ConfigError, match=rf"text={text} does not exist.* pass hub:{text} for"):
+        open_documents(text, model)

@@ -162,7 +162,7 @@ def test_a_file_that_is_cut_off_is_an_error() -> None:
     for name, content, number in (
         ("cut.jsonl", lines(ROWS)[:-9], 3),
         ("one.jsonl", b"{'text': 'one'}", 0),
-        ("deep.json", b"[" * 100_000, 0),
+        ("deep.json", b'{"a":' * 100_000, 0),
         ("a.parquet", b"PAR1 and what not", 0),
     ):
         Path(name).write_bytes(content)
@@ -176,3 +176,36 @@ def test_a_file_that_is_cut_off_is_an_error() -> None:
 def test_an_empty_file_is_left_out(name: str) -> None:
     Path(name).touch()
     assert kinds(name) == ["empty document"]
+
+
+# --- what is not read -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content", [b'[{"text": "one"}]', b'[\n {"text": "one"},\n {"text": 2}\n]']
+)
+def test_a_json_array_says_how_to_convert_it(content: bytes) -> None:
+    Path("a.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a\.json is a JSON array, .*jq -c .* > a\.jsonl"):
+        kinds("a.json")
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a.DOCX"])
+def test_a_document_that_is_not_plain_text_is_named(name: str) -> None:
+    Path(name).write_bytes(b"%PDF-1.7 no zero byte at its beginning")
+    with pytest.raises(ConfigError, match=f"{name} is not plain text; convert it"):
+        kinds(name)
+
+
+def test_line_ends_stay_as_they_are_in_every_format() -> None:
+    """A model sees the bytes of the text, so a file with CRLF has other tokens than one with LF."""
+    text = "one\r\ntwo\r\n\r\nthree\n"
+    Path("a.txt").write_bytes(text.encode())
+    Path("a.jsonl").write_bytes(lines([{"text": text}]))
+    pd.DataFrame({"text": [text]}).to_parquet("a.parquet")
+    for name in ("a.txt", "a.jsonl", "a.parquet"):
+        (record,) = read_records(CorpusConfig("files", path=name))
+        assert isinstance(record, TextRecord)
+        assert record.text == text
+    parts = read_documents(CorpusConfig("files", path="a.txt", split_at="blank-lines"))
+    assert [part.text for part in parts] == ["one\r\ntwo", "three"]
