@@ -33,8 +33,6 @@ from olmo_sparsity.analysis.results.statistics import (
     pair,
     summarize,
 )
-from olmo_sparsity.analysis.results.tables import with_current_columns
-from olmo_sparsity.base.renamed import with_current_names
 from study.tasks.results import Row
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +50,7 @@ ROWS = ("losses", "targets", "recovery", "influence")
 def _whole(path: Path) -> tuple[pa.Table, dict[str, tuple[int, int]]]:
     """Return a Parquet file, and for each name in its first column the first of its rows, which
     follow each other, and their number."""
-    table = with_current_columns(pq.read_table(path))
+    table = pq.read_table(path)
     names, counts = table.column(0).value_counts().flatten()
     ends = np.cumsum(counts)
     return table, dict(zip(names.to_pylist(), zip(ends - counts, counts, strict=True), strict=True))
@@ -75,7 +73,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def measurements() -> dict[str, dict[str, Any]]:
     """Each stored measurement: its `meta`, its `mean_losses`, and `columns`, the types that a
     Parquet file of all measurements does not hold (see `read_table`)."""
-    lines = map(with_current_names, read_lines(RESULTS / "meta.jsonl"))
+    lines = read_lines(RESULTS / "meta.jsonl")
     return {line.pop("measurement"): line for line in lines}
 
 
@@ -117,7 +115,7 @@ def others() -> dict[str, Any]:
     path = RESULTS / "others.json"
     if not path.exists():
         return {}
-    return with_current_names(json.loads(path.read_text(encoding="utf-8")))
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def other_table(name: str) -> pd.DataFrame:
