@@ -20,8 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from olmo_sparsity.analysis.results.statistics import has_spans, tokens_of_targets
+from olmo_sparsity.analysis.results.tables import with_current_columns
 from olmo_sparsity.base.files import write_atomically, writing
 from olmo_sparsity.base.folders import locked
+from olmo_sparsity.base.renamed import with_current_names
 from olmo_sparsity.training.run_folder import read_metrics
 from study.pages import stored
 from study.pages.stored import RESULTS, ROWS
@@ -61,18 +63,23 @@ def read(path: Path) -> pa.Table:
     return pq.read_table(path).replace_schema_metadata(None)
 
 
+def read_current(path: Path) -> pd.DataFrame:
+    """Read a table of a measurement, which the last release may have made, under today's names."""
+    return with_current_columns(pq.read_table(path)).to_pandas()
+
+
 def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """The tables of a measurement that are stored of it, and what `meta.jsonl` says of it."""
-    tables = {"summary": pd.read_parquet(found / "summary.parquet").round(4)}
-    losses = pd.read_parquet(found / "losses.parquet")[["loss_short", "loss_long"]]
+    tables = {"summary": read_current(found / "summary.parquet").round(4)}
+    losses = read_current(found / "losses.parquet")[["loss_short", "loss_long"]]
     for name in ROWS if with_rows else ():
-        table = pd.read_parquet(found / f"{name}.parquet")
+        table = read_current(found / f"{name}.parquet")
         if name == "losses":
-            tokens = tokens_of_targets(pd.read_parquet(found / "targets.parquet"))
+            tokens = tokens_of_targets(read_current(found / "targets.parquet"))
             places = tokens[["document", "place"]].rename(columns={"place": "target"})
             table = table.merge(places.drop_duplicates())
         if name == "targets":  # The text is not stored.
-            tokens = pd.read_parquet(found / "tokens.parquet")
+            tokens = read_current(found / "tokens.parquet")
             table = table.assign(part=parts_of_targets(table, tokens))
             if not has_spans(table):
                 table = table.drop(columns="end", errors="ignore")
@@ -83,7 +90,7 @@ def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], di
             table = table[(table.control == "own") & (table["rank"] <= 4)]
         tables[name] = table.reset_index(drop=True)
     mean_losses = losses.agg(["mean", "count"]).round(4).to_dict()
-    meta = json.loads((found / "meta.json").read_text())
+    meta = with_current_names(json.loads((found / "meta.json").read_text()))
     return tables, {"mean_losses": mean_losses, "meta": meta}
 
 

@@ -96,7 +96,7 @@ def test_usage_errors_exit_2(words: list[str]) -> None:
 def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = [
         {"body": "no", "text": "no"},
-        {"body": "The bridge was opened by Ada. It was Ada", "text": "one two two"},
+        {"body": "The bridge was opened by Ada. It was Ada", "text": "this is one of the two"},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["explain", "demo", "--field", "body", "--at", "Ada", "--short", "2", "-k1", "--json"]

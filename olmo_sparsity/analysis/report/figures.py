@@ -216,10 +216,10 @@ def _is_transfer(result: Drawn) -> bool:
 
 
 def _conditions(result: Drawn) -> dict[str, Any]:
-    """What measurements of one curve share."""
+    """What measurements of one curve share. Not the sampled share of blocks: --blocks N makes it
+    depend on the window, and it decides how exact a point is, not what it means."""
     windows = result.meta.windows
-    names = ("short", "stride", "distant_states", "sample")
-    conditions = {name: windows.get(name) for name in names}
+    conditions = {name: windows.get(name) for name in ("short", "stride", "distant_states")}
     conditions["text"] = str(result.meta.data.get("fingerprint"))[:8]
     conditions["selector"] = result.meta.selectors[0] if result.meta.selectors else ""
     return conditions

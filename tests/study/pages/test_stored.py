@@ -28,11 +28,8 @@ from study.pages.stored import (
 from study.word_parts import parts_of_words
 from tests.support.fake_results import write_fake_results
 
-ALL = sorted(
-    pd.read_parquet(
-        stored.RESULTS / "recovery.parquet", columns=["measurement"]
-    ).measurement.unique()
-)
+RANKED = pd.read_parquet(stored.RESULTS / "recovery.parquet", columns=["measurement", "selector"])
+ALL = sorted(RANKED.measurement[RANKED.selector.str.startswith("add_one")].unique())
 SAMPLE = [*ALL[:: len(ALL) // 19][:19], "smollm2_wikipedia", "smollm2_long_4096_sentences"]
 CHECKED = ALL if os.environ.get("OLMO_SPARSITY_ALL_RESULTS") else list(dict.fromkeys(SAMPLE))
 
@@ -81,9 +78,16 @@ def test_the_headline_follows_without_code_of_the_package(name: str) -> None:
                 continue
             # Three unrelated draws of a target are one third each.
             lost = some.groupby(["control", *key]).loss_set.mean().unstack("control")
+            if "unrelated" not in lost:  # choices of a model with another tokenizer
+                continue
             gap = some.set_index(key).eval(f"loss_short - {long}").groupby(level=key).first()
+            if gap.sum() <= 0:  # distant text raises the loss: there is nothing to recover
+                continue
             excess[part] = (lost.unrelated - lost.own).sum() / gap.sum()
             parts[part] = pd.DataFrame({"gap": gap, "nats": lost.unrelated - lost.own})
+        if "document" not in excess:
+            assert np.isnan(shown.excess)
+            continue
         assert excess["document"] == pytest.approx(shown.excess, abs=1e-4)
         if "placebo" not in excess:
             continue
