@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -135,13 +134,14 @@ def _file_of(folder: Path, trial: Trial) -> Path:
     return folder / "trials" / f"{trial.name}.json"
 
 
-def read_finished(settings: ExperimentSettings) -> Iterator[tuple[Trial, Trained]]:
-    """Yield the trials of an experiment that have a file, in the order in which they are run."""
-    folder = Path(settings.output)
-    for trial in list_trials(settings):
-        path = _file_of(folder, trial)
-        if path.is_file():
-            yield trial, _read_trial(path, sha256_of(folder / "settings.json"))
+def read_trials(folder: Path) -> list[tuple[Trial, Trained]]:
+    """Return the finished trials of an experiment's folder, by scheme, k and seed."""
+    finished = []
+    for path in (folder / "trials").glob("*.json"):
+        trained = _read_trial(path, sha256_of(folder / "settings.json"))
+        row = trained.rows[0]
+        finished.append((Trial(row.scheme, row.train_k, row.seed), trained))
+    return sorted(finished, key=lambda pair: (pair[0].scheme, pair[0].train_k or 0, pair[0].seed))
 
 
 def _read_trial(path: Path, identity: str) -> Trained:

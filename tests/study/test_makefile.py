@@ -60,6 +60,21 @@ def test_the_report_is_made_by_commands_that_parse(commands: list[list[str]]) ->
             assert program in ("make", "cp", "pip", "chromium", "jupyter")
 
 
+@pytest.mark.parametrize(("part", "num_experiments"), [("parity_again", 4), ("parity_nearest", 1)])
+def test_parts_of_a_change_take_its_values_and_need_its_name(
+    part: str, num_experiments: int
+) -> None:
+    make = ["make", "-n", "-f", "study/Makefile", part]
+    named = subprocess.run(
+        [*make, "CHANGE=queries chunks"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    experiments = [line for line in named.stdout.splitlines() if "study.tasks" in line]
+    assert len(experiments) == num_experiments
+    assert "--model.query_scale_length=40" in named.stdout
+    unnamed = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
+    assert f"{part} needs CHANGE" in unnamed.stderr
+
+
 def named_results() -> set[str]:
     """The stored results that a claim, a number, a table or the figure names."""
     files = ("study/claims.yaml", "docs/numbers.yaml", "study/tables.yaml")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
-from study.parity import Model
+from study.parity.models import Model
 from study.tasks.trial import Trial
 
 KS = (4, 6, 8, 10, 12)
@@ -15,6 +15,20 @@ TESTED = (1, 2, 4, 6, 8, 10, 12, 14, 16)
 LENGTHS = (20, 50, 100, 200, 300, 400, 500)
 Right = Callable[[int, int, int], float]
 """Accuracy by K_train, k of the test and length."""
+
+
+def planted_model(
+    scheme: str,
+    train_k: int,
+    seed: int,
+    accuracy: Callable[[int, int], float],
+    mastered: bool = True,
+    tested: Sequence[int] = TESTED,
+    lengths: Sequence[int] = LENGTHS,
+) -> Model:
+    """Return a model with an accuracy for each k of the test and length."""
+    by_length = {length: [accuracy(k, length) for k in tested] for length in lengths}
+    return Model(Trial(scheme, train_k, seed), mastered, pd.DataFrame(by_length, index=tested))
 
 
 def planted(
@@ -28,13 +42,12 @@ def planted(
     for scheme, right in (("pose", pose), ("rope", rope)):
         for train_k in KS:
             for seed in range(5):
-                of_model = {
-                    length: [right(train_k, k, length) + spread * (seed - 2) for k in TESTED]
-                    for length in LENGTHS
-                }
-                accuracy = pd.DataFrame(of_model, index=TESTED)
+
+                def accuracy(k: int, length: int) -> float:
+                    return right(train_k, k, length) + spread * (seed - 2)  # noqa: B023
+
                 mastered = masters is None or masters(train_k, seed)
-                models.append(Model(Trial(scheme, train_k, seed), mastered, accuracy))
+                models.append(planted_model(scheme, train_k, seed, accuracy, mastered))
     return models
 
 

@@ -17,7 +17,7 @@ def curves(axes: Axes) -> list[str]:
 
 def test_each_k_is_a_line_that_is_cut_where_it_was_not_trained() -> None:
     models = planted(as_claimed, at_chance, masters=lambda train_k, seed: seed < 3)
-    figure = draw(models, KS, (20, 50))
+    figure = draw(models, (20, 50))
     assert len(figure.axes) == 2 * len(KS)
     for axes, train_k in zip(figure.axes, (*KS, *KS), strict=True):
         assert curves(axes) == ["-" if k <= train_k else CUT for k in TESTED]
@@ -26,11 +26,23 @@ def test_each_k_is_a_line_that_is_cut_where_it_was_not_trained() -> None:
 
 def test_a_panel_of_models_that_did_not_learn_has_no_line() -> None:
     models = planted(as_claimed, at_chance, masters=lambda train_k, seed: train_k != 12)
-    figure = draw(models, KS, (20, 50))
+    figure = draw(models, (20, 50))
     assert [bool(curves(axes)) for axes in figure.axes[:5]] == [True] * 4 + [False]
 
 
-def test_a_panel_without_a_model_is_refused() -> None:
-    models = [model for model in planted(as_claimed, at_chance) if model.k != 10]
-    with pytest.raises(DataError, match="no model is trained of pose 10, rope 10"):
-        draw(models, KS, (20, 50))
+def test_a_k_train_without_models_of_a_scheme_is_left_out() -> None:
+    models = [
+        model
+        for model in planted(as_claimed, at_chance)
+        if (model.trial.scheme, model.train_k) != ("rope", 10)
+    ]
+    figure = draw(models, (20, 50))
+    assert [axes.get_title() for axes in figure.axes[:4]] == [
+        f"K_train = {k}" for k in (4, 6, 8, 12)
+    ]
+
+
+def test_a_picture_without_panels_is_refused() -> None:
+    pose = [model for model in planted(as_claimed, at_chance) if model.trial.scheme == "pose"]
+    with pytest.raises(DataError, match="make -f study/Makefile parity_table"):
+        draw(pose, (20, 50))

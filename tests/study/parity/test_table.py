@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from study.parity import Model, findings, format_findings, format_table
+from study.parity.models import Model
+from study.parity.table import format_table, judge
+from study.parity.verdicts import format_findings
 from study.tasks.trial import Trial
 from tests.support.parity import KS, Right, as_claimed, at_chance, planted
 
 
 def verdicts(models: list[Model]) -> dict[str, str]:
-    return {name: found.verdict for name, found in findings(models, KS, 5).items()}
+    return {name: finding.verdict for name, finding in judge(models, KS, 5).items()}
 
 
 def keeps_all(train_k: int, k: int, length: int) -> float:
@@ -60,19 +62,18 @@ def test_models_that_do_not_master_are_in_no_mean_and_two_are_too_few() -> None:
     three = planted(as_claimed, at_chance, masters=lambda train_k, seed: seed < 3)
     assert verdicts([wrong_if_not_learnt(model) for model in three])["U2"] == "yes"
     two = planted(as_claimed, at_chance, masters=lambda train_k, seed: seed < 2)
-    found = findings(two, KS, 5)["U2"]
-    assert {outcome.verdict for outcome in found.outcomes.values()} == {"void"}
-    assert found.verdict == "open"
+    finding = judge(two, KS, 5)["U2"]
+    assert {outcome.verdict for outcome in finding.outcomes.values()} == {"void"}
+    assert finding.verdict == "open"
 
 
 def test_a_missing_model_leaves_the_verdicts_of_its_scheme_unfinished() -> None:
     models = planted(as_claimed, at_chance)
     models.remove(next(model for model in models if model.trial == Trial("pose", 12, 4)))
-    found = verdicts(models)
-    assert {name for name, verdict in found.items() if verdict == "unfinished"} == {
-        *("U1", "U2", "U3", "U4", "U5", "U7")
-    }
-    assert found["U6"] == "yes"
+    by_claim = verdicts(models)
+    unfinished = {name for name, verdict in by_claim.items() if verdict == "unfinished"}
+    assert unfinished == {"U1", "U2", "U3", "U4", "U5", "U7"}
+    assert by_claim["U6"] == "yes"
 
 
 def test_tables_show_what_is_there() -> None:
@@ -82,7 +83,11 @@ def test_tables_show_what_is_there() -> None:
     assert len(table) == 2 + 4
     assert table[2].startswith("| 4 | 5 | 0.990 [0.99, 0.99] | 0.990 [0.99, 0.99] |")
     assert table[2].endswith("| 0.500 [0.50, 0.50] |")
-    printed = format_findings(findings(models, KS, 5))
-    assert "| U1 | yes | RoPE alone | confirmed: 5 of 5 |" in printed
-    assert "void: –" in printed
-    assert "unfinished" in format_findings(findings([], KS, 5))
+
+
+def test_each_case_is_a_line_and_a_claim_without_models_is_one() -> None:
+    models = planted(as_claimed, at_chance)
+    assert "| U1 | yes | RoPE alone, K_train = 6 | confirmed | 5 | 1.000 " in format_findings(
+        judge(models, KS, 5)
+    )
+    assert "| U2 | unfinished | – | no model yet | 0 | – |" in format_findings(judge([], KS, 5))
