@@ -279,6 +279,11 @@ def _places(model: ModelConfig) -> Rules:
         yield (
             f"{model.nope_every=} leaves no layer of {model.n_layers=} without positions; lower it"
         )
+    if model.query_scale_learned and model.query_scale_length is not None:
+        yield (
+            f"{model.query_scale_length=} and model.query_scale_learned=true both scale queries; "
+            "remove one"
+        )
     if not 0 < model.rotary_fraction <= 1:
         yield f"{model.rotary_fraction=} must lie in (0, 1]"
     if not model.rope and model.rotary_fraction != 1.0:

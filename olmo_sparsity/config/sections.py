@@ -194,6 +194,11 @@ class ModelConfig:
     """Multiply each query by ln(n + 1) / ln(this), n the number of keys it sees, so that attention
     is as sharp over many keys as over few. Not in the paper. None: no scaling."""
 
+    query_scale_learned: bool = option(False, changes=COMPUTATION)
+    """Multiply each query by s·ln(n), n the number of keys it sees, with a weight s for each head
+    of each layer (Scalable-Softmax, Nakanishi 2025). As in that paper, s begins such that the
+    factor is 1 on average: over sequences of max_sequence_length, 0.168 for 1,024 tokens."""
+
     head_width: int | None = option(None, changes=COMPUTATION, least=2, most=10**6)
     """Width of a head. None: d_model / n_heads."""
 
@@ -213,6 +218,11 @@ class ModelConfig:
         if self.n_kv_heads is None:
             return 1 if self.multi_query_attention else self.n_heads
         return self.n_kv_heads
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether a query depends on the number of keys that it sees."""
+        return self.query_scale_length is not None or self.query_scale_learned
 
     @property
     def effective_head_width(self) -> int:

@@ -3,6 +3,7 @@ L length (K keys: longer with a cache), D width, H heads, R pairs of rotated coo
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.attention import Documents, attend, attend_within
-from olmo_sparsity.models.layers import query_scales, rotate
+from olmo_sparsity.models.layers import count_keys, first_query_scale, rotate
 from olmo_sparsity.models.rope import RotaryTables
 
 
@@ -33,6 +34,15 @@ class PositionedBlock(OLMoSequentialBlock):
         has_nope = config.nope_every is not None and (layer_id + 1) % config.nope_every == 0
         self.rotates = config.rope and not has_nope
         self._replace_upstream_parts(config)
+        self.query_scale: nn.Parameter | None = None
+        if config.query_scale_learned:
+            self.query_scale = nn.Parameter(torch.empty(config.n_heads))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.query_scale is not None:
+            scale = first_query_scale(self.config.max_sequence_length)
+            nn.init.constant_(self.query_scale, scale)
 
     def _replace_upstream_parts(self, config: ModelConfig) -> None:
         """Replace what upstream has for heads of another width, other biases, other norms."""
@@ -105,12 +115,28 @@ class PositionedBlock(OLMoSequentialBlock):
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
     ) -> Tensor:
         """Attention: causal, or as `bias` says."""
-        scale_length = self.config.query_scale_length
-        if scale_length is not None:
-            q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
+        q = self.scale_queries(q, count_keys(q.shape[2], k.shape[2], q.device))
         if self.attention_record is not None:
             self.attention_record.append((q[:, :, -1], k, bias))
         # One new place may attend to all cached ones.
         is_causal = bias is None and q.shape[2] == k.shape[2]
         # The kernel shares grouped-query heads; upstream copies them first.
         return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])
+
+    def scale_queries(self, q_BHLK: Tensor, counts_BL: Tensor) -> Tensor:
+        """Return the queries times their factor, if the model scales them. `counts_BL`: how many
+        keys each query sees; B may be 1."""
+        factors_BHL = self.query_factors(counts_BL)
+        if factors_BHL is None:
+            return q_BHLK
+        return q_BHLK * factors_BHL[..., None].to(q_BHLK.dtype)
+
+    def query_factors(self, counts_BL: Tensor) -> Tensor | None:
+        """Return the factor of each query that sees so many keys, in fp32; one head stands for all
+        if they do not differ. None: queries are not scaled."""
+        scale_length = self.config.query_scale_length
+        if self.query_scale is not None:
+            return self.query_scale.float()[:, None] * counts_BL.log()[:, None]
+        if scale_length is not None:
+            return ((counts_BL + 1).log() / math.log(scale_length))[:, None]
+        return None

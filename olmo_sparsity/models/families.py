@@ -56,6 +56,7 @@ _ALL_HAVE: dict[str, Any] = {
     "rotary_fraction": 1.0,
     "nope_every": None,
     "query_scale_length": None,
+    "query_scale_learned": False,
     "include_bias": False,
     "bias_for_layer_norm": False,
     "embedding_layer_norm": False,
@@ -182,8 +183,10 @@ def family_of(computation: Mapping[str, Any]) -> Family:
     required = _unless_expressed(closest) | closest.fields()
     for name, value in required.items():
         if computation[name] != value:
-            reason = f"{closest.class_name} has {value} there"
-            raise ConfigError(f"model.{name}={computation[name]} cannot be exported: {reason}")
+            raise ConfigError(
+                f"model.{name}={computation[name]} cannot be exported: {closest.class_name} has "
+                f"{value} there; pass the run itself to load_model, measure and losses"
+            )
     return closest
 
 

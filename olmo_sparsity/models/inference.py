@@ -33,7 +33,7 @@ from olmo_sparsity.models.attention import (
 )
 from olmo_sparsity.models.block import PositionedBlock
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.layers import RMSNorm, alibi_bias, query_scales, rms_norm
+from olmo_sparsity.models.layers import RMSNorm, alibi_bias, count_keys, rms_norm
 from olmo_sparsity.models.rope import rotary_tables, rotated_width
 
 Projected = tuple[Tensor, Tensor, Tensor]
@@ -73,7 +73,7 @@ class InferringOLMo(OLMo):
         head_width = config.effective_head_width
         return (
             not config.alibi
-            and config.query_scale_length is None
+            and not config.scales_queries
             and self.blocks[0].attention_record is None
             and can_share_distant(weight.device, weight.dtype, head_width, num_distant, length)
         )
@@ -353,10 +353,10 @@ def _attend_to_pairs(
         q, k, v = (_gather(part, pair_BL) for part in pairs)
         return _attend(block, q, k, v, bias, last, past)
     q_LHK = q_PHK[window_L] * q_PHK.shape[-1] ** -0.5
-    scale_length = block.config.query_scale_length
-    if scale_length is not None:
-        scales_L1 = query_scales(len(window_L), pair_BL.shape[1], scale_length, q_LHK.device)
-        q_LHK *= scales_L1[..., None].to(q_LHK.dtype)
+    counts_1L = count_keys(len(window_L), pair_BL.shape[1], q_LHK.device)
+    factors_1HL = block.query_factors(counts_1L)
+    if factors_1HL is not None:
+        q_LHK *= factors_1HL[0].T[..., None].to(q_LHK.dtype)
     k_PHK, v_PHK = _for_each_query(k_PHK, q_LHK), _for_each_query(v_PHK, q_LHK)
     scores_HLL = torch.einsum("lhk,mhk->hlm", q_LHK, k_PHK[window_L]).float()
     scores_HLL += causal_bias(len(window_L), scores_HLL.device)[0]

@@ -90,12 +90,16 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x.to(ctx.dtype), product.flatten(0, -2).sum(0), None
 
 
-def query_scales(
-    num_queries: int, num_keys: int, scale_length: float, device: torch.device
-) -> Tensor:
-    """scales_L1: ln(number of keys seen + 1) / ln(scale_length); the queries come last."""
-    keys_L = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
-    return ((keys_L + 1).log() / math.log(scale_length))[:, None]
+def count_keys(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """Return counts_1L: how many of `num_keys` places each of the last `num_queries` sees."""
+    return torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)[None]
+
+
+def first_query_scale(length: int) -> float:
+    """Return the s for which s·ln(n) is 1 on average over n = 1 … length."""
+    length = max(2, length)  # ln(1) is 0
+    sum_of_logs = math.lgamma(length + 1)
+    return length / sum_of_logs
 
 
 def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:

@@ -100,6 +100,10 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"gradient_accumulation": 4}, "training.micro_batch_size"),
         ({"data": {"tokenizer": {"eos_token": "</s>"}}}, "end-of-text token"),
         ({"model": {"rope_theta": float("inf")}}, "model.rope_theta=inf must be at most"),
+        (
+            {"model": {"query_scale_length": 16, "query_scale_learned": True}},
+            "query_scale_length=16.0 and model.query_scale_learned=true",
+        ),
         ({"model": {"query_scale_length": float("inf")}}, "query_scale_length=inf must be at most"),
         ({"model": {"alibi_bias_max": float("inf"), "alibi": True}}, "alibi_bias_max=inf must be"),
         (

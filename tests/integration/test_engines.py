@@ -229,6 +229,23 @@ def test_every_engine_goes_on_from_the_checkpoint_of_another(
     assert curve(folder) == pytest.approx(curve(one_process), rel=1e-4)
 
 
+@pytest.mark.accept
+def test_learned_scales_of_queries_begin_and_go_on_in_shards(settings: dict) -> None:
+    """Born and saved with ZeRO-3, resumed with fsdp; against a run of one process."""
+    scaled = {"query_scale_learned": True}
+    expected = finish(on(settings, "scaled-single", "single", model=scaled), world_size=1)
+    assert interrupt(on(settings, "scaled", "zero3", model=scaled), 3, "SIGTERM") == 3
+    folder = finish(on(settings, "scaled", "fsdp", model=scaled))
+    assert curve(folder) == pytest.approx(curve(expected), rel=1e-4)
+    name = "transformer.blocks.1.query_scale"
+    ours, theirs = (
+        StoredWeights(list_checkpoints(run)[0] / "model.safetensors")[name]
+        for run in (folder, expected)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert ours.std() > 1e-4, "each head has learned its own"
+
+
 def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
     settings: dict, one_process: Path
 ) -> None:

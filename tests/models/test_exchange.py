@@ -141,6 +141,7 @@ def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) 
         ({}, "layer_norm_with_affine=True .* OlmoForCausalLM has False"),
         (OLMO_1 | {"rope": False}, "rope=False"),
         (OLMO_1 | {"query_scale_length": 40.0}, "query_scale_length=40.0"),
+        (OLMO_1 | {"query_scale_learned": True}, "query_scale_learned=True .* pass the run itself"),
         (OLMO_1 | {"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-06 .* OlmoForCausalLM has 1e-05"),
         (OLMO_2 | {"clip_qkv": 8.0}, "clip_qkv=8.0 .* Olmo2ForCausalLM has None"),
         (LLAMA | {"attention_layer_norm": True}, "attention_norm_per_head=False .* Qwen3"),

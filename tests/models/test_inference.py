@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "half_rotated": {"rotary_fraction": 0.5, "query_scale_length": 12},
     "wide_heads": NORMED
     | {"head_width": 12, "n_kv_heads": 2, "attention_norm_per_head": True, "rotary_fraction": 0.5},
+    "scales_learned": RMS | {"n_kv_heads": 2, "query_scale_learned": True},
     "second_without_positions": RMS | {"nope_every": 2, "query_scale_length": 12},
     "yarn": RMS | {"qkv_bias": True, "n_kv_heads": 2, "rope_scaling": YARN},
 }

@@ -18,6 +18,7 @@ from olmo_sparsity.training.deferred import Deferred
         {},
         {"weight_tying": False, "init_cutoff_factor": 3, "layer_norm_type": "rms"},
         {"init_fn": "mitchell", "include_bias": True},
+        {"query_scale_learned": True},
         {"init_fn": "full_megatron", "attention_layer_norm": True, "norm_after": True},
     ],
 )

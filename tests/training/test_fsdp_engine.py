@@ -148,7 +148,8 @@ def refuse_difference(ours: dict[str, Any], expected: dict[str, Any], nats: floa
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    work = Work(tmp_path / "two.json")
+    """Also with weights of three numbers, one for each head, of which one process has two."""
+    work = Work(tmp_path / "two.json", model=OLMO | {"query_scale_learned": True})
     ours = run(work, 2)
     assert ours["mesh"] == [2]
     refuse_difference(ours, alone(work))

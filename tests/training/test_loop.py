@@ -20,7 +20,8 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.models.exchange import config_of
+from olmo_sparsity.models.exchange import config_of, export
+from olmo_sparsity.models.layers import first_query_scale
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine, ForwardClock
@@ -146,6 +147,18 @@ def test_init_from_starts_with_those_weights(
         load_model(config.run_folder, device="cpu").model.state_dict() for config in (first, second)
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_learned_scales_of_queries_are_loaded_and_not_exported(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(model__query_scale_learned=True)
+    train(config)
+    scales = load_model(config.run_folder, device="cpu").model.blocks[0].query_scale
+    first = first_query_scale(config.model.max_sequence_length)
+    assert (scales - first).abs().min() > 1e-3, "each of them was trained"
+    with pytest.raises(ConfigError, match=r"query_scale_learned=True .* pass the run itself"):
+        export(Path(config.run_folder), tmp_path / "exported")
 
 
 @pytest.mark.parametrize(

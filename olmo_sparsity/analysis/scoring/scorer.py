@@ -448,7 +448,7 @@ class Scorer:
         for each row. A model that scales its queries by the number of keys would count the masked
         ones."""
         config = getattr(self.model, "config", None)
-        counts_keys = getattr(config, "query_scale_length", None) is not None
+        counts_keys = getattr(config, "scales_queries", False)
         states = context.states
         return states is not None and 2 * num_distant > states.num_places and not counts_keys
 

@@ -152,7 +152,10 @@ def test_rows_of_several_contexts_look_back_at_their_own_distant_tokens(
     assert np.abs(alone[0] - alone[3]).max() > 1e-3
 
 
-@pytest.mark.parametrize("change", [{}, {"n_kv_heads": 2}, {"query_scale_length": 40.0}])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"n_kv_heads": 2}, {"query_scale_length": 40.0}, {"query_scale_learned": True}],
+)
 def test_hidden_distant_places_are_no_keys(change: dict, block: Block) -> None:
     """Rows that see all distant places but one, against rows that hold these alone."""
     torch.manual_seed(1)
@@ -161,7 +164,8 @@ def test_hidden_distant_places_are_no_keys(change: dict, block: Block) -> None:
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
     hiding = [scorer._prefers_mask(context, num) for num in (5, 6, 9)]
-    assert hiding == [False, *["query_scale_length" not in change] * 2]
+    counts_keys = "query_scale_length" in change or "query_scale_learned" in change
+    assert hiding == [False, not counts_keys, not counts_keys]
     scorer._prefers_mask = lambda *_: False  # type: ignore[method-assign] # states are copied
     np.testing.assert_allclose(hidden, scorer.losses(rows), atol=1e-5)
 
