@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.sources.statements import Trial, Trials
+from olmo_sparsity.sources.trials import Trial, Trials
 from olmo_sparsity.sources.verdicts import Verdict, judge
 from study.tables_of_rows import markdown
 
@@ -39,11 +39,12 @@ class DrawnTrials(Trials):
         self.effects_TSE, self.combine = effects_TSE, combine
 
     def evaluate(self, trials: Iterable[Trial]) -> None:
-        for way, *numbers in trials:
+        for trial in trials:
             effects_TS = self.effects_TSE[:, :, 0].copy()
-            for s in self.replaced(way, numbers[0]):
-                effects_TS[:, s] = self.effects_TSE[:, s, 1 + numbers[-1]]
-            self.found[way][(slice(None), *numbers)] = -self.combine(effects_TS)
+            for s in trial.replaced(len(self.decoys)):
+                effects_TS[:, s] = self.effects_TSE[:, s, 1 + trial.draw]
+            losses_T = -self.combine(effects_TS)
+            self.statement_losses[trial.way][(slice(None), *trial.place)] = losses_T
 
 
 def drawn(tails: str, shape: tuple[int, ...], seed: Any) -> np.ndarray:

@@ -1,13 +1,18 @@
 """Report which source each statement of an answer relies on: tokens → losses → **verdicts**.
 
-Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, L tokens.
+`Attributing` reads prompt and decoys (segments.py), has their losses evaluated (trials.py), and
+returns an `Attribution`, whose verdicts (verdicts.py) go by two numbers of each statement and
+source: what is lost when a decoy replaces the source, and what the source gives among decoys of all
+others.
+
+Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +28,10 @@ from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, ModelLogprobs, logprobs_of
-from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, logprobs_of
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel, using
-from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.sources.documents import Answer
 from olmo_sparsity.sources.options import SourceSettings
@@ -43,6 +46,13 @@ from olmo_sparsity.sources.segments import (
     read_decoys,
     sentences,
 )
+from olmo_sparsity.sources.trials import (
+    NOTHING,
+    TrialCount,
+    Trials,
+    count_at_most,
+    count_if_clear,
+)
 from olmo_sparsity.sources.verdicts import (
     Evidence,
     Losses,
@@ -52,151 +62,22 @@ from olmo_sparsity.sources.verdicts import (
     looks,
     mean_of_tried,
     needed_for_parts,
-    sources_to_look_at,
 )
 
-Trial = tuple[str, int] | tuple[str, int, int]
-"""Way, source and draw: `all` sources, or `decoys` in place of all of them, of all others (`among`)
-or of the source alone (`without`)."""
-
-CERTAIN_NATS = 1e-4
-"""A token of a smaller loss may have the same one, to the last digit, whatever precedes it."""
-
-LEAST_UNCERTAIN_TOKENS = 4
-"""So many tokens of an answer never keep their losses, to the last digit, if a source changes that
-the model reads."""
-
 NEW_TOKENS = 256
-SHOWN = 3  # statements that a failed assertion shows
-JSON_VERSION = 4  # grows when a key is removed or changes its meaning, not when one is added
+"""Tokens of a generated answer at most, unless the user says otherwise."""
 
+SHOWN = 3
+"""Statements that a failed assertion shows."""
 
-class Trials:
-    """Evaluates losses with decoys in the places of sources, as far as needed. All texts keep their
-    positions, so a model reads no prompt with sources missing."""
-
-    def __init__(self, engine: LogprobModel, layout: Layout, decoys: Sequence[np.ndarray]) -> None:
-        """`decoys`: decoys_DL of each source."""
-        self.engine, self.layout, self.decoys = engine, layout, decoys
-        num_T, num_S, self.draws = len(layout.statements), len(decoys), len(decoys[0])
-        shapes: dict[str, tuple[int, ...]] = {"all": (1,), "decoys": (self.draws,)}
-        shapes |= {"among": (num_S, self.draws), "without": (num_S, self.draws)}
-        self.found = {way: np.full((num_T, *shape), np.nan) for way, shape in shapes.items()}
-        self._shapes, self._by_token = shapes, dict[str, np.ndarray]()
-
-    def run(self, rate: float, done: Callable[[int], None]) -> Losses:
-        """Evaluate one decoy of each source, and of those that may matter 2, 4, 8, … until the
-        verdicts are clear."""
-        self.evaluate(first_round(len(self.decoys)))
-        for number, num in enumerate([1, *looks(self.draws)], start=1):
-            done(number)
-            gives_S, lost_S = sources_to_look_at(self.losses, rate)
-            if not (gives_S | lost_S).any():
-                break
-            gives, lost = np.flatnonzero(gives_S).tolist(), np.flatnonzero(lost_S).tolist()
-            self.evaluate(next_round(gives, lost, num))
-        return self.losses
-
-    @property
-    def losses(self) -> Losses:
-        return _losses(self.found)
-
-    @property
-    def token_losses(self) -> Losses:
-        """The same of each token of the answer."""
-        return _losses(self._by_token)
-
-    def unread_sources(self) -> list[int]:
-        """Return the numbers of sources whose replacement by a decoy changes no token's loss in any
-        digit: the model has not read them."""
-        with_all_W = self._by_token["all"][:, 0]
-        without_WS = self._by_token["without"][:, :, 0]
-        is_uncertain_W = with_all_W > CERTAIN_NATS
-        if is_uncertain_W.sum() < LEAST_UNCERTAIN_TOKENS:
-            return []
-        is_same_WS = without_WS == with_all_W[:, None]
-        is_unread_S = is_same_WS[is_uncertain_W].all(0)
-        sources_F = self.distant("all", 0)
-        return [
-            source
-            for source in np.flatnonzero(is_unread_S).tolist()
-            if not np.array_equal(self.distant("without", source, 0), sources_F)
-        ]
-
-    def evaluate(self, trials: Iterable[Trial]) -> None:
-        """Evaluate those that were not evaluated before."""
-        new = [one for one in trials if np.isnan(self.found[one[0]][(0, *one[1:])])]
-        if not new:
-            return
-        blocks = [self.layout.block.with_distant(self.distant(*one)) for one in new]
-        prompts = [Prompt(one.tokens[: one.num_before], one.targets_W) for one in blocks]
-        losses_PW = -np.stack(self.engine.score(prompts))
-        losses_TP = self.layout.by_statement(losses_PW)
-        refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
-        if not self._by_token:
-            num_W = losses_PW.shape[1]
-            self._by_token = {w: np.full((num_W, *s), np.nan) for w, s in self._shapes.items()}
-        for (way, *numbers), losses_T, losses_W in zip(new, losses_TP.T, losses_PW, strict=True):
-            self.found[way][(slice(None), *numbers)] = losses_T
-            self._by_token[way][(slice(None), *numbers)] = losses_W
-
-    def distant(self, way: str, *numbers: int) -> np.ndarray:
-        """distant_F: the distant part of a prompt."""
-        distant_F = self.layout.block.distant_F.copy()
-        for s in self.replaced(way, numbers[0]):
-            first, decoys_DL = self.layout.units.first[s], self.decoys[s]
-            distant_F[first : first + decoys_DL.shape[1]] = decoys_DL[numbers[-1]]
-        return distant_F
-
-    def replaced(self, way: str, source: int) -> set[int]:
-        every, one = set(range(len(self.decoys))), {source}
-        return {"all": set(), "decoys": every, "among": every - one, "without": one}[way]
-
-
-def _losses(found: dict[str, np.ndarray]) -> Losses:
-    return Losses(found["all"][:, 0], found["decoys"], found["among"], found["without"])
-
-
-def first_round(num_sources: int) -> list[Trial]:
-    return [("all", 0), ("decoys", 0), *(("without", s, 0) for s in range(num_sources))]
-
-
-def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Trial]:
-    """Return what the first `num` decoys of these sources need."""
-    draws, gives = range(num), list(gives)
-    return [
-        *(("without", source, draw) for source in lost for draw in draws),
-        *(("decoys", draw) for draw in (draws if gives else draws[:2])),
-        *(("among", source, draw) for source in gives for draw in draws),
-    ]
-
-
-def count(prompt: SourcePrompt, layout: Layout, draws: int) -> list[tuple[int, int]]:
-    """Return token-forwards and prompts at most, and those if one decoy of each source and two of
-    the first one are enough: with decoys that share no token."""
-    lengths = [len(ids) for parts in prompt.wholes for ids in parts]
-    firsts = -1 - np.cumsum([0, *lengths[:-1]]) * draws
-    decoys = [
-        first - np.arange(draws * length).reshape(draws, length)
-        for first, length in zip(firsts, lengths, strict=True)
-    ]
-    known, every = layout.before_question, range(len(lengths))
-
-    def spent(*rounds: list[Trial]) -> tuple[int, int]:
-        own = prompt.model.engine
-        engine = CountingEngine(own is None or own.shares, known if own is None else None)
-        trials = Trials(engine, layout, decoys)
-        for one in (first_round(len(lengths)), *rounds):
-            trials.evaluate(one)
-        return engine.token_forwards, engine.num_prompts
-
-    most = spent(*(next_round(every, every, num) for num in [1, *looks(draws)]))
-    return [most, spent(next_round([], [0], 2))]
+JSON_VERSION = 4
+"""Of `to_json`. It grows when a key is removed or changes its meaning, not when one is added."""
 
 
 @dataclass(frozen=True)
 class Reliance:
-    """True or false, with words for a failed `assert`, in the 240 characters that pytest prints."""
+    """True or false. A failed `assert` shows its words, in the 240 characters that pytest prints of
+    an object."""
 
     holds: bool
     words: str
@@ -210,8 +91,8 @@ class Reliance:
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Shows as the answer with each statement in the colour of its source, as a list in a
-    terminal."""
+    """Which source each statement of an answer relies on. Printed, it is the answer with a verdict
+    below each statement."""
 
     prompt: SourcePrompt
     layout: Layout
@@ -222,40 +103,46 @@ class Attribution:
     """Of each token of the answer. None: statements are not judged by their parts."""
 
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
-    """Attributions of the sentences of the reasoning that the answer relies on, also indirectly."""
+    """By name, the attribution of each sentence of the reasoning that the answer relies on, also
+    through other sentences."""
 
     def __getstate__(self) -> dict[str, Any]:
+        # Pickled without the model's weights, which are large and may be on a GPU.
         prompt = replace(self.prompt, model=self.prompt.model.without_weights())
         return vars(self) | {"prompt": prompt}
 
     @property
     def names(self) -> list[str]:
+        """The names of the sources, then those of the sentences of the reasoning."""
         return self.prompt.names
 
     @property
     def named_reasoning(self) -> list[int]:
         """Numbers of the sentences of the reasoning that a verdict names, from 0."""
         num_sources = len(self.names) - self.prompt.num_reasoning
-        names = {name for named in self.statements.sources for name in named}
-        return [i for i, name in enumerate(self.names[num_sources:]) if name in names]
+        named = {name for sources in self.statements.sources for name in sources}
+        return [i for i, name in enumerate(self.names[num_sources:]) if name in named]
 
     def origins(self, named: Sequence[str]) -> tuple[str, ...]:
         """Replace sentences of the reasoning among these names by the sources they rely on."""
-        found = {name for name in named if name not in self.steps}
+        origins = {name for name in named if name not in self.steps}
         for name in set(named) & set(self.steps):
-            found.update(self.steps[name].statements.origins[0])
-        return tuple(name for name in self.names if name in found)
+            origins.update(self.steps[name].statements.origins[0])
+        return tuple(name for name in self.names if name in origins)
 
     @cached_property
     def pieces(self) -> list[tuple[str, int | None]]:
-        """Texts that together are the answer, each with its statement's number; None: of none."""
+        """Texts that together are the answer, each with the number of the statement that it is;
+        None: it is part of no statement."""
         texts = self.layout.document.texts[self.layout.block.start :]
-        found, at = list[tuple[str, int | None]](), 0
+        pieces = list[tuple[str, int | None]]()
+        last_end = 0
         for number, (first, end) in enumerate(self.layout.statements):
-            found += [("".join(texts[at:first]), None), ("".join(texts[first:end]), number)]
-            at = end
-        found.append(("".join(texts[at:]), None))
-        return [(text, number) for text, number in found if text or number is not None]
+            pieces.append(("".join(texts[last_end:first]), None))
+            pieces.append(("".join(texts[first:end]), number))
+            last_end = end
+        pieces.append(("".join(texts[last_end:]), None))
+        return [(text, number) for text, number in pieces if text or number is not None]
 
     @property
     def texts(self) -> list[str]:
@@ -265,14 +152,15 @@ class Attribution:
     @property
     def error_rate(self) -> str:
         """The error rate of the verdicts, in words, with its condition."""
-        noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
         counts = f"statements: {len(self.texts)}, sources: {len(self.names)}, decoys of each"
-        return (
+        words = (
             "This is what the model uses, not whether a source supports the statement. "
             f"Of the sources named, {self.settings.rate:.0%} or less are expected to be named by "
             "chance, on average over answers, if the decoys (default: prose) are of the kind that "
             f"the sources are (Benjamini–Hochberg; {counts}: {self.settings.draws} at most)."
-        ) + (f" {sentence(noise)}" if noise else "")
+        )
+        noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
+        return f"{words} {sentence(noise)}" if noise else words
 
     @cached_property
     def _judged(self) -> tuple[Evidence, list[Verdict]]:
@@ -285,36 +173,50 @@ class Attribution:
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source: `gives`, nats among decoys of all others; `lost`,
         when a decoy replaces it; and what docs/sources.md explains."""
-        evidence, columns = self._judged[0], dict[str, np.ndarray]()
-        for p_TS, name in zip(evidence.p_2TS, ("gives", "lost"), strict=True):
-            nats_TSD = getattr(self.losses, f"{name}_TSD")
-            tried_TS, mean_TS = np.isfinite(nats_TSD).sum(-1), mean_of_tried(nats_TSD)
-            se_TS = evidence.spread_TS / np.where(tried_TS > 0, tried_TS, np.nan) ** 0.5
-            columns |= {name: mean_TS, f"se_{name}": se_TS}
-            columns |= {f"beyond_{name}": (nats_TSD > 0).sum(-1), f"tried_{name}": tried_TS}
+        evidence = self._judged[0]
+        columns = dict[str, np.ndarray]()
+        effects = {"gives": self.losses.gives_TSD, "lost": self.losses.lost_TSD}
+        for p_TS, (name, nats_TSD) in zip(evidence.p_2TS, effects.items(), strict=True):
+            num_tried_TS = np.isfinite(nats_TSD).sum(-1)
+            columns[name] = mean_of_tried(nats_TSD)
+            # By the spread of the statement: that of a few decoys may be far too small.
+            columns[f"se_{name}"] = (
+                evidence.spread_TS / np.where(num_tried_TS > 0, num_tried_TS, np.nan) ** 0.5
+            )
+            columns[f"beyond_{name}"] = (nats_TSD > 0).sum(-1)
+            columns[f"tried_{name}"] = num_tried_TS
             columns[f"p_{name}"] = p_TS
         columns["above"] = np.where(np.isfinite(evidence.above_TS), evidence.above_TS, np.nan)
         keys = [range(len(self.texts)), self.names]
         index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
-        return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
+        return pd.DataFrame({name: values.ravel() for name, values in columns.items()}, index)
 
     @cached_property
     def statements(self) -> pd.DataFrame:
         """A row for each statement; docs/sources.md explains the columns."""
         evidence, verdicts = self._judged
+        # Bonferroni: the least of two tests of each source.
         p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
-        rows = []
+        rows = list[dict[str, Any]]()
         for number, (kind, chosen) in enumerate(verdicts):
-            nats, spread = self.losses.gap_T[number], evidence.spread_TS[number].mean()
-            names = [self.names[s] for s in chosen]
-            open_names = [self.names[s] for s in np.flatnonzero(evidence.open_TS[number])]
-            shown = self.matrix.loc[number].loc[open_names if kind == "undecided" else names]
-            verdict = in_words(kind, shown, nats, self.settings.draws)
-            text, p, origins = self.texts[number].strip(), p_T[number], self.origins(names)
-            named = tuple(names), tuple(open_names)
-            rows.append((text, nats, spread, p, kind, *named, verdict, origins))
-        columns = ["text", "nats", "spread", "p", "kind", "sources", "open", "verdict", "origins"]
-        return pd.DataFrame(rows, columns=columns)
+            nats = self.losses.gap_T[number]
+            named = [self.names[s] for s in chosen]
+            is_open_S = evidence.open_TS[number]
+            open_names = [self.names[s] for s in np.flatnonzero(is_open_S)]
+            cells = self.matrix.loc[number].loc[open_names if kind == "undecided" else named]
+            row = {
+                "text": self.texts[number].strip(),
+                "nats": nats,
+                "spread": evidence.spread_TS[number].mean(),
+                "p": p_T[number],
+                "kind": kind,
+                "sources": tuple(named),
+                "open": tuple(open_names),
+                "verdict": in_words(kind, cells, nats, self.settings.draws),
+                "origins": self.origins(named),
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
 
     def is_undecided(self, row: Any) -> bool:
         """Return whether a statement, or a sentence of the reasoning that it relies on, is
@@ -325,28 +227,25 @@ class Attribution:
     def relies_on(self, source: str | None, statement: int | None = None) -> Reliance:
         """Return whether a statement (default: any) relies on a source, also through reasoning;
         with None, whether it (default: each) relies on none."""
-        if source is not None:
-            self._number(source)
+        if source is not None and source not in self.names:
+            raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
         if statement is not None and not 0 <= statement < len(self.texts):
             raise ConfigError(f"statement={statement} must be 0 to {len(self.texts) - 1}")
         rows = self.statements if statement is None else self.statements.iloc[[statement]]
-        named = [
-            bool(row.origins) or self.is_undecided(row)
-            if source is None
-            else source in {*row.sources, *row.origins}
-            for row in rows.itertuples()
-        ]
-        holds, expected = (not any(named), "no source") if source is None else (any(named), source)
-        first = rows.iloc[np.argsort(np.logical_not(named), kind="stable")[:SHOWN]]
-        joints = {"either": " or ", "both": " and "}
-        found = list[str]()
-        for row in first.itertuples():
-            relies = f"relies on {joints.get(row.kind, '').join(row.sources) or 'no source'}"
-            relies = "is undecided" if row.kind == "undecided" else relies
-            text = shorten(row.text, 24, placeholder="…")
-            found.append(f"statement {row.Index}, '{text}', {relies} ({row.nats:.1f} nats)")
-        found += [f"{len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
-        return Reliance(holds, printable(f"expected: {expected}; found: {'; '.join(found)}"))
+        if source is None:
+            # Undecided is not "no source".
+            relies = [bool(row.origins) or self.is_undecided(row) for row in rows.itertuples()]
+            holds = not any(relies)
+        else:
+            relies = [source in {*row.sources, *row.origins} for row in rows.itertuples()]
+            holds = any(relies)
+        # Those that rely on it come first, as not all are shown.
+        order = np.argsort(np.logical_not(relies), kind="stable")
+        shown = [_in_short(row) for row in rows.iloc[order[:SHOWN]].itertuples()]
+        if len(rows) > SHOWN:
+            shown.append(f"{len(rows) - SHOWN} more")
+        words = f"expected: {source or 'no source'}; found: {'; '.join(shown)}"
+        return Reliance(holds, printable(words))
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -354,21 +253,19 @@ class Attribution:
         any statement; verdict."""
         rows_of = [{*row.sources, *row.origins} for row in self.statements.itertuples()]
         nats = self.matrix[["gives", "lost"]].max(axis=1).groupby("source").max()
-        rows = []
+        rows = list[dict[str, Any]]()
         for name in self.names:
             numbers = tuple(i for i, named in enumerate(rows_of) if name in named)
-            most = f"{nats[name] + 0.0:.1f} nats"
-            verdict = f"changes nothing beyond its decoys (at most {most})"
+            most = f"{nats[name] + 0.0:.1f} nats"  # no -0.0
             if numbers:
                 which = ", ".join(str(i + 1) for i in numbers)
                 verdict = f"statement {which} relies on it ({most})"
-            rows.append((name, numbers, nats[name], verdict))
-        return pd.DataFrame(rows, columns=["source", "statements", "nats", "verdict"])
-
-    def _number(self, source: str) -> int:
-        if source not in self.names:
-            raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
-        return self.names.index(source)
+            else:
+                verdict = f"changes nothing beyond its decoys (at most {most})"
+            rows.append(
+                {"source": name, "statements": numbers, "nats": nats[name], "verdict": verdict}
+            )
+        return pd.DataFrame(rows)
 
     def text(self, citations: str = "[1]", references: bool = True) -> str:
         """Return the answer with a citation behind each statement that relies on a source: as
@@ -376,38 +273,50 @@ class Attribution:
         `references`: add a line for each source that is cited."""
         if (citations.count("1"), citations.count("name")) not in ((1, 0), (0, 1)):
             raise ConfigError(f"citations={citations} must hold 1 or name once, as in [1]")
-        by_name, cited, found = "name" in citations, list[str](), ""
+        by_name = "name" in citations
+        cited = list[str]()
 
         def mark(*names: str) -> str:
             cited.extend(name for name in dict.fromkeys(names) if name not in cited)
-            labels = names if by_name else [str(cited.index(name) + 1) for name in names]
-            return citations.replace("name" if by_name else "1", "/".join(labels))
+            if by_name:
+                return citations.replace("name", "/".join(names))
+            numbers = "/".join(str(cited.index(name) + 1) for name in names)
+            return citations.replace("1", numbers)
 
+        answer = ""
         for text, number in self.pieces:
-            groups, body = list[tuple[str, ...]](), text.rstrip()
+            marks = ""
             if number is not None:
                 row = self.statements.iloc[number]
+                # Alternatives share a mark; of sources that are needed together, each has one.
                 is_either = row.kind == "either" and row.origins == row.sources
                 groups = [row.sources] if is_either else [(name,) for name in row.origins]
-            before = "\n" if body.endswith(("```", "~~~")) else " "  # a fence is alone in its line
-            marks = "".join(mark(*names) for names in groups)
-            found += body + (before + marks if marks else "") + text[len(body) :]
+                marks = "".join(mark(*names) for names in groups)
+            body = text.rstrip()
+            if marks:
+                is_fence = body.endswith(("```", "~~~"))  # which must be alone in its line
+                body_with_marks = f"{body}\n{marks}" if is_fence else f"{body} {marks}"
+            else:
+                body_with_marks = body
+            answer += body_with_marks + text[len(body) :]
         if references and cited and not by_name:
-            colon = ":" if citations.startswith("[^") else ""
+            colon = ":" if citations.startswith("[^") else ""  # a footnote of Markdown
             lines = [f"{mark(name)}{colon} {name}" for name in cited]
-            found = "\n".join([found.rstrip() + "\n", *lines])
-        return found.strip()
+            answer = "\n".join([answer.rstrip() + "\n", *lines])
+        return answer.strip()
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `to_json` writes (docs/sources.md)."""
-        first, spans = 0, list[tuple[int, int]]()
-        for text, number in self.pieces:
-            if number is not None:
-                inner = text.strip()
-                begin = first + text.find(inner)
-                spans.append((begin, begin + len(inner)))
-            first += len(text)
-        statements = self.statements.to_dict("records")
+        records = self.statements.to_dict("records")
+        statements = [
+            {"first": first, "end": end} | record
+            for (first, end), record in zip(self._spans(), records, strict=True)
+        ]
+        first_sentence = len(self.names) - self.prompt.num_reasoning
+        reasoning = [
+            {"name": name, "text": self.source_text(number).strip()} | self._step(name)
+            for number, name in enumerate(self.names[first_sentence:], start=first_sentence)
+        ]
         return {
             "schema": "olmo-sparsity/attribution",
             "version": JSON_VERSION,
@@ -418,56 +327,81 @@ class Attribution:
             "error_rate": self.error_rate,
             "answer": "".join(text for text, _ in self.pieces),
             "sources": self.names,
-            "statements": [
-                {"first": a, "end": b} | row for (a, b), row in zip(spans, statements, strict=True)
-            ],
+            "statements": statements,
             "matrix": self.matrix.reset_index().to_dict("records"),
-            "reasoning": [
-                {"name": name, "text": self.source_text(number).strip()} | self._step(name)
-                for number, name in enumerate(self.names)
-                if number >= len(self.names) - self.prompt.num_reasoning
-            ],
+            "reasoning": reasoning,
         }
 
+    def _spans(self) -> list[tuple[int, int]]:
+        """Return first and end character of each statement in the answer, without white space."""
+        spans = list[tuple[int, int]]()
+        first = 0
+        for text, number in self.pieces:
+            if number is not None:
+                inner = text.strip()
+                begin = first + text.find(inner)
+                spans.append((begin, begin + len(inner)))
+            first += len(text)
+        return spans
+
     def _step(self, name: str) -> dict[str, Any]:
+        """Return what a sentence of the reasoning relies on, if the answer relies on it."""
         if name not in self.steps:
             return {}
         step = self.steps[name]
-        (row,) = step.statements.to_dict("records")
-        return row | {"matrix": step.matrix.reset_index().to_dict("records")}
+        (record,) = step.statements.to_dict("records")
+        return record | {"matrix": step.matrix.reset_index().to_dict("records")}
 
     def source_text(self, number: int) -> str:
-        units, texts = self.layout.units, self.layout.document.texts
-        return "".join(texts[units.first[number] : self.layout.text_ends[number]])
+        """Return the text of a source, as the model reads it."""
+        first = self.layout.units.first[number]
+        return "".join(self.layout.document.texts[first : self.layout.text_ends[number]])
 
     def to_json(self) -> str:
+        """Return the answer, its statements and verdicts as JSON, in a versioned schema."""
         return json.dumps(plain(self.to_dict()), ensure_ascii=False, indent=1)
 
     def to_html(self, path: str | Path) -> None:
-        texts, prompt, at = self.layout.document.texts, list[tuple[str, int | None]](), 0
+        """Write the answer as a page, each statement in the colour of its source."""
+        page = AnswerPage(
+            model=self.prompt.model.name,
+            error_rate=self.error_rate,
+            names=self.names,
+            draws=self.settings.draws,
+            pieces=self.pieces,
+            statements=self.statements,
+            matrix=self.matrix,
+            sources=self.sources,
+            prompt=self._prompt_texts(),
+            chains=[list(self.chain(named)) for named in self.statements.sources],
+        )
+        page.write(Path(path))
+
+    def _prompt_texts(self) -> list[tuple[str, int | None]]:
+        """Return the texts that precede the answer, each with the number of the source it is."""
+        texts = self.layout.document.texts
+        prompt_texts = list[tuple[str, int | None]]()
+        first = 0
         for piece in [*self.prompt.pieces, Piece(self.prompt.near_ids, [])]:
-            end = at + len(piece.text_ids)
-            prompt.append(("".join(texts[at:end]), piece.source))
-            at = end + len(piece.after_ids)
-        chains = [list(self.chain(named)) for named in self.statements.sources]
-        AnswerPage(
-            self.prompt.model.name, self.error_rate, self.names, self.settings.draws, self.pieces,
-            self.statements, self.matrix, self.sources, prompt, chains,
-        ).write(Path(path))  # fmt: skip
+            end = first + len(piece.text_ids)
+            prompt_texts.append(("".join(texts[first:end]), piece.source))
+            first = end + len(piece.after_ids)
+        return prompt_texts
 
     def describe(self, bold: bool = False) -> str:
-        """For a terminal. `bold`: whether it understands ANSI codes."""
+        """Return the verdicts as text for a terminal. `bold`: whether it understands ANSI codes."""
         lines = list[str]()
         for row in self.statements.itertuples():
-            lines += [strong(quoted(row.text), bold), f"  {printable(row.verdict)}"]
-            lines += [
-                f"{'  ' * depth}{name}, '{quoted(step.text)}', {printable(step.verdict)}"
-                for depth, name, step in self.chain(row.sources)
-            ]
+            lines.append(strong(quoted(row.text), bold))
+            lines.append(f"  {printable(row.verdict)}")
+            for depth, name, step in self.chain(row.sources):
+                indent = "  " * depth
+                lines.append(f"{indent}{name}, '{quoted(step.text)}', {printable(step.verdict)}")
         return "\n".join([*lines, "", self.error_rate])
 
     def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[tuple[int, str, Any]]:
-        """Yield depth, name and row of sentences of the reasoning, before those they rely on."""
+        """Yield the sentences of the reasoning among these names, each followed by the sentences
+        that it relies on: depth, name, and row of `statements`."""
         for name in named:
             if name in self.steps:
                 (row,) = self.steps[name].statements.itertuples()
@@ -478,6 +412,17 @@ class Attribution:
         return self.describe()
 
 
+def _in_short(row: Any) -> str:
+    """Describe the verdict of a statement for a failed assertion. `row`: of `statements`."""
+    if row.kind == "undecided":
+        verdict = "is undecided"
+    else:
+        joint = {"either": " or ", "both": " and "}.get(row.kind, "")
+        verdict = f"relies on {joint.join(row.sources) or 'no source'}"
+    text = shorten(row.text, 24, placeholder="…")
+    return f"statement {row.Index}, '{text}', {verdict} ({row.nats:.1f} nats)"
+
+
 def attribute(request: AttributeRequest) -> Attribution:
     """Answer a request."""
     with in_use(request.model):
@@ -485,37 +430,46 @@ def attribute(request: AttributeRequest) -> Attribution:
 
 
 def count_cost(request: AttributeRequest) -> Cost:
+    """Return what a request costs, without computing it."""
     return cost_of([Attributing(_load(request, only_counts=True), request)])
 
 
 def cost_of(questions: Sequence[Attributing]) -> Cost:
-    (most, prompts), (clear, few) = np.sum([one.count() for one in questions], 0).tolist()
+    """Return what these questions cost together."""
+    at_most = sum((question.count_at_most() for question in questions), NOTHING)
+    if_clear = sum((question.count_if_clear() for question in questions), NOTHING)
     num_parameters = questions[0].model.num_parameters
-    cost = Cost(most, num_parameters)
+    cost = Cost(at_most.token_forwards, num_parameters)
     lines = [
-        f"token-forwards  {clear:,} in {few:,} prompts if the first source is clear at once",
-        f"at most         {most:,} in {prompts:,} prompts",
+        f"token-forwards  {if_clear.token_forwards:,} in {if_clear.num_prompts:,} prompts if the "
+        "first source is clear at once",
+        f"at most         {at_most.token_forwards:,} in {at_most.num_prompts:,} prompts",
     ]
     if num_parameters and torch.cuda.is_available():
         lines.append(f"FLOPs at most   {cost.flops:.2e} (2 per parameter)")
     elif num_parameters:
         speed = flops_per_second()
-        seconds = Cost(clear, num_parameters).flops / speed, cost.flops / speed
-        here = f"about {seconds[0]:,.0f} s if clear at once, at most {seconds[1]:,.0f} s"
+        clear_seconds = Cost(if_clear.token_forwards, num_parameters).flops / speed
+        most_seconds = cost.flops / speed
         rule = f"2 FLOPs per parameter; {speed / 1e9:,.0f} GFLOP/s in products of matrices"
-        lines.append(f"FLOPs at most   {cost.flops:.2e}\non this CPU     {here} ({rule})")
+        lines.append(f"FLOPs at most   {cost.flops:.2e}")
+        lines.append(
+            f"on this CPU     about {clear_seconds:,.0f} s if clear at once, at most "
+            f"{most_seconds:,.0f} s ({rule})"
+        )
     return replace(cost, details="\n".join(lines))
 
 
 def flops_per_second() -> float:
     """Time a product of matrices on this machine, which takes a fraction of a second."""
-    size, times = 768, list[float]()
+    size = 768
     matrix = torch.ones(size, size)
+    seconds = list[float]()
     for _ in range(5):
         began = time.perf_counter()
         matrix @ matrix
-        times.append(time.perf_counter() - began)
-    return float(2 * size**3 / np.median(times))
+        seconds.append(time.perf_counter() - began)
+    return float(2 * size**3 / np.median(seconds))
 
 
 def _load(request: AttributeRequest, **how: Any) -> LoadedModel:
@@ -530,73 +484,113 @@ class Attributing:
     model: LoadedModel
     request: AttributeRequest
     quiet: bool = False
+    """Show no progress."""
 
     def run(self) -> Attribution:
-        given, prompt = self.request, self._prompt
+        """Generate the answer unless the request has one, and judge its statements."""
+        request = self.request
+        prompt = self._prompt
         with using(self.model):
-            # Raises before an answer is generated.
-            self._texts(prompt)
-            ids = prompt.answer_ids(given.answer, self._num_new, self.quiet, given.reasoning)
-            whole, *of_sentences = self._chain(ids)
-            found = self._judge("explaining", *whole)
-            steps, waiting = dict[str, Attribution](), [*found.named_reasoning]
-            for number in waiting:  # grows
+            # Raises before an answer is generated, which may take minutes.
+            self._decoy_texts(prompt)
+            ids = prompt.answer_ids(
+                request.answer, self._num_new, quiet=self.quiet, reasoning=request.reasoning
+            )
+            (answer_prompt, answer_ids), *sentence_parts = self._chain(ids)
+            answer = self._judge("explaining", answer_prompt, answer_ids)
+            steps = dict[str, Attribution]()
+            waiting = [*answer.named_reasoning]
+            for number in waiting:  # grows, by the sentences that a sentence relies on
                 name = f"reasoning {number + 1}"
-                step = self._judge(f"explaining {name}", *of_sentences[number])
+                step = self._judge(f"explaining {name}", *sentence_parts[number])
                 steps[name] = replace(step, steps=steps)
                 waiting += [other for other in step.named_reasoning if other not in waiting]
-        forwards = found.token_forwards + sum(step.token_forwards for step in steps.values())
-        return replace(found, steps=steps, token_forwards=forwards)
+        forwards_of_steps = sum(step.token_forwards for step in steps.values())
+        token_forwards = answer.token_forwards + forwards_of_steps
+        return replace(answer, steps=steps, token_forwards=token_forwards)
+
+    def count_at_most(self) -> TrialCount:
+        """Count all trials that may be needed; with reasoning, as if the answer relied on each
+        sentence."""
+        draws = self.request.settings.draws
+        counts = [count_at_most(prompt, layout, draws) for prompt, layout in self._layouts]
+        return sum(counts, NOTHING)
+
+    def count_if_clear(self) -> TrialCount:
+        """Count the trials if two decoys decide; with reasoning, as if the answer relied on each
+        sentence."""
+        draws = self.request.settings.draws
+        counts = [count_if_clear(prompt, layout, draws) for prompt, layout in self._layouts]
+        return sum(counts, NOTHING)
+
+    @cached_property
+    def _layouts(self) -> list[tuple[SourcePrompt, Layout]]:
+        """Prompt and layout of the answer, as long as it may become, and of each sentence of the
+        reasoning."""
+        request = self.request
+        prompt = self._prompt
+        if request.answer is None:
+            placeholder = Answer("?", [(0, 1)])
+            ids = prompt.answer_ids(placeholder, self._num_new, True, request.reasoning)
+            ids = replace(ids, pieces=[prompt.near_ids[:1] * self._num_new])
+        else:
+            ids = prompt.answer_ids(request.answer, self._num_new, True, request.reasoning)
+        return [(part, part.lay_out(part_ids)) for part, part_ids in self._chain(ids)]
 
     def _chain(self, ids: AnswerIds) -> list[tuple[SourcePrompt, AnswerIds]]:
-        """The answer, and each sentence of the reasoning, with what precedes it."""
-        prompt, tokens = self._prompt, ids.reasoning
+        """Return the answer, and each sentence of the reasoning as an answer of its own, with the
+        prompt that precedes it."""
+        tokens = ids.reasoning
         spans = sentences(tokens, self.model.tokenizer)
-        found = [(prompt.through(tokens, spans), ids)]
+        links = [(self._prompt.through(tokens, spans), ids)]
         for number, (first, end) in enumerate(spans):
-            inner = prompt.through(tokens[:first], spans[:number])
-            found.append((inner, AnswerIds([tokens[first:end]], [True])))
-        return found
+            # The sentences before it are sources of a sentence, too.
+            before = self._prompt.through(tokens[:first], spans[:number])
+            links.append((before, AnswerIds([tokens[first:end]], [True])))
+        return links
 
-    def _texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
+    def _decoy_texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
         decoys = self.request.decoys
         return read_decoys(self.model, prompt, "builtin:embedded" if decoys is None else decoys)
 
     def _judge(self, doing: str, prompt: SourcePrompt, ids: AnswerIds) -> Attribution:
-        settings, loading = self.request.settings, self.request.loading
-        drawn = draw_decoys(prompt, self._texts(prompt), settings.draws, settings.seed)
+        """Evaluate as many decoys as the verdicts of this answer need. `doing`: shown as the name
+        of the progress bar."""
+        settings = self.request.settings
+        decoys = draw_decoys(prompt, self._decoy_texts(prompt), settings.draws, settings.seed)
         layout = prompt.lay_out(ids)
-        engine = logprobs_of(self.model, loading.batch_tokens)
-        before = engine.token_forwards
+        engine = logprobs_of(self.model, self.request.loading.batch_tokens)
+        forwards_before = engine.token_forwards
         if isinstance(engine, ModelLogprobs):
-            engine.scorer.states(layout.before_question)  # which many prompts share
-        rounds = 1 + len(looks(settings.draws))
-        with Progress(doing, rounds, "rounds", enabled=not self.quiet) as progress:
-            trials = Trials(engine, layout, drawn)
+            # Computed once here, because most prompts begin with them.
+            engine.scorer.states(layout.before_question)
+        num_rounds = 1 + len(looks(settings.draws))
+        with Progress(doing, num_rounds, "rounds", enabled=not self.quiet) as progress:
+            trials = Trials(engine, layout, decoys)
             losses = trials.run(settings.rate, progress.update)
-            progress.update(rounds)
+            progress.update(num_rounds)
+        self._refuse_unread(trials, prompt, layout)
+        return Attribution(
+            prompt=prompt,
+            layout=layout,
+            settings=settings,
+            losses=losses,
+            token_forwards=engine.token_forwards - forwards_before,
+            token_losses=trials.token_losses,
+        )
+
+    def _refuse_unread(self, trials: Trials, prompt: SourcePrompt, layout: Layout) -> None:
+        """Raise if a server has cut sources off the prompt: no statement would rely on them."""
+        if self.model.engine is None:
+            return  # A model in this process reads whole prompts, whatever it makes of them.
         unread = trials.unread_sources()
-        # A model in this process reads whole prompts, whatever it makes of them.
-        if unread and self.model.engine is not None:
-            names = ", ".join(prompt.names[s] for s in unread)
+        if unread:
+            names = ", ".join(prompt.names[source] for source in unread)
             raise DataError(
                 f"{self.model.name} did not read {names}: decoys there change no digit of the "
                 f"answer's loss; raise its limit for prompts, here of {len(layout.block.tokens):,} "
                 "tokens"
             )
-        forwards = engine.token_forwards - before
-        return Attribution(prompt, layout, settings, losses, forwards, trials.token_losses)
-
-    def count(self) -> np.ndarray:
-        """Add what `count` returns; with reasoning, as if the answer relied on each sentence."""
-        prompt, given = self._prompt, self.request
-        # As long as it may become.
-        answer = Answer("?", [(0, 1)]) if given.answer is None else given.answer
-        ids = prompt.answer_ids(answer, self._num_new, True, given.reasoning)
-        if given.answer is None:
-            ids = replace(ids, pieces=[prompt.near_ids[:1] * self._num_new])
-        draws, parts = given.settings.draws, self._chain(ids)
-        return np.sum([count(inner, inner.lay_out(part), draws) for inner, part in parts], 0)
 
     @property
     def _num_new(self) -> int:

@@ -18,7 +18,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.sources.segments import draw_decoys, read_decoys
-from olmo_sparsity.sources.statements import Trials, next_round
+from olmo_sparsity.sources.trials import Trials, next_round
 from olmo_sparsity.sources.verdicts import mean_of_tried
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import (
@@ -36,30 +36,35 @@ from tests.support.sources import (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_numbers_are_those_of_plain_transformers(family: str) -> None:
-    found, plain = asked(family, draws=4), Plain(family)
+def test_losses_are_those_of_plain_transformers(family: str) -> None:
+    found = asked(family, draws=4)
+    plain = Plain(family)
     close(found.losses.all_T, plain.losses())
     texts = read_decoys(found.prompt.model, found.prompt, GIVEN["decoys"])
     decoys = draw_decoys(found.prompt, texts, 4, 0)
-    model = HuggingFaceLM(model_of(family))
-    trials = Trials(ModelLogprobs(Scorer(model)), found.layout, decoys)
+    trials = Trials(ModelLogprobs(Scorer(HuggingFaceLM(model_of(family)))), found.layout, decoys)
     trials.evaluate(next_round([0, 1], range(3), 2))
     trials.evaluate(next_round(range(3), range(3), 4))
-    assert np.isnan(trials.found.pop("all")).all()
+    losses = trials.statement_losses
+    assert np.isnan(losses.pop("all")).all()
     for draw, ids in enumerate(zip(*(rows.tolist() for rows in decoys), strict=True)):
-        of_all = dict(enumerate(ids))
-        close(trials.found["decoys"][:, draw], plain.with_decoys(of_all).losses())
+        in_all_places = dict(enumerate(ids))
+        close(losses["decoys"][:, draw], plain.with_decoys(in_all_places).losses())
         for source in range(3):
-            others = {number: of_all[number] for number in range(3) if number != source}
-            among = plain.with_decoys(others).losses()
-            close(trials.found["among"][:, source, draw], among)
-            without = plain.with_decoys({source: of_all[source]}).losses()
-            close(trials.found["without"][:, source, draw], without)
-    # Those that were evaluated are the same.
-    for way, all_there in trials.found.items():
-        tried = getattr(found.losses, f"{way}_{'TD' if way == 'decoys' else 'TSD'}")
-        assert np.isfinite(tried).any() or way == "among"
-        close(tried[np.isfinite(tried)], all_there[np.isfinite(tried)])
+            others = {number: in_all_places[number] for number in range(3) if number != source}
+            close(losses["among"][:, source, draw], plain.with_decoys(others).losses())
+            alone = {source: in_all_places[source]}
+            close(losses["without"][:, source, draw], plain.with_decoys(alone).losses())
+    # `attribute` evaluates some of them.
+    for way, expected in losses.items():
+        evaluated = getattr(found.losses, f"{way}_{'TD' if way == 'decoys' else 'TSD'}")
+        is_evaluated = np.isfinite(evaluated)
+        assert is_evaluated.any() or way == "among"
+        close(evaluated[is_evaluated], expected[is_evaluated])
+
+
+def test_the_tables_are_computed_from_the_losses() -> None:
+    found = asked(draws=4)
     close(found.statements.nats, found.losses.gap_T)
     least_T = found.matrix[["p_gives", "p_lost"]].min(axis=1).groupby("statement").min()
     close(found.statements.p, np.minimum(1, 2 * 3 * least_T))  # of two tests of three sources
@@ -71,8 +76,7 @@ def test_numbers_are_those_of_plain_transformers(family: str) -> None:
         nats_TSD = getattr(found.losses, f"{name}_TSD")
         tried = found.matrix[f"tried_{name}"]
         assert tried.tolist() == [sum(np.isfinite(nats)) for nats in nats_TSD.reshape(9, -1)]
-        expected = spread_TS.ravel() / np.sqrt(tried.where(tried > 0))
-        close(found.matrix[f"se_{name}"], expected)
+        close(found.matrix[f"se_{name}"], spread_TS.ravel() / np.sqrt(tried.where(tried > 0)))
 
 
 def close(found: Any, expected: Any) -> None:
@@ -194,29 +198,43 @@ def test_a_folder_names_its_sources_and_refuses_what_is_not_text(
     assert "d.pdf is not text in UTF-8; convert it to text" in err
 
 
-def test_the_command(
+def test_the_command_prints_verdicts_and_writes_a_page(
     shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*shell_words, "--answer", "w1 w2 w3", "--candidates", "a,c", "--draws", "5"]
-    code, out, err = shell(capsys, *given, "--html", str(tmp_path / "page.html"))
+    words = [*shell_words, "--answer", "w1 w2 w3", "--candidates", "a,c", "--draws", "5"]
+    code, out, err = shell(capsys, *words, "--html", str(tmp_path / "page.html"))
     assert code == 0, err
     assert "w1 w2 w3\n  rests on " in out
     assert "statements: 1, sources: 2, decoys of each: 5 at most" in out
     assert "</html>" in (tmp_path / "page.html").read_text()
-    code, out, err = shell(capsys, *given, "--json", "--reasoning", "w5 w6 w7 w8 w9")
+
+
+def test_the_command_prints_json_of_an_answer_and_its_reasoning(
+    shell_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*shell_words, "--answer", "w1 w2 w3", "--candidates", "a,c", "--draws", "5"]
+    code, out, err = shell(capsys, *words, "--json", "--reasoning", "w5 w6 w7 w8 w9")
     assert code == 0, err
     told = json.loads(out)
     assert [cell["source"] for cell in told["matrix"]] == ["a", "c", "reasoning 1"]
     assert told["reasoning"][0]["text"] == "w5 w6 w7 w8"  # the last token stays in view
-    code, out, err = shell(capsys, *given, "--dry-run")
+
+
+def test_a_dry_run_prints_the_cost(
+    shell_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = shell(capsys, *shell_words, "--answer", "w1 w2 w3", "--dry-run")
     assert code == 0, err
     assert out.startswith("token-forwards  ")
-    # A folder is the sources that are its files.
-    (tmp_path / "texts").mkdir()
+
+
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_each_file_of_a_folder_is_a_source(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
     for name, text in SOURCES.items():
-        (tmp_path / "texts" / name).write_text(text)
-    for source in (tmp_path / "texts", tmp_path / "texts/*"):
-        words = [shell_words[0], "--source", str(source), *shell_words[7:], "--answer", "w1"]
-        code, out, err = shell(capsys, *words, "--units", "words")
-        assert code == 0, err
-        assert "sources: 12, decoys" in out
+        (tmp_path / name).write_text(text)
+    words = [shell_words[0], "--source", str(tmp_path / pattern), *shell_words[7:]]
+    code, out, err = shell(capsys, *words, "--answer", "w1", "--units", "words")
+    assert code == 0, err
+    assert "sources: 12, decoys" in out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -45,21 +45,22 @@ def drawn(tails: str, shape: tuple[int, ...], generator: np.random.Generator) ->
 def named_by_chance(num_sources: int, draws: int, scale: float, tails: str, num: int) -> float:
     """The share of answers with any name, of three statements each, where each text has an effect
     of its own, drawn as those of its decoys are."""
-    generator, found = np.random.default_rng(1), 0
+    generator = np.random.default_rng(1)
+    num_named = 0
     for _ in range(num):
         shape = (3, num_sources, 1 + draws)
         spread_T11 = scale * PRIOR_NATS * np.ones((3, 1, 1))
-        if tails == "of each statement its own":
+        if tails == "each statement has its own scale":
             spread_T11 = spread_T11 * np.sqrt(4 / generator.chisquare(4, (3, 1, 1)))
             effects = generator.normal(size=shape) * spread_T11
         else:
             effects = drawn(tails, shape, generator) * spread_T11
         verdicts_T = judge(of_effects(effects[..., 0], effects[..., 1:]), 0.05)[1]
-        found += any(named for _, named in verdicts_T)
-    return found / num
+        num_named += any(named for _, named in verdicts_T)
+    return num_named / num
 
 
-@pytest.mark.parametrize("tails", ["normal", "t3", "of each statement its own"])
+@pytest.mark.parametrize("tails", ["normal", "t3", "each statement has its own scale"])
 @pytest.mark.parametrize(
     ("num_sources", "draws", "scale"),
     [
@@ -82,53 +83,90 @@ def test_the_rate_is_not_held_by_the_prior(monkeypatch: pytest.MonkeyPatch) -> N
     assert named_by_chance(2, 2, 10, "normal", 100) > 0.15
 
 
-def by_loops(losses: Losses, num: int, freedom: int, limit: float) -> dict[str, np.ndarray]:
-    """Means, p-values, spreads and nats above the least that is named after `num` decoys of each
-    source, one after the other."""
+# --- a second implementation, by loops ------------------------------------------------------------
+
+
+@dataclass
+class Effect:
+    """What a source gives (test 0), or what is lost without it (test 1)."""
+
+    capped: list[float]  # by decoy
+    uncapped: np.ndarray
+
+    @property
+    def is_evaluated(self) -> bool:
+        return not np.isnan(self.capped).any()
+
+
+@dataclass
+class LoopLook:
+    spread: np.ndarray  # TS
+    means: np.ndarray  # 2TS; NaN: not evaluated
+    p: np.ndarray  # 2TS
+    above: np.ndarray  # 2TS; nats above the least that is named
+
+
+def effects_of(losses: Losses, t: int, s: int, num: int) -> list[Effect]:
+    decoys = losses.decoys_TD[t, :num]
+    among = losses.among_TSD[t, s, :num]
+    without = losses.without_TSD[t, s, :num]
+    most = np.median(decoys[~np.isnan(decoys)])
+    gives = [min(a, most) - min(b, most) for a, b in zip(decoys, among, strict=True)]
+    lost = [min(loss, most) - losses.all_T[t] for loss in without]
+    return [Effect(gives, decoys - among), Effect(lost, without)]
+
+
+def look_by_loops(losses: Losses, num: int, freedom: int, limit: float) -> LoopLook:
+    """Test each source after `num` decoys, one after the other."""
     num_T, num_S = losses.without_TSD.shape[:2]
-    found = {"spread": np.zeros((num_T, num_S)), "means": np.full((2, num_T, num_S), np.nan)}
-    found |= {"p": np.ones((2, num_T, num_S)), "above": np.full((2, num_T, num_S), -np.inf)}
-    nats: dict[Any, Any] = {}
-    for t, s in product(range(num_T), range(num_S)):
-        decoys, among = losses.decoys_TD[t, :num], losses.among_TSD[t, s, :num]
-        without, most = losses.without_TSD[t, s, :num], np.median(decoys[~np.isnan(decoys)])
-        gives = [min(a, most) - min(b, most) for a, b in zip(decoys, among, strict=True)]
-        lost = [min(one, most) - losses.all_T[t] for one in without]
-        nats[0, t, s], nats[1, t, s] = (gives, decoys - among), (lost, without)
+    look = LoopLook(
+        spread=np.zeros((num_T, num_S)),
+        means=np.full((2, num_T, num_S), np.nan),
+        p=np.ones((2, num_T, num_S)),
+        above=np.full((2, num_T, num_S), -np.inf),
+    )
+    effects = [[effects_of(losses, t, s, num) for s in range(num_S)] for t in range(num_T)]
+    tried = {
+        s for t, s, n in product(range(num_T), range(num_S), range(2))
+        if effects[t][s][n].is_evaluated
+    }  # fmt: skip
+    noise = (1 + 1 / num) ** 0.5
     for t in range(num_T):
-        pairs = product(range(2), range(num_S))
-        known = [nats[n, t, s] for n, s in pairs if not np.isnan(nats[n, t, s][0]).any()]
+        known = [effect for of_source in effects[t] for effect in of_source if effect.is_evaluated]
         most = np.nanmedian(losses.decoys_TD[t, :num])
-        total, weight, scales = 3 * (0.3**2 + (0.02 * most) ** 2), 3, list[tuple[float, int]]()
+        total = 3 * (0.3**2 + (0.02 * most) ** 2)
+        weight = 3
+        scales = list[tuple[float, int]]()
         if num > 1 and known:
-            total += (num - 1) * np.mean([np.var(capped, ddof=1) for capped, _ in known])
+            total += (num - 1) * np.mean([np.var(effect.capped, ddof=1) for effect in known])
             weight += num - 1
             if num_S <= 4:
-                raw = np.mean([np.var(values, ddof=1) for _, values in known])
-                tried = {key[2] for key, (of, _) in nats.items() if not np.isnan(of).any()}
-                scales = [((raw + 1e-12) ** 0.5, min(6, len(tried) * (num - 1)))]
+                variance = np.mean([np.var(effect.uncapped, ddof=1) for effect in known])
+                scales = [((variance + 1e-12) ** 0.5, min(6, len(tried) * (num - 1)))]
         for s in range(num_S):
-            own_total, own_weight = total, weight
+            total_of_source = total
+            weight_of_source = weight
             if num_S > 4:
-                others = [nats[1, t, other][0][0] ** 2 for other in range(num_S) if other != s]
-                own_total, own_weight = total + 4 * np.median(others) / 0.91, weight + 4
-            found["spread"][t, s] = (own_total / own_weight) ** 0.5
-            noise, both = (1 + 1 / num) ** 0.5, [(found["spread"][t, s], freedom), *scales]
+                others = [effects[t][o][1].capped[0] ** 2 for o in range(num_S) if o != s]
+                total_of_source += 4 * np.median(others) / 0.91
+                weight_of_source += 4
+            spread = (total_of_source / weight_of_source) ** 0.5
+            look.spread[t, s] = spread
+            tests = [(spread, freedom), *scales]
             for n in range(2):
-                capped = nats[n, t, s][0]
-                if not np.isnan(capped).any():
-                    mean = found["means"][n, t, s] = np.mean(capped)
-                    p_of = [tail(mean / scale / noise, free) for scale, free in both]
-                    least = [scale * noise * quantile(limit, free) for scale, free in both]
-                    found["p"][n, t, s], found["above"][n, t, s] = max(p_of), mean - max(least)
-    return found
+                if effects[t][s][n].is_evaluated:
+                    mean = np.mean(effects[t][s][n].capped)
+                    look.means[n, t, s] = mean
+                    p_of_tests = [tail(mean / scale / noise, free) for scale, free in tests]
+                    least = [scale * noise * quantile(limit, free) for scale, free in tests]
+                    look.p[n, t, s] = max(p_of_tests)
+                    look.above[n, t, s] = mean - max(least)
+    return look
 
 
-@pytest.mark.parametrize(
-    ("num_sources", "draws"), [(1, 2), (2, 2), (3, 4), (4, 5), (5, 2), (6, 4), (7, 8)]
-)
-def test_the_evidence_is_that_of_plain_loops(num_sources: int, draws: int) -> None:
-    """Also where decoys of some sources were not evaluated, or only the first ones."""
+def partly_evaluated(num_sources: int, draws: int) -> Losses:
+    """Losses of three statements, in which decoys of some sources were not evaluated, or only the
+    first ones."""
     generator = np.random.default_rng(num_sources)
     own = generator.normal(size=(3, num_sources)) * 3
     losses = of_effects(own, generator.normal(size=(3, num_sources, draws)))
@@ -138,66 +176,110 @@ def test_the_evidence_is_that_of_plain_loops(num_sources: int, draws: int) -> No
     losses.among_TSD[:, -1, 1:] = np.nan
     if num_sources > 2:
         losses.without_TSD[:, 0, 2:] = np.nan
-        losses.decoys_TD[0, 1:], losses.among_TSD[0, :, 1:] = np.nan, np.nan
+        losses.decoys_TD[0, 1:] = np.nan
+        losses.among_TSD[0, :, 1:] = np.nan
         losses.among_TSD[:, 1] = np.nan
+    return losses
+
+
+SIZES = [(1, 2), (2, 2), (3, 4), (4, 5), (5, 2), (6, 4), (7, 8)]
+
+
+@pytest.mark.parametrize(("num_sources", "draws"), SIZES)
+def test_the_evidence_is_that_of_plain_loops(num_sources: int, draws: int) -> None:
+    losses = partly_evaluated(num_sources, draws)
     stages = {2: [2], 4: [2, 4], 5: [2, 4, 5], 8: [2, 4, 8]}[draws]
-    spends = [*[0.1] * (len(stages) - 1), 1 - 0.1 * (len(stages) - 1)]
+    shares = [*[0.1] * (len(stages) - 1), 1 - 0.1 * (len(stages) - 1)]
     freedom = 4 if len(stages) > 1 else 3
-    each, limit = list(zip(stages, spends, strict=True)), 0.05 / (2 * 3 * num_sources)
-    made = [by_loops(losses.first(num), num, freedom, limit * spend) for num, spend in each]
-    p_2TS = np.min([one["p"] / spend for one, spend in zip(made, spends, strict=True)], 0)
-    p_2TS = np.minimum(p_2TS, 1)
+    limit = 0.05 / (2 * 3 * num_sources)
+    looks = [
+        look_by_loops(losses.first(num), num, freedom, limit * share)
+        for num, share in zip(stages, shares, strict=True)
+    ]
     found = weigh(losses, 0.05)
-    np.testing.assert_allclose(found.p_2TS, p_2TS, rtol=1e-7)
-    last = [one for one in made if np.isfinite(one["means"]).any()][-1]
-    np.testing.assert_allclose(found.spread_TS, last["spread"])
-    # Benjamini–Hochberg, by its definition.
-    p_TS = np.minimum(1, 2 * p_2TS.min(0))
+    p_2TS = np.min([look.p / share for look, share in zip(looks, shares, strict=True)], 0)
+    np.testing.assert_allclose(found.p_2TS, np.minimum(p_2TS, 1), rtol=1e-7)
+    last = [look for look in looks if np.isfinite(look.means).any()][-1]
+    np.testing.assert_allclose(found.spread_TS, last.spread)
+    np.testing.assert_allclose(found.above_TS, np.max([look.above for look in looks], (0, 1)))
+
+
+@pytest.mark.parametrize(("num_sources", "draws"), SIZES)
+def test_the_named_sources_are_those_of_benjamini_and_hochberg(
+    num_sources: int, draws: int
+) -> None:
+    losses = partly_evaluated(num_sources, draws)
+    found = weigh(losses, 0.05)
+    p_TS = np.minimum(1, 2 * found.p_2TS.min(0))
     p_TS[losses.gap_T < MIN_GAP] = 1.0
     ranks = [sum(p_TS.ravel() <= p) for p in p_TS.ravel()]
     passed = p_TS.ravel() <= 0.05 * np.array(ranks) / p_TS.size
-    assert found.found_TS.tolist() == (p_TS <= max(p_TS.ravel()[passed], default=-1)).tolist()
-    np.testing.assert_allclose(found.above_TS, np.max([one["above"] for one in made], (0, 1)))
-    # More decoys, and verdicts, by their rules.
-    gives, lost, named = losses.gives_TSD, losses.lost_TSD, [set(), set()]
-    verdicts_T = judge(losses, 0.05)[1]
+    assert found.named_TS.tolist() == (p_TS <= max(p_TS.ravel()[passed], default=-1)).tolist()
+
+
+def means_of(losses: Losses, t: int) -> list[tuple[float, float]]:
+    """Of each source, what it gives and what is lost without it; NaN: not evaluated."""
+
+    def mean(nats_D: np.ndarray) -> float:
+        return float(np.nanmean(nats_D)) if np.isfinite(nats_D).any() else np.nan
+
+    num_sources = losses.without_TSD.shape[1]
+    return [(mean(losses.gives_TSD[t, s]), mean(losses.lost_TSD[t, s])) for s in range(num_sources)]
+
+
+@pytest.mark.parametrize(("num_sources", "draws"), SIZES)
+def test_more_decoys_are_evaluated_where_they_may_change_a_verdict(
+    num_sources: int, draws: int
+) -> None:
+    losses = partly_evaluated(num_sources, draws)
+    evidence = weigh(losses, 0.05)
+    expected_gives = set[int]()
+    expected_lost = set[int]()
     for t in range(3):
-        nats = [
-            [
-                np.nanmean(of[t, s]) if np.isfinite(of[t, s]).any() else np.nan
-                for of in (gives, lost)
-            ]
-            for s in range(num_sources)
-        ]
-        gap, spread = losses.gap_T[t], found.spread_TS[t]
-        costly = [s for s, (_, own) in enumerate(nats) if own >= 0.1 * gap]
-        is_clear = len(costly) == 1 and any(own >= 0.5 * gap for _, own in nats)
-        for s, (given, own) in enumerate(nats):
-            if gap < MIN_GAP or found.found_TS[t, s]:
+        gap, spread, nats = losses.gap_T[t], evidence.spread_TS[t], means_of(losses, t)
+        costly = [s for s, (_, lost) in enumerate(nats) if lost >= 0.1 * gap]
+        is_decided = len(costly) == 1 and any(lost >= 0.5 * gap for _, lost in nats)
+        for s, (gives, lost) in enumerate(nats):
+            if gap < MIN_GAP or evidence.named_TS[t, s]:
                 continue
-            if s in costly and own >= spread[s]:
-                named[1].add(s)
-            if not is_clear and not given < max(0.1 * gap, spread[s]):
-                named[0].add(s)
-        enough = {s for s in range(num_sources) if found.found_TS[t, s] and nats[s][0] >= gap / 2}
-        needed = {
-            s for s, (given, own) in enumerate(nats)
-            if found.found_TS[t, s] and own >= 0.2 * gap and not own < given / 2
-        }  # fmt: skip
+            if s in costly and lost >= spread[s]:
+                expected_lost.add(s)
+            if not is_decided and not gives < max(0.1 * gap, spread[s]):
+                expected_gives.add(s)
+    gives_S, lost_S = sources_to_look_at(losses, 0.05)
+    assert {*np.flatnonzero(gives_S).tolist()} == expected_gives
+    assert {*np.flatnonzero(lost_S).tolist()} == expected_lost
+
+
+@pytest.mark.parametrize(("num_sources", "draws"), SIZES)
+def test_verdicts_follow_their_rules(num_sources: int, draws: int) -> None:
+    losses = partly_evaluated(num_sources, draws)
+    evidence, verdicts_T = judge(losses, 0.05)
+    for t in range(3):
+        gap, spread, nats = losses.gap_T[t], evidence.spread_TS[t], means_of(losses, t)
+        enough, needed, is_open = set[int](), set[int](), set[int]()
+        for s, (gives, lost) in enumerate(nats):
+            least = min(max(2 * spread[s], 1.5), 3)
+            if not evidence.named_TS[t, s]:
+                if lost >= max(0.2 * gap, least) or gives >= max(0.5 * gap, least):
+                    is_open.add(s)
+                continue
+            if gives >= gap / 2:
+                enough.add(s)
+            if lost >= 0.2 * gap and not lost < gives / 2:
+                needed.add(s)
+        assert {*np.flatnonzero(evidence.open_TS[t]).tolist()} == is_open
         chosen = needed if enough <= needed else enough
-        several = "both" if enough <= needed else "either"
-        may_be_named = {
-            s for s, (given, own) in enumerate(nats)
-            if not found.found_TS[t, s]
-            and (own >= max(0.2 * gap, min(max(2 * spread[s], 1.5), 3))
-                 or given >= max(0.5 * gap, min(max(2 * spread[s], 1.5), 3)))
-        }  # fmt: skip
-        assert {*np.flatnonzero(found.open_TS[t]).tolist()} == may_be_named
-        if not chosen:
-            several = "undecided" if may_be_named or gap >= 3 else "none"
-        kind = "one" if len(chosen) == 1 else several
+        if len(chosen) > 1:
+            kind = "both" if enough <= needed else "either"
+        elif chosen:
+            kind = "one"
+        else:
+            kind = "undecided" if is_open or gap >= 3 else "none"
         assert verdicts_T[t] == (kind, sorted(chosen))
-    assert [{*np.flatnonzero(of).tolist()} for of in sources_to_look_at(losses, 0.05)] == named
+
+
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
