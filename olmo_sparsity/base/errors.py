@@ -87,6 +87,19 @@ def naming_panics(origin: str) -> Iterator[None]:
         ) from None
 
 
+def refuse_half_characters(text: str, name: str) -> None:
+    """Raise DataError if a string holds half of a surrogate pair, which no tokenizer reads and no
+    file in UTF-8 stores. JSON can spell it, and Python reads it from names that are not UTF-8.
+    `name`: what the error calls the string."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{name}: {text[error.start]!a}, its character {error.start + 1:,}, is half of a "
+            "surrogate pair; correct it, for example with text.encode(errors='replace').decode()"
+        ) from None
+
+
 def one_line(error: object) -> str:
     """Return the beginning of a library's message, which may have many lines."""
     return " ".join(str(error).split())[:300]

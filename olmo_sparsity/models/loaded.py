@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics
+from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics, refuse_half_characters
 from olmo_sparsity.models.compatibility import SHORTER, PositionLimit, position_limit
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.pretrained_tokenizer import (
@@ -117,6 +117,8 @@ class LoadedModel:
         return without_space_before(self.tokenizer)
 
     def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+        for text in texts:
+            refuse_half_characters(text, f"a text for '{self.name}'")
         with naming_panics(f"'{self.name}'"):
             encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
         found = [one.ids for one in encoded]

@@ -22,6 +22,7 @@ from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.config.text import Control
 from olmo_sparsity.text.sentences import sentence_starts
+from olmo_sparsity.text.token_texts import token_texts
 from olmo_sparsity.text.windows import Block, Spans, Units, Windows, span_width
 
 MOST_GROUPS = 20
@@ -146,43 +147,6 @@ class Documents(Sequence[Document]):
     def have_targets(self) -> bool:
         """Return whether these are records of prompt and target."""
         return self.items[0].target is not None
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return one string per token; joined they are `tokenizer.decode(ids)`, with special tokens.
-
-    A character may be spread over several tokens. It belongs to the token that completes it; the
-    tokens before hold the empty string. (U+FFFD, which an incomplete character is decoded as,
-    belongs to the first of its own tokens.)"""
-    if not ids:
-        return []
-    ids = [int(token_id) for token_id in ids]
-    text = tokenizer.decode(ids, skip_special_tokens=False)
-    texts: list[str] = []
-    num_characters = 0  # of `text` that belong to the tokens so far
-    # The text of a token depends on its neighbours: a space is dropped at the start, bytes join. So
-    # each is decoded after a context, the few tokens before it whose characters are complete.
-    # Decoding all tokens before it would take quadratic time.
-    context_start = 0
-    context_end = 0
-    num_known = 0  # characters of the context and of the tokens after it
-    for end in range(1, len(ids)):
-        decoded = tokenizer.decode(ids[context_start:end], skip_special_tokens=False)
-        new = decoded[num_known:]
-        complete = new
-        while not text.startswith(complete, num_characters):  # ends with an incomplete character
-            complete = complete[:-1]
-        texts.append(complete)
-        num_characters += len(complete)
-        num_known += len(complete)
-        if complete and complete == new:
-            # What was new becomes the context of the next tokens.
-            context_start = context_end
-            context_end = end
-            context = tokenizer.decode(ids[context_start:context_end], skip_special_tokens=False)
-            num_known = len(context)
-    texts.append(text[num_characters:])
-    return texts
 
 
 def first_characters(texts: Sequence[str]) -> np.ndarray:

@@ -159,8 +159,10 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
         if not isinstance(text, str):
             return BadRecord(f"no {field} field", where)
         text.encode()  # JSON can spell half of a surrogate pair, which is not a character
-    except UnicodeError:
-        return BadRecord("wrong encoding", where)
+    except UnicodeDecodeError as error:
+        return BadRecord("wrong encoding", f"{where}, byte {error.start + 1:,}")
+    except UnicodeEncodeError as error:
+        return BadRecord("half of a surrogate pair", f"{where}, character {error.start + 1:,}")
     if not text or text.isspace():
         return LeftOut("empty document", where)
     if "\0" in text[:200]:  # UTF-16, or no text
@@ -197,10 +199,12 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
     is_whole = read_rows is None and config.split_at == "whole"
     if read_rows is None:
         read_rows = _read_whole if is_whole else _read_parts
+    # Python reads bytes of a name that are not UTF-8 as surrogates, which no table can store.
+    name = str(path).encode(errors="backslashreplace").decode()
     number = 0
     try:
         for number, row in enumerate(read_rows(path, config.fields), start=1):
-            where = str(path) if is_whole else f"{path}:{number}"
+            where = name if is_whole else f"{name}:{number}"
             if isinstance(row, BadRecord | LeftOut):
                 yield replace(row, where=where)
             elif isinstance(row, bytes):

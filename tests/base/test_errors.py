@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from olmo_sparsity.base.errors import printable
+from olmo_sparsity.base.errors import DataError, printable, refuse_half_characters
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main
 
@@ -39,3 +39,9 @@ def test_names_in_progress_are_text_too(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(r"\x1b[2J" in line for line in lines)
+
+
+def test_half_of_a_surrogate_pair_is_named_with_its_place() -> None:
+    refuse_half_characters("naïve 日本語 🙂 \ufffd", "text")
+    with pytest.raises(DataError, match=r"^prompt: '\\udcff', its character 3, is half of a"):
+        refuse_half_characters("ab\udcff", "prompt")

@@ -106,6 +106,8 @@ def test_a_regular_expression_without_end_is_one_line() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(b+)+$|(?<!b)c"), "isolated")
     with pytest.raises(DataError, match=r"its tokenizer cannot read the text .*retry-limit"):
         wrap_model(llama(), tokenizer).encode(["b" * 60 + "!"])
+    with pytest.raises(DataError, match=r"a text for .*'\\ud800', its character 2, is half of a"):
+        wrap_model(llama(), tokenizer).encode(["b\ud800"])
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -195,7 +195,7 @@ def test_a_folder_names_its_sources_and_refuses_what_is_not_text(
     (folder / "d.pdf").write_bytes(b"%PDF-1.7\n\0\xff")
     code, _, err = shell(capsys, *words, "--dry-run")
     assert code == 2
-    assert "d.pdf is not text in UTF-8; convert it to text" in err
+    assert "d.pdf is not text in UTF-8 from byte 11 on; convert it to text" in err
 
 
 def test_the_command_prints_verdicts_and_writes_a_page(

@@ -8,37 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.text.documents import (
     Controls,
     DistantText,
     Document,
     Documents,
-    token_texts,
 )
 from olmo_sparsity.text.windows import Block, Units, Windows
-from tests.support.fake_results import fake_words
-
-
-def llama_like_tokenizer() -> Tokenizer:
-    """Letters, and bytes for everything else; its decoder drops the first space."""
-    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
-    vocab = {name: i for i, name in enumerate(names)}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    strip = decoders.Strip(" ", 1, 0)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
-    )
-    return tokenizer
-
+from tests.support.tokenizers_of_bytes import llama_like_tokenizer
 
 WINDOWS = Windows(20, 8, 3)
 
@@ -349,54 +329,3 @@ def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | No
         distant = enough.unrelated(some[0], blocks[-1], 0)
         assert (distant.document is of_56) == (len(others) == 1)
         assert distant.document.number == (2 if len(others) == 1 else -1)
-
-
-CORNERS = ["Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301", "a    b\n\n\t\tx", ""]
-
-
-@pytest.fixture(scope="module")
-def tokenizers() -> dict[str, Tokenizer]:
-    return {
-        "trained": train_tokenizer(iter(["".join(fake_words(0)), *CORNERS]), 400),
-        "gpt-neox": load_tokenizer("allenai_gpt-neox-olmo-dolma-v1_5"),
-        "llama": llama_like_tokenizer(),
-    }
-
-
-@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama"])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text() | st.sampled_from(CORNERS) | st.text(alphabet="ab.,' é🚀�"), data=st.data())
-def test_pieces_joined_are_the_document(
-    tokenizers: dict[str, Tokenizer], name: str, text: str, data: st.DataObject
-) -> None:
-    tokenizer = tokenizers[name]
-    ids = tokenizer.encode(text).ids
-    start = data.draw(st.integers(0, len(ids)))  # a document may begin and end within a character
-    ids = ids[start : data.draw(st.integers(start, len(ids)))]
-    for place in data.draw(st.sets(st.integers(0, len(ids)), max_size=2)):
-        ids.insert(place, 10**6)  # no token of the vocabulary
-    pieces = token_texts(tokenizer, ids)
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
-
-
-@given(
-    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="�"), min_size=1)
-    | st.text("a é🚀", min_size=1),
-    data=st.data(),
-)
-def test_tokens_that_end_anywhere_keep_the_characters_that_they_complete(
-    text: str, data: st.DataObject
-) -> None:
-    """Bytes are cut into tokens at random. Up to each of them, all tokens before it are decoded."""
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    ((letters, _),) = as_bytes.pre_tokenize_str(text)  # one letter for each byte
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(letters)))) | {len(letters)})
-    tokens = [letters[first:end] for first, end in zip([0, *cuts], cuts, strict=False)]
-    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, tokens[0]))
-    tokenizer.decoder = decoders.ByteLevel()
-    ids = [vocabulary[token] for token in tokens]
-    pieces = token_texts(tokenizer, ids)
-    for end in range(1, len(ids) + 1):
-        assert "".join(pieces[:end]) == tokenizer.decode(ids[:end]).rstrip("�")

@@ -15,7 +15,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text import records
 from olmo_sparsity.text.corpus import read_documents, read_records
-from olmo_sparsity.text.records import TextRecord, parse_row
+from olmo_sparsity.text.records import TextRecord, parse_row, read_file
 from tests.support.corpora import TEXTS, c4_line, lines, packed
 
 GROUPS = ["Ada", "https://a.org/1?x", "https://a.org/2", None]
@@ -103,7 +103,7 @@ def test_every_kind_of_bad_record_is_counted_with_its_place(source: str) -> None
         b'{"text": 7}\n': "no text field",
         b'["text"]\n': "malformed line",
         b'"text"\n': "malformed line",
-        b'{"text": "half a pair: \\ud83d"}\n': "wrong encoding",
+        b'{"text": "half a pair: \\ud83d"}\n': "half of a surrogate pair",
         b'{"text": "a\\u0000"}\n': "wrong encoding",
         b"[" * 100_000 + b"\n": "malformed line",
         c4_line("the last one")[:-1]: "good",
@@ -123,6 +123,31 @@ def test_other_encodings_and_tables_of_text_are_refused() -> None:
     for encoding in ("utf-16", "utf-16-le", "utf-16-be", "latin-1"):
         Path("a.txt").write_text("ü text", encoding=encoding)
         assert kinds("a.txt") == ["wrong encoding"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("a.txt", "é and \ud83d".encode(errors="surrogatepass"), "a.txt, byte 8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xc3\xa9 and \\ud83d"}\n', "a.jsonl:2, character 7"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named_with_its_place(
+    name: str, content: bytes, where: str
+) -> None:
+    Path(name).write_bytes(content)
+    *_, record = read_file(Path(name), CorpusConfig("files", path=name))
+    assert isinstance(record, records.BadRecord)
+    assert record.where == where
+
+
+def test_a_file_name_that_is_not_utf_8_is_stored_as_its_escapes(tmp_path: Path) -> None:
+    """It names the document in tables, which hold UTF-8 alone."""
+    path = tmp_path / "caf\udce9.txt"
+    path.write_text("a text")
+    (record,) = read_file(path, CorpusConfig("files", path=str(path)))
+    assert isinstance(record, records.TextRecord)
+    assert record.name == f"{tmp_path}/caf\\udce9.txt"
 
 
 def test_a_longer_line_is_one_bad_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.selectors.influence import find_selector
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, refuse_half_characters
 from olmo_sparsity.base.files import refuse_suffix, write_atomically
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.renamed import OldAttribute, accepts_old_names
@@ -274,6 +274,9 @@ class ExplainRequest(Request):
                 raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
         if text is not None and not isinstance(text, str | Path):
             raise ConfigError(f"text must be a string, not {type(text).__name__}")
+        for name, words in (("text", text), ("prompt", prompt), ("target", target)):
+            if isinstance(words, str):
+                refuse_half_characters(words, name)
         if isinstance(text, str) and os.path.isfile(text):
             raise ConfigError(f"text={text} is a file name; pass Path('{text}') or its text")
         if settings.chat and self.loading.prefix != "auto":

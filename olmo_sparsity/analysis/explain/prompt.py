@@ -196,10 +196,10 @@ def read_text(path: str, inline: bool = False) -> str:
         text = raw.decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        text = "\0"
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 from byte {error.start + 1:,} on") from None
     if "\0" in text[:200]:
-        raise DataError(f"{path} is not text in UTF-8")
+        raise DataError(f"{path} is not text in UTF-8: it has a zero byte")
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text

@@ -204,7 +204,8 @@ def test_the_command(
         ("--text TEXT --at 0:2", "no target has distant tokens"),
         ("--text TEXT --units span", "none of tokens"),
         ("--text TEXT --unrelated embedded", "--unrelated requires --check"),
-        ("--text BINARY", "not text in UTF-8"),
+        ("--text BINARY", "BINARY is not text in UTF-8 from byte 1 on"),
+        ("--prompt w1\udcff", "prompt: '\\udcff', its character 3, is half of a surrogate pair"),
         ("--prompt w1 --target=", "the target is empty"),
     ],
 )

@@ -1,0 +1,118 @@
+"""The text of each token: joined it is the document, and no character is lost or moved."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.token_texts import token_texts
+from tests.support.fake_results import fake_words
+from tests.support.tokenizers_of_bytes import llama_like_tokenizer
+
+CORNERS = ["Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301", "a    b\n\n\t\tx", ""]
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {
+        "trained": train_tokenizer(iter(["".join(fake_words(0)), *CORNERS]), 400),
+        "gpt-neox": load_tokenizer("allenai_gpt-neox-olmo-dolma-v1_5"),
+        "llama": llama_like_tokenizer(),
+    }
+
+
+@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text() | st.sampled_from(CORNERS) | st.text(alphabet="ab.,' é🚀�"), data=st.data())
+def test_pieces_joined_are_the_document(
+    tokenizers: dict[str, Tokenizer], name: str, text: str, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode(text).ids
+    start = data.draw(st.integers(0, len(ids)))  # a document may begin and end within a character
+    ids = ids[start : data.draw(st.integers(start, len(ids)))]
+    for place in data.draw(st.sets(st.integers(0, len(ids)), max_size=2)):
+        ids.insert(place, 10**6)  # no token of the vocabulary
+    pieces = token_texts(tokenizer, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="�"), min_size=1)
+    | st.text("a é🚀", min_size=1),
+    data=st.data(),
+)
+def test_tokens_that_end_anywhere_keep_the_characters_that_they_complete(
+    text: str, data: st.DataObject
+) -> None:
+    """Bytes are cut into tokens at random. Up to each of them, all tokens before it are decoded."""
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    ((letters, _),) = as_bytes.pre_tokenize_str(text)  # one letter for each byte
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(letters)))) | {len(letters)})
+    tokens = [letters[first:end] for first, end in zip([0, *cuts], cuts, strict=False)]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, tokens[0]))
+    tokenizer.decoder = decoders.ByteLevel()
+    ids = [vocabulary[token] for token in tokens]
+    pieces = token_texts(tokenizer, ids)
+    for end in range(1, len(ids) + 1):
+        assert "".join(pieces[:end]) == tokenizer.decode(ids[:end]).rstrip("�")
+
+
+TWICE = "a \ufffd\ufffd b c"
+
+
+def test_tokens_after_two_unknown_characters_keep_their_own_text() -> None:
+    """Each U+FFFD is three tokens here, of one byte each."""
+    tokenizer = llama_like_tokenizer()
+    ids = tokenizer.encode(TWICE).ids
+    expected = ["", "a", " ", "\ufffd", "", "", "\ufffd", "", "", " ", "b", " ", "c"]
+    assert token_texts(tokenizer, ids) == expected
+
+
+def test_words_after_two_unknown_characters_are_words_of_their_own() -> None:
+    tokenizer = llama_like_tokenizer()
+    ids = tokenizer.encode(TWICE).ids
+    document = Document(np.array(ids), tokenizer=tokenizer)
+    units = document.units("words", 0, len(ids))
+    assert (units.end - units.first).tolist() == [2, 7, 2, 2]  # each with the space before it
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["<0xC3>", "<0xA9>", "b"], ["", "é", "b"]),
+        (["<0xC3>", "b"], ["\ufffd", "b"]),
+        (["<0xC3>", "<0xA9>", "<0xC3>", "b"], ["\ufffd", "\ufffd", "\ufffd", "b"]),
+        (["▁", "▁", "b"], ["", " ", "b"]),
+    ],
+)
+def test_bytes_that_are_no_character_are_one_sign_each(
+    names: list[str], expected: list[str]
+) -> None:
+    """The decoder of such a vocabulary decodes a run of bytes whole, or no byte of it."""
+    tokenizer = llama_like_tokenizer()
+    ids = [tokenizer.token_to_id(name) for name in names]
+    assert token_texts(tokenizer, ids) == expected
+    assert "".join(expected) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("letters", ["\ufffd", "\ufffd\ufffd ab ", "é", "ab "])
+def test_the_time_is_linear_in_the_length(letters: str) -> None:
+    """Of 8,000 characters and of 32,000; quadratic time would be 16 times as long."""
+    tokenizer = llama_like_tokenizer()
+    seconds = []
+    for num_characters in (8_000, 32_000):
+        ids = tokenizer.encode(letters * (num_characters // len(letters))).ids
+        began = time.process_time()
+        token_texts(tokenizer, ids)
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 10 * seconds[0]
