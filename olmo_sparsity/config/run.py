@@ -183,19 +183,8 @@ def _scaling(config: RunConfig) -> Rules:
 
 
 def _data(config: RunConfig) -> Rules:
-    """Check masks and the transform of sequences."""
-    model = config.model
+    """Check the transform of sequences and the tokenizer."""
     data = config.data
-    if data.mask_documents and model.sliding_window is not None:
-        yield (
-            f"{model.sliding_window=} cannot be combined with data.mask_documents=true; unset one "
-            "of them"
-        )
-    if data.mask_documents and model.query_scale_length is not None:
-        yield (
-            f"{model.query_scale_length=} cannot be combined with data.mask_documents=true: it "
-            "counts the keys of a whole sequence, which the mask hides; unset one of them"
-        )
     if data.transform is None and (data.transform_options or data.transform_sha256):
         yield "data.transform_options are set, but data.transform is not; name the function"
     if (data.tokenizer.name is None) == (data.tokenizer.train_vocab is None):

@@ -232,6 +232,15 @@ def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
     return documents
 
 
+def count_keys_of_documents(documents: Documents, num_rows: int, length: int) -> Tensor:
+    """Return counts_BL: how many places of its own document each place sees, with itself."""
+    _, starts_D1 = documents
+    places_N = torch.arange(num_rows * length, device=starts_D1.device, dtype=starts_D1.dtype)
+    document_N = torch.searchsorted(starts_D1, places_N, right=True) - 1
+    counts_N = places_N - starts_D1[document_N] + 1
+    return counts_N.view(num_rows, length)
+
+
 def attend_within(
     q: Tensor,
     k: Tensor,

@@ -12,7 +12,12 @@ from olmo.model import BufferCache, LayerNormBase, OLMoSequentialBlock
 from torch import Tensor, nn
 
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.models.attention import Documents, attend, attend_within
+from olmo_sparsity.models.attention import (
+    Documents,
+    attend,
+    attend_within,
+    count_keys_of_documents,
+)
 from olmo_sparsity.models.layers import count_keys, first_query_scale, rotate
 from olmo_sparsity.models.rope import RotaryTables
 
@@ -79,6 +84,8 @@ class PositionedBlock(OLMoSequentialBlock):
             bias = self._cast_attn_bias(bias, q.dtype)
         dropout_p = self.config.attention_dropout if self.training else 0.0
         if documents is not None:
+            if self.config.scales_queries:
+                q = self.scale_queries(q, count_keys_of_documents(documents, *x.shape[:2]))
             mixed = attend_within(q, k, v, documents, bias, dropout_p)
         else:
             mixed = self.mix(q, k, v, bias, dropout_p)
@@ -115,7 +122,8 @@ class PositionedBlock(OLMoSequentialBlock):
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
     ) -> Tensor:
         """Attention: causal, or as `bias` says."""
-        q = self.scale_queries(q, count_keys(q.shape[2], k.shape[2], q.device))
+        if self.config.scales_queries:
+            q = self.scale_queries(q, count_keys(q.shape[2], k.shape[2], q.device))
         if self.attention_record is not None:
             self.attention_record.append((q[:, :, -1], k, bias))
         # One new place may attend to all cached ones.
@@ -124,19 +132,16 @@ class PositionedBlock(OLMoSequentialBlock):
         return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])
 
     def scale_queries(self, q_BHLK: Tensor, counts_BL: Tensor) -> Tensor:
-        """Return the queries times their factor, if the model scales them. `counts_BL`: how many
-        keys each query sees; B may be 1."""
+        """Return the queries times their factors. `counts_BL`: how many keys each of them sees; B
+        may be 1."""
         factors_BHL = self.query_factors(counts_BL)
-        if factors_BHL is None:
-            return q_BHLK
         return q_BHLK * factors_BHL[..., None].to(q_BHLK.dtype)
 
-    def query_factors(self, counts_BL: Tensor) -> Tensor | None:
-        """Return the factor of each query that sees so many keys, in fp32; one head stands for all
-        if they do not differ. None: queries are not scaled."""
-        scale_length = self.config.query_scale_length
+    def query_factors(self, counts_BL: Tensor) -> Tensor:
+        """Return factors_BHL, in fp32, of queries that see so many keys; H is 1 if all heads have
+        the same ones."""
         if self.query_scale is not None:
             return self.query_scale.float()[:, None] * counts_BL.log()[:, None]
-        if scale_length is not None:
-            return ((counts_BL + 1).log() / math.log(scale_length))[:, None]
-        return None
+        scale_length = self.config.query_scale_length
+        assert scale_length is not None
+        return ((counts_BL + 1).log() / math.log(scale_length))[:, None]

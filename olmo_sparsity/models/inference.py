@@ -353,10 +353,10 @@ def _attend_to_pairs(
         q, k, v = (_gather(part, pair_BL) for part in pairs)
         return _attend(block, q, k, v, bias, last, past)
     q_LHK = q_PHK[window_L] * q_PHK.shape[-1] ** -0.5
-    counts_1L = count_keys(len(window_L), pair_BL.shape[1], q_LHK.device)
-    factors_1HL = block.query_factors(counts_1L)
-    if factors_1HL is not None:
-        q_LHK *= factors_1HL[0].T[..., None].to(q_LHK.dtype)
+    if block.config.scales_queries:
+        counts_1L = count_keys(len(window_L), pair_BL.shape[1], q_LHK.device)
+        factors_LH = block.query_factors(counts_1L)[0].T
+        q_LHK *= factors_LH[..., None].to(q_LHK.dtype)
     k_PHK, v_PHK = _for_each_query(k_PHK, q_LHK), _for_each_query(v_PHK, q_LHK)
     scores_HLL = torch.einsum("lhk,mhk->hlm", q_LHK, k_PHK[window_L]).float()
     scores_HLL += causal_bias(len(window_L), scores_HLL.device)[0]

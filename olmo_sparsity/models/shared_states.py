@@ -171,9 +171,10 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     documents = more.pop("documents", None)
     if documents is not None:
-        assert attention_mask is None
         assert scaling in (None, query.shape[-1] ** -0.5)
-        mixed = attend_within(query, key, value, documents, dropout_p=more.get("dropout", 0.0))
+        # The mask, of layers with a window, goes by position IDs and hides later places.
+        dropout_p = more.get("dropout", 0.0)
+        mixed = attend_within(query, key, value, documents, attention_mask, dropout_p)
         return mixed.transpose(1, 2).contiguous(), None
     wanted = _wanted.get()
     if wanted is None:

@@ -65,10 +65,6 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),
         ({"data": {"tokenizer": {"name": "a", "train_vocab": 300}}}, "exactly one of"),
         ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),
-        (
-            {"data": {"mask_documents": True}, "model": {"query_scale_length": 16}},
-            "query_scale_length=16.0 cannot",
-        ),
         ({"checkpoint": {"keep_steps": [0, 3, 7]}, "training": {"num_steps": 6}}, "keep_steps=[0"),
         ({"data": {"transform_options": {"share": 0.5}}}, "data.transform is not"),
         ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),

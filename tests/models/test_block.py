@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from olmo_sparsity.models.attention import find_documents
 from tests.support.models import FIELDS, GAPPED, draw_tokens, tiny_olmo
 
 
@@ -46,6 +49,31 @@ def test_each_head_learns_by_how_much_its_queries_grow() -> None:
         queries *= scales.repeat_interleave(FIELDS["d_model"] // 4)[:, None] * math.log(num_keys)
         expected = by_hand(tokens_BL, GAPPED)[:, place]
         torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, place], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changes", [{"query_scale_length": 5.0}, {"query_scale_learned": True}])
+def test_queries_of_masked_documents_count_the_keys_of_their_own(changes: dict[str, Any]) -> None:
+    """Against attention of each query, key by key."""
+    block = tiny_olmo(n_layers=1, n_kv_heads=2, rope=False, **changes).transformer.blocks[0]
+    documents_BL = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1, 2]])
+    x = torch.randn(2, 8, FIELDS["d_model"])
+    q, k, v = block._project(block.attn_norm(x), None)
+    mixed = torch.empty_like(q)
+    for row, head, place in itertools.product(range(2), range(4), range(8)):
+        document = documents_BL[row, place]
+        visible = [key for key in range(place + 1) if documents_BL[row, key] == document]
+        if "query_scale_length" in changes:
+            factor = math.log(len(visible) + 1) / math.log(5.0)
+        else:
+            factor = float(block.query_scale[head]) * math.log(len(visible))
+        keys = k[row, head // 2, visible]
+        scores = factor * (keys @ q[row, head, place]) / math.sqrt(q.shape[-1])
+        mixed[row, head, place] = scores.softmax(-1) @ v[row, head // 2, visible]
+    attended = x + block.attn_out(mixed.transpose(1, 2).flatten(2))
+    expected = attended + block.ff_out(block.act(block.ff_proj(block.ff_norm(attended))))
+    found = block(x, None, None, find_documents(documents_BL, torch.device("cpu")))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_learned_scales_begin_at_a_mean_factor_of_one() -> None:

@@ -15,7 +15,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.base.folders import cache_folder
 from olmo_sparsity.models import huggingface
-from olmo_sparsity.models.attention import causal_bias
+from olmo_sparsity.models.attention import causal_bias, find_documents
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.text.windows import Block, Windows
@@ -224,3 +224,19 @@ def test_gemma_3_270m_sees_through_windows_of_512() -> None:
     distant = model.distant_states(tokens[:, :-9], positions[:, :-9])
     check(model.unembed(model.hidden(tokens[:, -9:], positions[:, -9:], distant=distant)), theirs)
     assert model.windows["sliding_attention"].size == 512
+
+
+@torch.no_grad()
+def test_documents_are_kept_apart_within_windows() -> None:
+    """Against a mask that hides the other documents and what is outside of a window."""
+    model = of("OLMo 3")
+    sizes = (30, 1, 45, 4)  # two of them longer than a window
+    length = sum(sizes)
+    documents_L = torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    apart = documents_L[:, None] != documents_L[None, :]
+    hidden = {(query, key) for query, key in apart.nonzero().tolist()}
+    tokens, positions = draw(length), gaps(length, 3)
+    documents = find_documents(documents_L[None], torch.device("cpu"))
+    hidden_BLD = model.hidden(tokens, positions, documents=documents)
+    expected = by_hand(model, tokens, positions, hidden)
+    torch.testing.assert_close(model.unembed(hidden_BLD), expected, atol=2e-5, rtol=0)

@@ -48,6 +48,13 @@ GPT_NEOX = {
     **{"max_sequence_length": 64, "activation_type": "gelu", "include_bias": True},
 }
 
+# Both layers see five positions; the longest document is longer.
+WINDOWED = {
+    **{"architecture": "olmo3", "d_model": 32, "n_heads": 2, "n_layers": 2, "sliding_window": 5},
+    **{"max_sequence_length": 64, "layer_norm_type": "rms", "norm_after": True},
+    **{"attention_layer_norm": True, "init_std": 0.1},
+}
+
 
 @pytest.fixture
 def batch() -> Batch:
@@ -148,6 +155,7 @@ def test_a_step_mixes_no_devices_and_waits_for_none(
     monkeypatch.setattr(torch, "autocast", lambda *_, **named: contextlib.nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     config = make_config(training__device="meta", training__micro_batch_size=2)
+    config.model.query_scale_learned = True
     if mask_documents:
         batch.documents_BL = (torch.arange(16) // 6).expand(6, 16)
     engine = engine_for(config)
@@ -164,9 +172,13 @@ def test_a_step_mixes_no_devices_and_waits_for_none(
         {},
         {"training__activation_checkpointing": False, "model__rope": False, "model__alibi": True},
         NORM_AFTER | {"data__mask_documents": True, "model__n_kv_heads": 1},
+        {"data__mask_documents": True, "model__query_scale_learned": True},
         {"model__n_layers": 3},
     ],
-    ids=["rope", "alibi, nothing computed again", "OLMo 2, document masks", "blocks"],
+    ids=[
+        *("rope", "alibi, nothing computed again", "OLMo 2, document masks"),
+        *("document masks, scales learned", "blocks"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_a_compiled_step_is_two_graphs(
@@ -242,15 +254,28 @@ def test_compiled_equals_eager_and_goes_on_to_the_bit(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "model",
-    [{}, {"rope": False, "alibi": True}, {"rope": False}, {"n_kv_heads": 1}, GPT_NEOX],
-    ids=["rope", "alibi", "nope", "grouped", "gpt_neox"],
+    [
+        {},
+        {"rope": False, "alibi": True},
+        {"rope": False},
+        {"n_kv_heads": 1},
+        {"query_scale_length": 8.0},
+        {"query_scale_learned": True, "n_kv_heads": 1},
+        {"query_scale_learned": True, "rope": False, "alibi": True},
+        GPT_NEOX,
+        WINDOWED,
+    ],
+    ids=[
+        *("rope", "alibi", "nope", "grouped", "scaled", "scales learned"),
+        *("scales learned, alibi", "gpt_neox", "sliding windows"),
+    ],
 )
 def test_the_loss_of_a_masked_document_is_its_loss_alone(
     make_config: MakeConfig, run_dict: dict, model: dict, precision: str
 ) -> None:
     """In training and held out; its position IDs may even begin anew, since only their differences
     count."""
-    run_dict["model"] = model if model == GPT_NEOX else run_dict["model"] | model
+    run_dict["model"] = model if "architecture" in model else run_dict["model"] | model
     engine = engine_for(make_config(training__batch_size=2, training__precision=precision))
     lengths, generator = (5, 1, 18), torch.Generator().manual_seed(1)
     tokens_BL = torch.randint(1, 300, (2, sum(lengths)), generator=generator)
