@@ -27,11 +27,8 @@ def report() -> str:
         format_findings(judge_all()),
     ]
     for scheme in table.SCHEMES:
-        for length in table.SHOWN_LENGTHS:
-            parts += [
-                f"{NAMES[scheme]}, {length} tokens:",
-                table.format_table(models, scheme, length),
-            ]
+        parts.append(f"{NAMES[scheme]}:")
+        parts.append(table.format_table(models, scheme, table.SHOWN_LENGTHS))
     return "\n\n".join(parts)
 
 

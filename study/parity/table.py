@@ -29,7 +29,7 @@ from study.parity.verdicts import (
     Outcome,
     Rule,
     decide,
-    format_interval,
+    format_share,
     verdict_over,
 )
 from study.tables_of_rows import markdown
@@ -125,17 +125,17 @@ def learnt_outcome(models: Sequence[Model], num_seeds: int) -> Outcome:
     return Outcome(verdict, learnt)
 
 
-def format_table(models: list[Model], scheme: str, length: int) -> str:
-    """Write the paper's table at one length: a line for each K_train, a column for each k of the
-    test; means and intervals over the models that have mastered their k."""
+def format_table(models: list[Model], scheme: str, lengths: Sequence[int]) -> str:
+    """Write the paper's table: a line for each K_train and length, a column for each k of the test;
+    means and intervals over the models that have mastered their k."""
     of_scheme = [model for model in models if model.trial.scheme == scheme and model.mastered]
     tested = sorted({k for model in of_scheme for k in model.accuracy.index})
-    lines = [["K_train", "models", *(f"k = {k}" for k in tested)]]
+    lines = [["K_train", "models", "tokens", *(f"k = {k}" for k in tested)]]
     for train_k in sorted({model.train_k for model in of_scheme}):
         chosen = select(of_scheme, scheme, train_k)
-        cells = [
-            format_interval([model.accuracy.loc[k, length] for model in chosen], largest=1)
-            for k in tested
-        ]
-        lines.append([str(train_k), str(len(chosen)), *cells])
+        for length in lengths:
+            cells = [
+                format_share([model.accuracy.loc[k, length] for model in chosen]) for k in tested
+            ]
+            lines.append([str(train_k), str(len(chosen)), str(length), *cells])
     return markdown(lines)

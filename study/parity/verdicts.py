@@ -151,17 +151,23 @@ def verdict_over(outcomes: Iterable[Outcome], needed: int) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def format_interval(values: Sequence[float], largest: float = np.inf) -> str:
-    """Format a mean and its interval, cut at `largest`; with fewer than three values no
-    interval."""
+def format_interval(values: Sequence[float]) -> str:
+    """Format a mean and its interval; with fewer than three values no interval."""
     if not values:
         return "–"
     if len(values) < FEWEST_FOR_INTERVAL:
         text = f"{np.mean(values):.3f}"
     else:
-        mean, low, high = interval_of(values)
-        text = f"{mean:.3f} [{low:.2f}, {min(high, largest):.2f}]"
+        text = "{:.3f} [{:.2f}, {:.2f}]".format(*interval_of(values))
     return text.replace("-", "−")
+
+
+def format_share(values: Sequence[float]) -> str:
+    """Format a mean of shares and its interval, which is cut at 0 and 1."""
+    if len(values) < FEWEST_FOR_INTERVAL:
+        return f"{np.mean(values):.2f}"
+    mean, low, high = interval_of(values)
+    return f"{mean:.2f} [{max(low, 0):.2f}, {min(high, 1):.2f}]"
 
 
 def format_findings(findings: dict[str, Finding]) -> str:

@@ -4,6 +4,7 @@ whether they are needed. Never imports torch."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -302,17 +303,20 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         if any(curve.along(axis)[axis].nunique() > 1 for curve in curves)
     ]
     by_place = [
-        _Panel(axis, _TITLES[axis], "recovery", "", _CONTROLS_OF_RECOVERY) for axis in varied
+        _Panel(axis, f"({letter}) {_TITLES[axis]}", "recovery", "", _CONTROLS_OF_RECOVERY)
+        for letter, axis in zip("de", varied, strict=False)
     ]
     panels = [*_PANELS, *by_place]
-    num_rows = -(-(1 + len(panels)) // 3)
+    num_panels = 1 + len(panels)
+    num_columns = 2 if num_panels == 4 else 3
+    num_rows = math.ceil(num_panels / num_columns)
     height = 3.1 + 2.3 * (num_rows - 1) + 0.13 * len(missing)
     figure = Figure(figsize=(7.5, height), layout="constrained")
     if not curves and not missing:
         figure.text(0.5, 0.5, "not measured", ha="center", va="center", color=_FAINT)
         return figure
-    grid = figure.subplots(num_rows, 3, squeeze=False).ravel()
-    for axes in grid[1 + len(panels) :]:
+    grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    for axes in grid[num_panels:]:
         axes.set_visible(False)
     colors = colors_of(curves, missing)
     _draw_gaps(grid[0], curves, missing, colors)
@@ -324,10 +328,22 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         axes.set_ylabel(f"{panel.value} (1: the whole gap)")
         for level in (0, 1):
             axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
+        _cut_at_shares(axes)
     handles += _handles_of_missing(missing, colors)
     ncols = 1 if max(len(str(handle.get_label())) for handle in handles) > 55 else 3
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)
     return figure
+
+
+_HIGHEST_SHARE = 1.75
+
+
+def _cut_at_shares(axes: Axes) -> None:
+    """Cut an axis where values are shares of a gap that is nearly 0, which say nothing: they would
+    press all other curves to the bottom."""
+    low, high = axes.get_ylim()
+    if high > _HIGHEST_SHARE:
+        axes.set_ylim(max(low, 1 - _HIGHEST_SHARE), _HIGHEST_SHARE)
 
 
 def _draw_curves(
@@ -357,6 +373,8 @@ def _draw_curves(
             for axes, panel in zip(grid, panels, strict=False):
                 rows = curve.along(panel.axis)
                 rows = rows[rows.units == units]
+                # Where the targets have no gap, a control has nothing to be compared with.
+                rows = rows[rows[panel.value].notna()]
                 at = rows[panel.axis]
                 axes.plot(at, rows[panel.value], **style)
                 low, high = rows[f"{panel.ends}low"], rows[f"{panel.ends}high"]
@@ -466,7 +484,7 @@ def _handles_of_missing(missing: Iterable[Missing], colors: Mapping[str, str]) -
 
 _TITLES = {
     "length": "By length: smallest k, last step",
-    "step": "By step: smallest k, longest windows",
+    "step": "By step: smallest k, longest",
 }
 _LABELS = {"k": "k, number of distant units", "length": "long window, tokens", "step": "step"}
 

@@ -334,6 +334,30 @@ def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Pa
     assert [curve.rows.length.iloc[0] for curve in same] == [16, 64, 16]
 
 
+def test_shares_of_a_gap_that_is_nearly_zero_are_cut_and_no_gap_has_no_control(
+    results: Results,
+) -> None:
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+
+    without_gap = results.summary.assign(recovery=np.nan, placebo_recovery=40.0)
+    nearly_without = results.summary.assign(recovery=30.0)
+    axes = draw_headline(curves_of([replace(results, summary=without_gap)], ["a"])).axes[1]
+    assert all(40.0 not in line.get_ydata() for line in axes.lines)
+    axes = draw_headline(curves_of([replace(results, summary=nearly_without)], ["a"])).axes[1]
+    assert axes.get_ylim()[1] < 2
+
+
+def test_four_panels_fill_two_rows_and_each_has_a_letter(results: Results) -> None:
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+
+    lengths = [
+        replace(results, meta=replace(META, windows=META.windows | {"long": long}))
+        for long in (16, 64)
+    ]
+    figure = draw_headline(curves_of(lengths, ["a", "a"]))
+    assert [axes.get_title(loc="left")[:3] for axes in figure.axes] == ["(a)", "(b)", "(c)", "(d)"]
+
+
 def test_placebo_targets_are_drawn_beside_own_ones(results: Results) -> None:
     """Recovery at targets that an unrelated text seemed to help, by units of that text."""
     from olmo_sparsity.analysis.report.figures import curves_of, draw_headline

@@ -6,7 +6,7 @@ import pytest
 
 from study.parity.models import Model
 from study.parity.table import format_table, judge
-from study.parity.verdicts import format_findings
+from study.parity.verdicts import format_findings, format_share
 from study.tasks.trial import Trial
 from tests.support.parity import KS, Right, as_claimed, at_chance, planted
 
@@ -76,13 +76,18 @@ def test_a_missing_model_leaves_the_verdicts_of_its_scheme_unfinished() -> None:
     assert by_claim["U6"] == "yes"
 
 
-def test_tables_show_what_is_there() -> None:
+def test_tables_show_the_models_that_learnt() -> None:
     models = planted(never_learns_more, at_chance, masters=lambda train_k, seed: train_k < 12)
-    table = format_table(models, "pose", 500).splitlines()
-    assert table[0].startswith("| K_train | models | k = 1 | k = 2 |")
-    assert len(table) == 2 + 4
-    assert table[2].startswith("| 4 | 5 | 0.990 [0.99, 0.99] | 0.990 [0.99, 0.99] |")
-    assert table[2].endswith("| 0.500 [0.50, 0.50] |")
+    table = format_table(models, "pose", [50, 500]).splitlines()
+    assert table[0].startswith("| K_train | models | tokens | k = 1 | k = 2 |")
+    assert len(table) == 2 + 4 * 2
+    assert table[3].startswith("| 4 | 5 | 500 | 0.99 [0.99, 0.99] | 0.99 [0.99, 0.99] |")
+    assert table[3].endswith("| 0.50 [0.50, 0.50] |")
+
+
+def test_intervals_of_shares_end_at_1_and_two_models_have_none() -> None:
+    assert format_share([0.9, 1.0, 1.0]) == "0.97 [0.82, 1.00]"
+    assert format_share([0.9, 1.0]) == "0.95"
 
 
 def test_each_case_is_a_line_and_a_claim_without_models_is_one() -> None:
