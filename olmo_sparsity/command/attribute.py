@@ -32,7 +32,7 @@ def attribute(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.results.tables import plain
     from olmo_sparsity.sources import messages, statements
-    from olmo_sparsity.sources.segments import AttributeRequest
+    from olmo_sparsity.sources.request import AttributeRequest
 
     _refuse(options, "require --questions", *OF_QUESTIONS)
     if options.messages is None:
@@ -70,7 +70,7 @@ def attribute(options: argparse.Namespace) -> int:
 def _attribute_questions(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement.plan import load
     from olmo_sparsity.sources import gate, questions, suite
-    from olmo_sparsity.sources.segments import AttributeRequest
+    from olmo_sparsity.sources.request import AttributeRequest
 
     _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)
     if not options.gate:

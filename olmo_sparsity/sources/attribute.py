@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _attribute() -> Way:
-    from olmo_sparsity.sources.segments import AttributeRequest
+    from olmo_sparsity.sources.request import AttributeRequest
     from olmo_sparsity.sources.statements import attribute, count_cost
 
     return AttributeRequest, attribute, count_cost

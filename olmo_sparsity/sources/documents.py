@@ -1,28 +1,43 @@
-"""Sources, messages and answers as a user gives them: Python objects → **parts with names**."""
+"""Sources, messages and answers as a user passes them: Python objects → **parts with names**."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from olmo_sparsity.base.errors import ConfigError, printable
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+METADATA_NAMES = ("source", "file_name", "file_path", "title", "id")
+"""Keys of a document's metadata that name it, the first that it has."""
+
 
 @dataclass(frozen=True)
 class Segment:
-    """A named part of a prompt: a source, a message, what a tool returned."""
+    """A named part of a prompt: a source, a message, what a tool returned.
+
+    Example:
+        attribute(model, sources=[Segment("faq.md", text), "What follows stays in view."], …)
+    """
 
     name: str
     text: str
 
 
 class LangChainDocument(Protocol):
+    """The attributes of `langchain_core.documents.Document` that are read."""
+
     page_content: str
     metadata: dict[Any, Any]
 
 
 class LlamaIndexNode(Protocol):
+    """The attributes of `llama_index.core.schema.TextNode` that are read."""
+
     @property
     def text(self) -> str: ...
 
@@ -36,42 +51,73 @@ Sources = Mapping[str, str] | Sequence[Source]
 
 @dataclass(frozen=True)
 class Turn:
-    """A message; without a role, texts outside messages."""
+    """A message, or, with the role "", texts outside messages."""
 
     role: str
     parts: list[Segment]
-    others: dict[str, Any] = field(default_factory=dict)  # such as `tool_calls`
+    others: dict[str, Any] = field(default_factory=dict)
+    """What else the message has, such as `tool_calls`."""
+
+
+def parts_of(turns: Iterable[Turn]) -> list[Segment]:
+    """Return the parts of all turns, in order."""
+    parts = list[Segment]()
+    for turn in turns:
+        parts += turn.parts
+    return parts
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer with the spans of characters, (first, end), of its statements."""
+    """An answer with the spans of characters, (first, end), of its statements. The rest of it stays
+    in view.
+
+    Example:
+        Answer("It opened in 1921. Thank you for asking.", [(0, 18)])
+    """
 
     text: str
     spans: Sequence[tuple[int, int]]
 
     def pieces(self) -> list[tuple[str, bool]]:
-        """Texts that together are the answer, and whether each is a statement. White space belongs
-        to the piece behind it, as tokens hold it."""
-        found, at, space = list[tuple[str, bool]](), 0, ""
-        for first, end in [*self._checked(), (len(self.text), len(self.text))]:
-            for text, is_statement in ((self.text[at:first], False), (self.text[first:end], True)):
-                words = (space + text).rstrip()
-                space = (space + text)[len(words) :]
-                found += [(words, is_statement)] if words else []
-            at = end
-        if space:
-            found[-1] = (found[-1][0] + space, found[-1][1])
-        return found
+        """Return texts that together are the answer, and whether each is a statement. White space
+        belongs to the piece behind it, as tokens hold it."""
+        cuts = list[tuple[str, bool]]()
+        last_end = 0
+        for first, end in self._checked_spans():
+            cuts.append((self.text[last_end:first], False))
+            cuts.append((self.text[first:end], True))
+            last_end = end
+        cuts.append((self.text[last_end:], False))
 
-    def _checked(self) -> list[tuple[int, int]]:
-        spans, last = sorted((int(first), int(end)) for first, end in self.spans), 0
-        for first, end in spans:
-            if not last <= first < end <= len(self.text) or not self.text[first:end].strip():
-                raise ConfigError(f"answer: span ({first}, {end}) is empty, overlaps or ends late")
-            last = end
+        pieces = list[tuple[str, bool]]()
+        space = ""
+        for cut, is_statement in cuts:
+            text = space + cut
+            words = text.rstrip()
+            space = text[len(words) :]
+            if words:
+                pieces.append((words, is_statement))
+        if space:  # after the last piece
+            words, is_statement = pieces[-1]
+            pieces[-1] = (words + space, is_statement)
+        return pieces
+
+    def _checked_spans(self) -> list[tuple[int, int]]:
+        spans = sorted((int(first), int(end)) for first, end in self.spans)
         if not spans:
-            raise ConfigError("answer: it has no spans; give (first, end) of each statement")
+            raise ConfigError(
+                "answer: it has no spans; give (first, end) of each statement, or a text"
+            )
+        last_end = 0
+        for first, end in spans:
+            is_inside = last_end <= first < end <= len(self.text)
+            if not is_inside or not self.text[first:end].strip():
+                raise ConfigError(
+                    f"answer: the span ({first}, {end}) is empty, overlaps another, or ends after "
+                    f"the {len(self.text)} characters; give (first, end) of each statement"
+                )
+            last_end = end
         return spans
 
 
@@ -80,53 +126,95 @@ def read_turns(sources: Sources | None) -> list[Turn]:
     if isinstance(sources, Mapping):
         sources = [Segment(name, text) for name, text in sources.items()]
     if isinstance(sources, str) or not isinstance(sources, Sequence):
-        raise ConfigError("sources must be {name: text, …}, or a list of Segment(name, text)")
+        raise ConfigError(
+            "sources must be {name: text, …}, or a list of Segment(name, text); of a folder, "
+            "{path.name: path.read_text() for path in Path(folder).iterdir()}"
+        )
     turns = list[Turn]()
     for item in _with_segments(sources):
         if isinstance(item, Mapping):
-            others = {key: item[key] for key in item if key not in ("role", "content")}
-            role, content = item.get("role"), item.get("content")
-            if not isinstance(role, str) or not role or (content is None and not others):
-                said = printable(repr(item))[:60]
-                raise ConfigError(f"sources: {said} has no role or content; name with Segment")
-            parts = content if isinstance(content, list) else [content] if content else []
-            turns.append(Turn(role, [_part(part) for part in parts], others))
-        else:
-            if not turns or turns[-1].role:
-                turns.append(Turn("", []))
-            turns[-1].parts.append(_part(item))
+            turns.append(_message(item))
+            continue
+        if not turns or turns[-1].role:
+            turns.append(Turn("", []))
+        turns[-1].parts.append(_part(item))
     return turns
 
 
+def _message(item: Mapping[str, Any]) -> Turn:
+    others = {key: value for key, value in item.items() if key not in ("role", "content")}
+    role = item.get("role")
+    content = item.get("content")
+    if not isinstance(role, str) or not role or (content is None and not others):
+        raise ConfigError(
+            f"sources: {printable(repr(item))[:60]} has no role or content; a source in a list is "
+            "Segment(name, text)"
+        )
+    refuse_half_letters(others, f"sources: a message of {printable(role)}")
+    if isinstance(content, list):
+        return Turn(role, [_part(part) for part in content], others)
+    return Turn(role, [_part(content)] if content else [], others)
+
+
 def _with_segments(items: Sequence[Any]) -> list[Any]:
-    """Return items with documents of LangChain and nodes of LlamaIndex as segments, which are known
-    by their attributes, so that neither needs to be installed. Chunks of one file are numbered."""
-    found = list[Any]()
+    """Return items with documents of LangChain and nodes of LlamaIndex as segments. They are known
+    by their attributes, so that neither library needs to be installed. Chunks of one file are
+    numbered."""
+    converted = list[Any]()
     names = {item.name for item in items if isinstance(item, Segment)}
     for number, item in enumerate(items, start=1):
         metadata = getattr(item, "metadata", None)
         text = getattr(item, "page_content", None)
-        text = getattr(item, "text", None) if text is None else text
-        if isinstance(item, Segment) or not (isinstance(metadata, Mapping) and text is not None):
-            found.append(item)
+        if text is None:
+            text = getattr(item, "text", None)
+        if isinstance(item, Segment) or not isinstance(metadata, Mapping) or text is None:
+            converted.append(item)
             continue
-        keys = ("source", "file_name", "file_path", "title", "id")
-        base = next((str(metadata[key]) for key in keys if metadata.get(key)), f"source {number}")
-        name, count = base, 1
+        known = [str(metadata[key]) for key in METADATA_NAMES if metadata.get(key)]
+        base = known[0] if known else f"source {number}"
+        name = base
+        count = 1
         while name in names:
             count += 1
             name = f"{base} ({count})"
         names.add(name)
-        found.append(Segment(name, text))
-    return found
+        converted.append(Segment(name, text))
+    return converted
 
 
 def _part(item: Any) -> Segment:
-    part = Segment("", item) if isinstance(item, str) else item
-    if not isinstance(part, Segment) or not all(isinstance(x, str) for x in (part.name, part.text)):
+    if isinstance(item, str):
+        refuse_half_letters(item, "sources: a text without a name")
+        return Segment("", item)
+    is_segment = isinstance(item, Segment)
+    if not is_segment or not isinstance(item.name, str) or not isinstance(item.text, str):
         raise ConfigError(f"sources: {item!r:.60} is neither a text nor a Segment of name and text")
-    if any("\ud800" <= letter <= "\udfff" for letter in part.name + part.text):
-        raise ConfigError(f"sources: {item!r:.60} holds half of a surrogate pair, which is no text")
-    if part is item and not (part.name.strip() and part.text.strip()):
+    refuse_half_letters(item.name, f"sources: the name '{printable(item.name)}'")
+    refuse_half_letters(item.text, f"sources: the text of '{printable(item.name)}'")
+    if not (item.name.strip() and item.text.strip()):
         raise ConfigError(f"sources: {item!r:.60} has an empty name or text; leave it out")
-    return part
+    return item
+
+
+def refuse_half_letters(value: Any, place: str) -> None:
+    """Raise where a text, or any text in nested lists and objects, has half of a surrogate pair. It
+    comes from JSON that was cut within an emoji, or from bytes that are not UTF-8, and neither
+    tokenizers nor files take it. `place`: what the value is, for the message."""
+    waiting = [(place, value)]
+    while waiting:
+        where, item = waiting.pop()
+        if isinstance(item, str):
+            match = SURROGATE.search(item)
+            if match is not None:
+                letter = json.dumps(match[0])[1:-1]
+                raise ConfigError(
+                    f"{where}: character {match.start()} is {letter}, half of a letter (a lone "
+                    "surrogate); write the whole letter, or remove it"
+                )
+        elif isinstance(item, Mapping):
+            for key, inner in item.items():
+                name = printable(str(key))
+                waiting.append((f"{where}, key '{name}'", inner))
+                waiting.append((f"{where}, the name of key '{name}'", key))
+        elif isinstance(item, list | tuple):
+            waiting += [(f"{where}, number {i}", inner) for i, inner in enumerate(item)]

@@ -1,5 +1,11 @@
-"""Read the log of an agent, as OpenAI's or Anthropic's API takes it, as **sources and an answer**.
-Sources are the blocks of the system prompt, what tools returned, and earlier ones of the user."""
+"""Read the log of an agent: which blocks and tool outputs did a message rely on?
+
+Place in the flow: messages as OpenAI's or Anthropic's API takes them → **sources and an answer** →
+request.py.
+
+Sources are the blocks of the system prompt, what tools returned, and earlier messages of the user.
+The user's last message, and earlier messages of the model itself, stay in view.
+"""
 
 from __future__ import annotations
 
@@ -15,84 +21,117 @@ from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.sources.documents import Segment
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
+"""Before a heading of Markdown, or a tag that is alone in its line."""
 
-NAMED = re.compile(r"""\b(?:title|name|source|id|index)=["']([^"']+)["']""")
+NAME_ATTRIBUTE = re.compile(r"""\b(?:title|name|source|id|index)=["']([^"']+)["']""")
 
-_NAME_LENGTH = 32
+NAME_LENGTH = 32
+"""Characters of the name of a block at most."""
 
-# Keys that no template writes, and keys that are read by themselves.
-_OF_THE_API = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "refusal"}
+KEYS_OF_THE_API = {
+    *("role", "content"),  # read by themselves
+    *("id", "type", "model", "stop_reason", "stop_sequence", "refusal"),  # written by no template
+}
 
 Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
+
+Message = dict[str, Any]
+"""A message as chat templates take it, with a list `texts` in place of `content`."""
 
 
 def read_messages(
     messages: Messages, number: int = -1, passages: str | None = None
 ) -> tuple[list[Any], str, str | None]:
     """Return what precedes the message of this number, as sources, its text, and its reasoning.
-    `passages`: a tag or a regular expression of passages in the last message of the user."""
-    turns = _turns(messages)
-    numbers = range(len(turns))
-    if type(number) is not int or not -len(turns) <= number < len(turns):
-        raise ConfigError(f"message={number}: the log has messages 0 to {len(turns) - 1}")
-    number = numbers[number]
-    answer = "\n\n".join(text.strip() for text in turns[number]["texts"] if text.strip())
-    if turns[number]["role"] != "assistant" or not answer:
-        role = turns[number]["role"]
-        raise ConfigError(f"message={number} is of {role}; it must be text of the assistant")
-    before = turns[:number]
-    users = [i for i, turn in enumerate(before) if turn["role"] == "user"]
-    names, found = Counter[str](), list[Any]()
-    calls = [call for turn in before for call in turn.get("tool_calls", ())]
-    tools = {str(call["id"]): call["function"].get("name") for call in calls}
+    `passages`: a tag or a regular expression of passages in the last message of the user, which are
+    sources, too."""
+    log = _as_log(messages)
+    if type(number) is not int or not -len(log) <= number < len(log):
+        raise ConfigError(f"message={number}: the log has messages 0 to {len(log) - 1}")
+    number = range(len(log))[number]
+    message = log[number]
+    answer = "\n\n".join(text.strip() for text in message["texts"] if text.strip())
+    if message["role"] != "assistant" or not answer:
+        without = "" if answer else ", without text"
+        raise ConfigError(
+            f"message={number} is of {printable(message['role'])}{without}; give the number of a "
+            "message that is text of the assistant"
+        )
+    sources = _as_sources(log[:number], passages)
+    thought = message.get("reasoning_content")
+    reasoning = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
+    return sources, answer, reasoning
 
-    def named(base: str, text: str) -> Segment:
-        names[base] += 1
-        return Segment(base if names[base] == 1 else f"{base} ({names[base]})", text)
 
-    for i, turn in enumerate(before):
-        role, texts = turn["role"], turn["texts"]
-        parts: list[Any] = [text for text in texts if text.strip()]
+def _as_sources(log: Sequence[Message], passages: str | None) -> list[Any]:
+    """Return the messages with named parts as sources."""
+    tools = dict[str, Any]()
+    for message in log:
+        for call in message.get("tool_calls", ()):
+            tools[str(call["id"])] = call["function"].get("name")
+    users = [number for number, message in enumerate(log) if message["role"] == "user"]
+    counts = Counter[str]()
+
+    def named(name: str, text: str) -> Segment:
+        counts[name] += 1
+        return Segment(name if counts[name] == 1 else f"{name} ({counts[name]})", text)
+
+    sources = list[Any]()
+    for number, message in enumerate(log):
+        role = message["role"]
+        texts = [text for text in message["texts"] if text.strip()]
+        parts = list[Any](texts)
         if role in ("system", "developer"):
-            parts = [named(f"{role}: {_title(b)}", b) for text in parts for b in blocks(text)]
+            parts = [named(f"{role}: {_title(block)}", block) for block in _blocks_of(texts)]
         elif role in ("tool", "function"):
-            name = turn.get("name") or tools.get(str(turn.get("tool_call_id"))) or "result"
-            parts = [named(f"{role}: {name}", text) for text in parts]
-        elif role == "user" and i != users[-1]:
-            parts = [named(f"user: {_title(text)}", text) for text in parts]
+            tool = message.get("name") or tools.get(str(message.get("tool_call_id"))) or "result"
+            parts = [named(f"{role}: {tool}", text) for text in texts]
+        elif role == "user" and number != users[-1]:
+            parts = [named(f"user: {_title(text)}", text) for text in texts]
         elif role == "user" and passages is not None:
-            split = [piece for text in parts for piece in _split(text, passages)]
-            parts = [text if name is None else named(name, text) for name, text in split]
-            if not any(isinstance(part, Segment) for part in parts):
-                where = "in the last message of the user"
-                raise ConfigError(f"passages={passages!r:.40} matches nothing {where}")
-        found.append({key: turn[key] for key in turn if key != "texts"} | {"content": parts})
-    thought = turns[number].get("reasoning_content")
-    return found, answer, f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
+            pairs = _split_all(texts, passages)
+            parts = [text if name is None else named(name, text) for name, text in pairs]
+        others = {key: value for key, value in message.items() if key != "texts"}
+        sources.append(others | {"content": parts})
+    return sources
+
+
+def _split_all(texts: Sequence[str], passages: str) -> list[tuple[str | None, str]]:
+    pairs = list[tuple[str | None, str]]()
+    for text in texts:
+        pairs += _split(text, passages)
+    if all(name is None for name, _ in pairs):
+        raise ConfigError(
+            f"passages={passages!r:.40} matches nothing in the last message of the user"
+        )
+    return pairs
 
 
 def _split(text: str, passages: str) -> list[tuple[str | None, str]]:
-    """Return the parts of a text, each passage with a name, and what stays in view with None."""
-    tag = re.fullmatch(r"\w[\w-]*", passages)
-    pattern = rf"<{passages}\b(?P<about>[^>]*)>(.*?)</{passages}>" if tag else passages
+    """Return the parts of a text: each passage with a name, and what stays in view with None."""
+    is_tag = re.fullmatch(r"\w[\w-]*", passages) is not None
+    pattern = rf"<{passages}\b(?P<attributes>[^>]*)>(.*?)</{passages}>" if is_tag else passages
     try:
         matches = list(re.finditer(pattern, text, re.DOTALL))
     except re.error as error:
-        said = f"is neither a tag nor a regular expression ({error})"
-        raise ConfigError(f"passages={passages!r:.40} {said}") from None
+        raise ConfigError(
+            f"passages={passages!r:.40} is neither a tag nor a regular expression ({error})"
+        ) from None
     parts = list[tuple[str | None, str]]()
-    end = 0
+    last_end = 0
     for match in matches:
-        group = 2 if tag else min(1, match.re.groups)
-        first, last = match.span(group)
-        if not match[group] or not match[group].strip():
+        # Of a regular expression, the passage is its first group, or all that it matches.
+        group = 2 if is_tag else min(1, match.re.groups)
+        passage = match[group]
+        if not passage or not passage.strip():
             continue
-        attribute = NAMED.search(match["about"]) if tag else None
-        parts.append((None, text[end:first]))
-        parts.append((attribute[1] if attribute else "passage", match[group]))
-        end = last
-    parts.append((None, text[end:]))
+        name = NAME_ATTRIBUTE.search(match["attributes"]) if is_tag else None
+        first, end = match.span(group)
+        parts.append((None, text[last_end:first]))
+        parts.append((name[1] if name else "passage", passage))
+        last_end = end
+    parts.append((None, text[last_end:]))
     return [(name, part.strip()) for name, part in parts if part.strip()]
 
 
@@ -101,6 +140,7 @@ def read_log(path: str | Path) -> Messages:
     text = read_text(str(path))
     try:
         if str(path).endswith(".jsonl"):
+            # Not splitlines: a text in JSON may hold U+2028.
             return [json.loads(line) for line in text.encode().split(b"\n") if line.strip()]
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,45 +148,64 @@ def read_log(path: str | Path) -> Messages:
 
 
 def blocks(text: str) -> list[str]:
-    """Split a prompt at its headings (`# …` or a tag alone in its line), or else at blank lines."""
+    """Split a prompt at its headings (`# …` or a tag alone in its line), or at blank lines if it
+    has none. A heading belongs to what follows."""
     parts = HEADING.split(text) if HEADING.search(text) else re.split(r"\n\s*\n", text)
     return [part.strip() for part in parts if part.strip()]
 
 
-def _turns(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them, with `texts` in place of `content`."""
-    found: list[dict[str, Any]] = []
+def _blocks_of(texts: Sequence[str]) -> list[str]:
+    blocks_of_texts = list[str]()
+    for text in texts:
+        blocks_of_texts += blocks(text)
+    return blocks_of_texts
+
+
+def _as_log(messages: Messages) -> list[Message]:
+    """Return messages of either API as chat templates take them, with `texts` in place of
+    `content`. Results of tools become messages of their own."""
+    log = list[Message]()
     if isinstance(messages, Mapping):
-        if system := messages.get("system"):
-            found.append({"role": "system", "texts": _texts(system, "system")[0]})
+        system = messages.get("system")
+        if system:
+            log.append({"role": "system", "texts": _read_content(system, "system")[0]})
         messages = messages.get("messages") or ()
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise ConfigError("messages must be a list of messages, or a request with `messages`")
+        raise ConfigError(
+            'messages must be a list of {"role": …, "content": …}, or a request with `messages`'
+        )
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str):
             raise ConfigError(f"messages: number {number} has no role: {message!r:.80}")
         where = f"messages: number {number}"
-        texts, others = _texts(message.get("content"), where)
-        kept = {k: v for k, v in message.items() if k not in _OF_THE_API and v is not None}
+        texts, others = _read_content(message.get("content"), where)
+        kept = {
+            key: value
+            for key, value in message.items()
+            if key not in KEYS_OF_THE_API and value is not None
+        }
         results = others.pop("results", [])
-        calls = _list(kept.pop("tool_calls", []), "tool_calls", where)
+        calls = _as_list(kept.pop("tool_calls", []), "tool_calls", where)
         calls = [*calls, *others.pop("calls", [])]
-        turn = {"role": role, "texts": texts} | kept | others
+        read = {"role": role, "texts": texts} | kept | others
         if calls:
-            turn["tool_calls"] = [_call(call, where) for call in calls]
-        found += results
+            read["tool_calls"] = [_read_call(call, where) for call in calls]
+        log += results
+        # Anthropic's results of tools are in a message of the user, which may hold nothing else.
         if texts or calls or not results:
-            found.append(turn)
-    return found
+            log.append(read)
+    return log
 
 
-def _texts(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
-    """Texts of a content, and what else it holds: calls of tools and what they returned."""
+def _read_content(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the texts of a content, and what else it holds: `calls` of tools, their `results`,
+    `reasoning_content`."""
     if content is None or isinstance(content, str):
         return ([content] if content else []), {}
-    texts, others = list[str](), dict[str, Any]()
-    for block in _list(content, "content", where):
+    texts = list[str]()
+    others = dict[str, Any]()
+    for block in _as_list(content, "content", where):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if isinstance(block, str):
             texts.append(block)
@@ -156,9 +215,10 @@ def _texts(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
             function = {"name": block.get("name"), "arguments": block.get("input", {})}
             others.setdefault("calls", []).append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":
-            own = _texts(block.get("content"), where)[0]
-            result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "texts": own}
-            others.setdefault("results", []).append(result)
+            result_texts = _read_content(block.get("content"), where)[0]
+            others.setdefault("results", []).append(
+                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "texts": result_texts}
+            )
         elif kind in ("thinking", "reasoning"):
             others["reasoning_content"] = str(block.get("thinking") or block.get("text") or "")
         else:
@@ -166,25 +226,29 @@ def _texts(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
     return texts, others
 
 
-def _list(value: Any, name: str, where: str) -> list[Any]:
+def _as_list(value: Any, name: str, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise ConfigError(f"{where}: {name}={value!r:.60} must be a list")
     return value
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
-    """Return the call with its arguments as an object, which templates write as JSON."""
+def _read_call(call: Any, where: str) -> dict[str, Any]:
+    """Return a call of a tool with its arguments as an object, which templates write as JSON."""
     try:
         function = dict(call["function"])
         if isinstance(function.get("arguments"), str):
             function["arguments"] = json.loads(function["arguments"] or "{}")
         return {"type": "function", "id": call.get("id"), "function": function}
     except (KeyError, TypeError, ValueError, RecursionError):
-        said = printable(str(call))[:80]
-        raise DataError(f"{where} has a call without function and JSON arguments: {said}") from None
+        raise DataError(
+            f"{where} has a call without a function and JSON arguments: {printable(str(call))[:80]}"
+        ) from None
 
 
 def _title(text: str) -> str:
     """Return the beginning of a text, as its name."""
-    line = " ".join(text.strip().splitlines()[0].strip("#<> ").split()) or text.strip()[:8]
-    return line if len(line) <= _NAME_LENGTH else line[: _NAME_LENGTH - 1].rstrip() + "…"
+    first_line = text.strip().splitlines()[0]
+    title = " ".join(first_line.strip("#<> ").split()) or text.strip()[:8]
+    if len(title) <= NAME_LENGTH:
+        return title
+    return title[: NAME_LENGTH - 1].rstrip() + "…"

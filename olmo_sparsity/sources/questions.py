@@ -34,8 +34,9 @@ from olmo_sparsity.sources.answers import (
 )
 from olmo_sparsity.sources.documents import read_turns
 from olmo_sparsity.sources.index_page import page_file, write_index, write_page_without_sources
+from olmo_sparsity.sources.prompt import statement_texts
 from olmo_sparsity.sources.questions_file import MOST_DECOYS, read_objects, read_questions
-from olmo_sparsity.sources.segments import AttributeRequest, statement_texts
+from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.statements import Attributing, cost_of
 from olmo_sparsity.text.inputs import open_documents
 
@@ -96,7 +97,7 @@ def _answered(
     seconds = time.monotonic() - began
     if pages is not None:
         attribution.to_html(page_file(pages, number))
-    answer = StoredAnswer.of(number, request.asked, attribution, id, seconds)
+    answer = StoredAnswer.of(number, request.question_text, attribution, id, seconds)
     return answer, attribution.to_dict()
 
 
@@ -105,9 +106,9 @@ def _answered_without_sources(
 ) -> tuple[StoredAnswer, dict[str, Any]]:
     assert request.answer is not None  # `read_questions` refused it
     texts = statement_texts(model, request.answer)
-    answer = StoredAnswer.without_sources(number, request.asked, texts, id)
+    answer = StoredAnswer.without_sources(number, request.question_text, texts, id)
     if pages is not None:
-        write_page_without_sources(pages, number, request.asked)
+        write_page_without_sources(pages, number, request.question_text)
     columns = ("text", "nats", "kind", "sources", "open", "verdict", "origins")
     rows = [{key: getattr(row, key) for key in columns} for row in answer.statements]
     return answer, {"statements": rows, "matrix": []}

@@ -16,7 +16,7 @@ from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.base.conform import conform, unique
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.sources.documents import Answer, Segment, read_turns
-from olmo_sparsity.sources.segments import AttributeRequest
+from olmo_sparsity.sources.request import AttributeRequest
 
 MOST_DECOYS = 200
 """Without decoys, so many sources of other questions are a question's decoys at most."""

@@ -1,9 +1,9 @@
 """Report which source each statement of an answer relies on: tokens → losses → **verdicts**.
 
-`Attributing` reads prompt and decoys (segments.py), has their losses evaluated (trials.py), and
-returns an `Attribution`, whose verdicts (verdicts.py) go by two numbers of each statement and
-source: what is lost when a decoy replaces the source, and what the source gives among decoys of all
-others.
+`Attributing` lays out the prompt (prompt.py), draws decoys (decoys.py), has losses evaluated
+(trials.py), and returns an `Attribution`. Its verdicts (verdicts.py) go by two numbers of each
+statement and source: what is lost when a decoy replaces the source, and what the source gives among
+decoys of all others.
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer.
 """
@@ -33,19 +33,13 @@ from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.use import in_use
+from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.documents import Answer
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.page import AnswerPage
-from olmo_sparsity.sources.segments import (
-    AnswerIds,
-    AttributeRequest,
-    Layout,
-    Piece,
-    SourcePrompt,
-    draw_decoys,
-    read_decoys,
-    sentences,
-)
+from olmo_sparsity.sources.prompt import AnswerIds, Layout, Piece, SourcePrompt
+from olmo_sparsity.sources.reasoning import sentences
+from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.trials import (
     NOTHING,
     TrialCount,

@@ -19,7 +19,7 @@ from olmo_sparsity.config.schema import kinds_of
 from olmo_sparsity.sources import gate, questions
 from olmo_sparsity.sources.index_page import write_index
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
-from olmo_sparsity.sources.segments import AttributeRequest
+from olmo_sparsity.sources.request import AttributeRequest
 
 
 def check(

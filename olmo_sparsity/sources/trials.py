@@ -1,6 +1,6 @@
 """Evaluate the losses of statements while decoys replace sources, as far as verdicts need them.
 
-Place in the flow: tokens and decoys (segments.py) → **losses** → verdicts.py.
+Place in the flow: prompt and decoys (prompt.py, decoys.py) → **losses** → verdicts.py.
 
 A decoy is as long as its source, so all other texts keep their positions. A model that has never
 seen a prompt with a source missing is not asked to score one.
@@ -19,7 +19,7 @@ import numpy as np
 from olmo_sparsity.analysis.scoring.logprobs import CountingEngine
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
-from olmo_sparsity.sources.segments import Layout, SourcePrompt
+from olmo_sparsity.sources.prompt import Layout, SourcePrompt
 from olmo_sparsity.sources.verdicts import Losses, looks, sources_to_look_at
 
 CERTAIN_NATS = 1e-4

@@ -68,7 +68,8 @@ from olmo_sparsity.models.find import find_folder
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.sources.documents import Answer
-from olmo_sparsity.sources.segments import AttributeRequest, Layout, SourcePrompt
+from olmo_sparsity.sources.prompt import Layout, SourcePrompt
+from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.statements import Attribution
 from olmo_sparsity.sources.verdicts import judge
 

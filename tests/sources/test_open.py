@@ -21,7 +21,7 @@ from olmo_sparsity.sources import connection
 from olmo_sparsity.sources.gate import check
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.questions import measure_questions
-from olmo_sparsity.sources.segments import AttributeRequest
+from olmo_sparsity.sources.request import AttributeRequest
 from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.fake_server import FakeServer, TableModel
 from tests.support.families import REFUSED, build

@@ -20,7 +20,7 @@ from olmo_sparsity.sources import gate
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.questions import count_questions, measure_questions
 from olmo_sparsity.sources.questions_file import read_questions
-from olmo_sparsity.sources.segments import AttributeRequest
+from olmo_sparsity.sources.request import AttributeRequest
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import GIVEN, SOURCES, model_of
 

@@ -17,7 +17,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.sources.segments import draw_decoys, read_decoys
+from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.trials import Trials, next_round
 from olmo_sparsity.sources.verdicts import mean_of_tried
 from tests.support.explanations import make_tokenizer

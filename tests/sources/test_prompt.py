@@ -1,35 +1,23 @@
-"""Sources, question and answer as tokens, and the texts that take the place of sources."""
+"""Sources, question and answer as tokens."""
 
 from __future__ import annotations
 
 import json
-from functools import cache
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from olmo_sparsity import Answer, Segment, attribute, explain
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import wrap_model
-from olmo_sparsity.sources.documents import read_turns
-from olmo_sparsity.sources.segments import (
-    Layout,
-    draw_decoys,
-    num_reasoning,
-    read_decoys,
-    sentences,
-)
-from olmo_sparsity.sources.statements import Attribution
-from tests.support.explanations import WORDS, make_tokenizer
+from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.prompt import Layout
+from tests.support.explanations import make_tokenizer
 from tests.support.families import SUPPORTED, build, find
-from tests.support.sources import FAMILIES, GIVEN, SOURCES, asked, made_up, model_of
+from tests.support.sources import FAMILIES, GIVEN, SOURCES, asked, model_of
 
 
 def test_what_is_no_candidate_stays_in_view() -> None:
@@ -160,37 +148,6 @@ def test_spans_of_an_answer_are_its_statements() -> None:
             asked(answer=Answer(text, spans))
 
 
-@given(st.text("ab .\n", min_size=1, max_size=12), st.lists(st.integers(0, 12), max_size=6))
-def test_pieces_of_an_answer_are_the_answer(text: str, at: list[int]) -> None:
-    ends = sorted({0, *at, len(text)} & set(range(len(text) + 1)))
-    spans = [(a, b) for a, b in pairwise(ends) if text[a:b].strip()][::2]
-    if spans:
-        pieces = Answer(text, spans).pieces()
-        assert "".join(piece for piece, _ in pieces) == text
-        assert [piece.strip() for piece, is_one in pieces if is_one] == [
-            text[a:b].strip() for a, b in spans
-        ]
-
-
-@pytest.mark.parametrize(
-    "sources",
-    [
-        {"": "w1", "b": "w2"},
-        [Segment(" ", "w1"), Segment("b", "w2")],
-        {"a": "w1", "b": " \n"},
-        {"a\ud800": "w1"},
-        {"a": "w1 \udc00"},
-        {"a": 3},
-        [{"name": "a", "text": "w1"}],
-        [{"role": "user", "content": None}],
-        [{"content": "w1"}],
-    ],
-)
-def test_a_source_that_no_verdict_could_name_is_refused(sources: Any) -> None:
-    with pytest.raises(ConfigError, match="sources"):
-        asked(sources=sources)
-
-
 def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
     """As where each is given as a source; a decoy is a part of the source's."""
     parted = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
@@ -238,174 +195,3 @@ def test_turns_go_through_the_chat_template() -> None:
     read.chat_template = "{{ messages[0]['content'] | upper }}"
     with pytest.raises(DataError, match="drops, repeats, moves or changes messages"):
         attribute(model_of(), read, **GIVEN | {"chat": True})
-
-
-def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
-    prompt = asked().prompt
-    texts = read_decoys(prompt.model, prompt, [*SOURCES.values(), *GIVEN["decoys"]])
-    assert len(texts) == len(GIVEN["decoys"])
-    drawn = draw_decoys(prompt, texts, 8, 0)
-    assert [rows.shape for rows in drawn] == [(8, 4), (8, 3), (8, 5)]
-    for rows in drawn:
-        assert len({tuple(row) for row in rows.tolist()}) == 8
-        for row in rows:  # begins as a text does and ends as one does
-            head, tail = row[: (len(row) + 1) // 2], row[(len(row) + 1) // 2 :]
-            assert any((text[: len(head)] == head[: len(text)]).all() for text in texts)
-            assert any((text[-len(tail) :] == tail[-len(text) :]).all() for text in texts)
-    with pytest.raises(DataError, match="give more texts"):
-        read_decoys(prompt.model, prompt, ["w1 w9", "w2"])
-    # A text that holds a short source or the longest one; a text that is there twice.
-    for name in "bc":
-        texts = [f"w30 {SOURCES[name]} w31", "w30 w31 w32 w33 w34"] * 2
-        assert len(read_decoys(prompt.model, prompt, texts)) == 1
-    # A short text in view (a turn's mark) may stand in a decoy.
-    marked = asked(sources=["w30", *(Segment(*item) for item in SOURCES.items())]).prompt
-    assert len(read_decoys(prompt.model, marked, ["w30 w31 w32 w33 w34"])) == 1
-    # What stays in view needs no decoys.
-    short = asked(sources=[SOURCES["c"], Segment("b", SOURCES["b"])]).prompt
-    assert len(read_decoys(short.model, short, ["w30 w31 w32"])) == 1
-
-
-def test_decoys_differ_from_each_other_and_from_the_source() -> None:
-    """A single text is begun at several places."""
-    prompt = asked().prompt
-    (text,) = read_decoys(prompt.model, prompt, [" ".join(WORDS[13:35])])
-    for rows in draw_decoys(prompt, [text], 8, 0):
-        assert len({tuple(row) for row in rows.tolist()}) == 8
-    with pytest.raises(DataError, match="only 1 different"):
-        draw_decoys(prompt, [text[[0, 0, 0, 0, 0]]], 8, 0)
-
-
-NAMES = {**{f"w{i}": f"W{i}." for i in range(10, 20)}, "w38": "<think>", "w39": "</think>"}
-"""Some words end a sentence, and two are tags."""
-
-FIRST, SECOND = "W1 w2 w3 w4 W10.", "W5 w6 w7 w8 W11."
-REASONING = f"<think> {FIRST} {SECOND} </think>"
-
-
-@cache
-def tokenizer() -> Any:
-    names = ["<unk>", "<s>", "</s>", *(NAMES.get(word, word) for word in WORDS), "W1", "W5"]
-    inner = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
-
-
-def found(**changed: Any) -> Attribution:
-    given = {"decoys": GIVEN["decoys"], "draws": 4, "question": "w20 w21", "sources": SOURCES}
-    given |= {"reasoning": REASONING, "answer": ["w1 w2 w3", "w8 w9"], "prefix": "</s>"}
-    return attribute(model_of(), tokenizer(), **given | changed)
-
-
-def rest_on(one: Attribution, *rows: list[float]) -> Attribution:
-    """With losses as if its statements lost so many nats without each source."""
-    object.__setattr__(one, "losses", made_up(rows, rows))
-    for name in ("statements", "matrix", "_judged"):
-        vars(one).pop(name, None)
-    return one
-
-
-@pytest.fixture
-def chained() -> Attribution:
-    """The first statement relies on the second sentence, this on the first and b, that on a."""
-    one = found()
-    by_hand = found(answer=[SECOND]), found(reasoning=None, answer=[FIRST])
-    one.steps["reasoning 1"] = rest_on(by_hand[1], [8.0, 0.0, 0.0])
-    one.steps["reasoning 2"] = rest_on(by_hand[0], [0.0, 4.0, 0.0, 4.0, 0.0])
-    by_hand[0].steps["reasoning 1"] = by_hand[1]
-    return rest_on(one, [0.0, 0.0, 0.0, 0.0, 8.0], [0.0, 0.0, 8.0, 0.0, 0.0])
-
-
-def test_each_link_is_an_attribution_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all sentences named, so that each is judged."""
-    every = property(lambda one: list(range(one.prompt.num_reasoning)))
-    monkeypatch.setattr(Attribution, "named_reasoning", every)
-    whole, named = found(), [Segment(*item) for item in SOURCES.items()]
-    assert whole.names == ["a", "b", "c", "reasoning 1", "reasoning 2"]
-    assert list(whole.steps) == ["reasoning 1", "reasoning 2"]
-    before = [*named, "w20 w21 <think>"]
-    one, two = Segment("reasoning 1", FIRST), Segment("reasoning 2", SECOND)
-    same(whole, found(sources=[*before, one, two], question="</think>", reasoning=None))
-    bare = {"reasoning": None, "answer": [FIRST]}
-    same(whole.steps["reasoning 1"], found(question="w20 w21 <think>", **bare))
-    # The token before a statement stays in view.
-    cut = Segment("reasoning 1", FIRST.removesuffix(" W10."))
-    last = {"reasoning": None, "answer": [SECOND]}
-    same(whole.steps["reasoning 2"], found(sources=[*before, cut], question="W10.", **last))
-    assert whole.token_forwards > sum(step.token_forwards for step in whole.steps.values())
-
-
-def same(one: Attribution, other: Attribution) -> None:
-    assert one.layout.block.tokens.tolist() == other.layout.block.tokens.tolist()
-    assert one.names == other.names
-    np.testing.assert_allclose(one.matrix, other.matrix, atol=1e-5)
-
-
-def test_an_answer_brings_its_reasoning() -> None:
-    together = found(reasoning=None, answer=f"{REASONING} w1 w2 w3")
-    same(together, found(answer="w1 w2 w3"))
-    assert together.to_dict()["answer"].strip() == "w1 w2 w3"
-
-
-def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
-    rows = chained.statements
-    assert rows.sources.tolist() == [("reasoning 2",), ("c",)]
-    assert rows.origins.tolist() == [("a", "b"), ("c",)]
-    assert chained.relies_on("a", statement=0)
-    assert chained.relies_on("reasoning 2")
-    assert not chained.relies_on("a", statement=1)
-    assert chained.sources.statements.tolist() == [(0,), (0,), (1,), (), (0,)]
-    assert chained.text().startswith("w1 w2 w3 [1][2] w8 w9 [3]")
-    shown = repr(chained).splitlines()
-    assert shown[2].startswith(f"    reasoning 2, '{SECOND}', rests on b and reasoning 1 together")
-    assert shown[3].startswith(f"      reasoning 1, '{FIRST}', rests on a (")
-    chained.to_html(tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert f"<li>→ → reasoning 1, “{FIRST}”, rests on a (" in page
-    first, second = json.loads(chained.to_json())["reasoning"]
-    assert (first["name"], first["text"], first["sources"]) == ("reasoning 1", FIRST, ["a"])
-    assert second["origins"] == ["a", "b"]
-    assert [cell["source"] for cell in first["matrix"]] == ["a", "b", "c"]
-
-
-def test_sentences_have_no_tags_and_at_least_five_tokens() -> None:
-    def texts(text: str) -> list[str]:
-        ids = tokenizer()(text, add_special_tokens=False).input_ids
-        spans = sentences(ids, tokenizer().backend_tokenizer)
-        return [tokenizer().decode(ids[first:end]) for first, end in spans]
-
-    assert texts(REASONING) == [FIRST, SECOND]
-    assert texts(f"{FIRST} {SECOND}") == [FIRST, SECOND]
-    assert texts(f"{FIRST} </think>") == [FIRST]
-    assert texts(f"<think> W1 W10. {SECOND} W1 W12. </think>") == [f"W1 W10. {SECOND} W1 W12."]
-    assert texts("<think> </think>") == texts("") == []
-    ids = tokenizer()(f"{REASONING} w1", add_special_tokens=False).input_ids
-    assert num_reasoning(ids, tokenizer().backend_tokenizer) == len(ids) - 1
-    assert num_reasoning(ids[-1:], tokenizer().backend_tokenizer) == 0
-
-
-class LangChain:
-    """As `langchain_core.documents.Document`."""
-
-    def __init__(self, page_content: str, **metadata: str) -> None:
-        self.page_content, self.metadata = page_content, metadata
-
-
-class LlamaIndex:
-    """As `llama_index.core.schema.TextNode`."""
-
-    def __init__(self, text: str, **metadata: str) -> None:
-        self.text, self.metadata = text, metadata
-
-
-def test_documents_of_other_libraries_are_sources_and_chunks_of_a_file_stay_apart() -> None:
-    items = [
-        LangChain("w1 w2", source="a.pdf"),
-        LangChain("w3 w4", source="a.pdf"),
-        LlamaIndex("w5 w6", file_name="b.md"),
-        LangChain("w7"),
-    ]
-    (turn,) = read_turns(items)
-    assert [(part.name, part.text) for part in turn.parts] == [
-        *(("a.pdf", "w1 w2"), ("a.pdf (2)", "w3 w4"), ("b.md", "w5 w6"), ("source 4", "w7"))
-    ]

@@ -1,0 +1,132 @@
+"""Read unrelated texts, and draw the decoys of each source from them.
+
+Place in the flow: prompt (prompt.py) + texts → **decoys, each as long as its source** → trials.py.
+
+Dimension key: D decoys of a source, L tokens of a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.analysis.explain.prompt import SAME_TEXT, passages
+from olmo_sparsity.base.errors import DataError, UserError
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.sources.prompt import SourcePrompt
+from olmo_sparsity.text.inputs import open_documents
+
+TRIES = 20
+"""Attempts for each decoy, before an error reports that no more of them differ."""
+
+LEAST_TEXTS = 100
+"""Texts that are read at least, where the input has so many."""
+
+
+def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
+    """Return the tokens of different texts that share no passage with a source. `decoys`: a mapping
+    or list of texts, or any input that `open_documents` reads."""
+    longest = prompt.longest
+    if isinstance(decoys, Mapping):
+        decoys = list(decoys.values())
+    if isinstance(decoys, list) and all(isinstance(text, str) for text in decoys):
+        encoded = model.encode(decoys, control_tokens=False)
+        texts = [np.array(ids, dtype=np.int64) for ids in encoded]
+    else:
+        limit = max(LEAST_TEXTS, longest // 10)
+        try:
+            texts = [document.tokens for document in open_documents(decoys, model, limit=limit)]
+        except UserError as error:
+            raise type(error)(f"decoys: {error}") from None
+    passages_of_prompt = _passages(prompt)
+    different = dict[bytes, np.ndarray]()
+    for text in texts:
+        if len(text) and not _shares_a_passage(text, passages_of_prompt):
+            different[text.tobytes()] = text
+    num_tokens = sum(map(len, different.values()))
+    if num_tokens < longest:
+        raise DataError(
+            f"decoys: {num_tokens:,} tokens share no passage with a source, and the longest source "
+            f"has {longest:,}; give more texts"
+        )
+    return list(different.values())
+
+
+def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
+    """Return, by their length, the passages of sources and of what stays in view. A source that is
+    shorter than a passage is one as a whole."""
+    passages_by_length = dict[int, set[bytes]]()
+    in_view = [piece.text_ids for piece in prompt.pieces if piece.source is None]
+    # A short text in view, such as the mark of a turn, may be part of any decoy.
+    long_in_view = [np.array(ids) for ids in in_view if len(ids) >= SAME_TEXT]
+    for ids in [*prompt.whole_ids, *long_in_view]:
+        length = min(SAME_TEXT, len(ids))
+        passages_by_length.setdefault(length, set()).update(passages(ids, length))
+    return passages_by_length
+
+
+def _shares_a_passage(text: np.ndarray, passages_by_length: dict[int, set[bytes]]) -> bool:
+    return any(
+        not known.isdisjoint(passages(text, length)) for length, known in passages_by_length.items()
+    )
+
+
+def draw_decoys(
+    prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
+) -> list[np.ndarray]:
+    """Return decoys_DL of each judged part, all different: texts joined in random order. Where
+    parts of a source are judged, each is replaced by the same part of a decoy of the source."""
+    num_tokens = sum(map(len, texts))
+    num_needed = draws * prompt.longest
+    if len(texts) < draws or num_tokens < num_needed:
+        say(
+            f"{draws} decoys, {num_needed:,} tokens, are drawn from {len(texts)} texts of "
+            f"{num_tokens:,} tokens: some share text"
+        )
+    decoys_of_parts = list[np.ndarray]()
+    for number, source_L in enumerate(prompt.whole_ids):
+        decoys_DL = _different(texts, source_L, draws, stream(seed, "decoys", number))
+        if len(decoys_DL) < draws:
+            raise DataError(
+                f"decoys: the texts make only {len(decoys_DL)} different ones of {len(source_L)} "
+                f"tokens, and draws={draws}; give more texts"
+            )
+        lengths = [len(ids) for ids in prompt.wholes[number]]
+        decoys_of_parts += np.split(decoys_DL, np.cumsum(lengths)[:-1], axis=1)
+    return decoys_of_parts
+
+
+def _different(
+    texts: Sequence[np.ndarray], source_L: np.ndarray, draws: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return decoys_DL: fewer than `draws` if no more are found that differ from each other and
+    from the source."""
+    length = len(source_L)
+    decoys = dict[bytes, np.ndarray]()
+    firsts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
+    for number, first in enumerate(firsts):
+        others = [text for text in generator.permutation(len(texts)).tolist() if text != first]
+        # Each draw begins with another text. When all texts had their turn, it begins within one.
+        begin = 0 if number < len(texts) else int(generator.integers(len(texts[first])))
+        in_order = [
+            texts[first][begin:],
+            *(texts[other] for other in others),
+            texts[first][:begin],
+        ]
+        ends = np.cumsum([len(text) for text in in_order])
+        num_texts = int(np.argmax(ends >= length)) + 1
+        joined = np.concatenate(in_order[:num_texts])
+        # The middle is left out, so that a decoy begins and ends as texts do: an end within a
+        # sentence would change how the question after it is read.
+        num_head = (length + 1) // 2
+        num_tail = length // 2
+        decoy_L = np.delete(joined, slice(num_head, len(joined) - num_tail))
+        if not np.array_equal(decoy_L, source_L):
+            decoys.setdefault(decoy_L.tobytes(), decoy_L)
+        if len(decoys) == draws:
+            break
+    return np.array(list(decoys.values()), dtype=np.int64).reshape(-1, length)

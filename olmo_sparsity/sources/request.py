@@ -1,0 +1,109 @@
+"""A call of `attribute`: what a user passes, checked once where it enters.
+
+Place in the flow: Python call, command line or a line of a questions file → **request** →
+statements.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from olmo_sparsity.analysis.options import ModelOptions, Request
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.sources.documents import (
+    Answer,
+    Sources,
+    parts_of,
+    read_turns,
+    refuse_half_letters,
+)
+from olmo_sparsity.sources.messages import Messages, read_messages
+from olmo_sparsity.sources.options import ServerOptions, SourceSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeRequest(Request):
+    model: Any
+    tokenizer: Any = None
+    sources: Sources | None = None
+
+    question: str | None = None
+    """None: sources are messages, and the question is in the last one."""
+
+    messages: Messages | None = None
+    """The log of an agent, which `checked` turns into sources and an answer."""
+
+    message: int = -1
+    """The number of the message of the log that is the answer."""
+
+    passages: str | None = None
+    """A tag or a regular expression of the sources in the last message of the user."""
+
+    answer: str | Sequence[str] | Answer | None = None
+    """None: the model generates it."""
+
+    reasoning: str | None = None
+    """None: the answer up to `</think>`, if it has that."""
+
+    candidates: Sequence[str] | None = None
+    decoys: Any = None
+    settings: SourceSettings = field(default_factory=SourceSettings)
+    loading: ModelOptions = field(default_factory=ModelOptions)
+    serving: ServerOptions = field(default_factory=ServerOptions)
+
+    def checked(self) -> Self:
+        """Return the request with its log read as sources and an answer; raise ConfigError where it
+        is wrong."""
+        self.settings.check()
+        if self.messages is not None:
+            return self._with_log_read().checked()
+        if self.passages is not None:
+            raise ConfigError(f"passages={self.passages!r:.40} belongs to `messages`; leave it out")
+        if self.message != -1:
+            raise ConfigError(f"message={self.message} belongs to `messages`; leave it out")
+        turns = read_turns(self.sources)
+        ends_in_message = bool(turns) and turns[-1].role != ""
+        has_question = isinstance(self.question, str) and self.question.strip() != ""
+        if not has_question and not (self.question is None and ends_in_message):
+            raise ConfigError(
+                f"question={self.question!r:.60} must be a text, which follows the sources"
+            )
+        if self.reasoning is not None and not isinstance(self.reasoning, str):
+            raise ConfigError(f"reasoning={self.reasoning!r:.60} must be a text")
+        refuse_half_letters(self.question, "question")
+        refuse_half_letters(self.reasoning, "reasoning")
+        answer = self.answer.text if isinstance(self.answer, Answer) else self.answer
+        refuse_half_letters(answer, "answer")
+        if not isinstance(self.decoys, str):  # the name of a file may hold any bytes
+            refuse_half_letters(self.decoys, "decoys")
+        return self
+
+    def _with_log_read(self) -> Self:
+        for name in ("sources", "question", "answer", "reasoning"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} cannot be combined with messages; leave it out")
+        assert self.messages is not None
+        sources, answer, reasoning = read_messages(self.messages, self.message, self.passages)
+        return replace(
+            self,
+            messages=None,
+            message=-1,
+            passages=None,
+            sources=sources,
+            answer=answer,
+            reasoning=reasoning,
+        )
+
+    @property
+    def question_text(self) -> str:
+        """The question, or the last message of the user."""
+        if self.question is not None:
+            return self.question
+        turns = read_turns(self.sources)
+        of_user = [turn for turn in turns if turn.role == "user"]
+        last = of_user[-1] if of_user else turns[-1]
+        # Named parts are sources, unless the message has nothing else.
+        without_name = [part.text for part in last.parts if not part.name]
+        return "\n".join(without_name or [part.text for part in parts_of([last])])
