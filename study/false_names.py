@@ -34,8 +34,8 @@ class DrawnTrials(Trials):
         places, TS, to nats by which they lower the losses of statements, T."""
         num_T, num_S, num_E = effects_TSE.shape
         layout: Any = SimpleNamespace(statements=range(num_T))
-        engine: Any = None
-        super().__init__(engine, layout, [np.zeros((num_E - 1, 1))] * num_S)
+        logprobs: Any = None
+        super().__init__(logprobs, layout, [np.zeros((num_E - 1, 1))] * num_S)
         self.effects_TSE, self.combine = effects_TSE, combine
 
     def evaluate(self, trials: Iterable[Trial]) -> None:

@@ -9,8 +9,10 @@ here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ParamSpec, TypeVar
 
 from olmo_sparsity.base.errors import ConfigError
@@ -34,6 +36,9 @@ EXPERIMENT_KEYS = {"configs": "models"}
 
 CONFIG_FOLDERS = {"sweeps": "experiments"}
 """Old folders of installed configs."""
+
+ENTRY_POINT_GROUPS = {"olmo_sparsity.engines": "olmo_sparsity.prompt_models"}
+"""Old groups under which other packages, and installations of the last release, offer theirs."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -107,6 +112,31 @@ class OldAttribute:
             _say_new_name(f"{owner.__name__}.{self.old}", self.new)
             self.is_said = True
         return getattr(instance, self.new)
+
+
+def getattr_with_old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module that finds its classes under their old names. A line says
+    the new one, once for each: `from module import Old` asks twice."""
+    is_said = set[str]()
+
+    def find(name: str) -> Any:
+        if name not in renamed:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        if name not in is_said:
+            _say_new_name(f"{module}.{name}", renamed[name])
+            is_said.add(name)
+        return getattr(sys.modules[module], renamed[name])
+
+    return find
+
+
+def entry_points_of(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group, then those of its old name."""
+    old_groups = [old for old, new in ENTRY_POINT_GROUPS.items() if new == group]
+    points = list(entry_points(group=group))
+    for old in old_groups:
+        points += entry_points(group=old)
+    return points
 
 
 def current_config(name: str) -> str:

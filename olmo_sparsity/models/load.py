@@ -2,7 +2,7 @@
 memory. Nothing is unpickled: weights must be safetensors.
 
 Place in the flow: find.py finds the files → here they are read → `LoadedModel` (loaded.py). Models
-that compute elsewhere are opened by entry points of the group `olmo_sparsity.engines`.
+that compute elsewhere are opened by entry points of the group `olmo_sparsity.prompt_models`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.base.devices import choose_device
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, naming_extras
+from olmo_sparsity.base.renamed import entry_points_of
 from olmo_sparsity.models.compatibility import reason_of
 from olmo_sparsity.models.find import DTYPES, find_folder
 from olmo_sparsity.models.huggingface import HuggingFaceLM
@@ -30,7 +30,7 @@ from olmo_sparsity.models.pretrained_tokenizer import (
     has_tokenizer,
     read_transformers_tokenizer,
 )
-from olmo_sparsity.models.prompts import Engine
+from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.transformers_folder import (
     ADAPTER,
     add_adapter,
@@ -77,8 +77,8 @@ def load_model(
         raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
     path_or_hub_name = str(path_or_hub_name)
     if re.match(r"llama:|\w+://", path_or_hub_name):
-        open_engine = _find_engine(path_or_hub_name)
-        return open_engine(
+        open_prompt_model = _find_opener(path_or_hub_name)
+        return open_prompt_model(
             path_or_hub_name,
             tokenizer=tokenizer,
             device=device,
@@ -106,10 +106,10 @@ def load_model(
     return check_room_for_tokens(loaded)
 
 
-def _find_engine(name: str) -> Callable[..., LoadedModel]:
+def _find_opener(name: str) -> Callable[..., LoadedModel]:
     """Return what opens a name such as `llama:FILE.gguf` or a URL."""
     scheme = name.partition(":")[0]
-    for entry_point in entry_points(group="olmo_sparsity.engines"):
+    for entry_point in entry_points_of("olmo_sparsity.prompt_models"):
         if entry_point.name == ("llama" if scheme == "llama" else "url"):
             try:
                 opener: Callable[..., LoadedModel] = entry_point.load()
@@ -137,7 +137,7 @@ def wrap_model(
     if not hasattr(type(model), "distant_states"):  # one of this project has it
         model = _wrap_transformers(model, whole_prompts)
     theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
-    is_wrapped = isinstance(model, HuggingFaceLM | Engine)
+    is_wrapped = isinstance(model, HuggingFaceLM | PromptModel)
     inner = model.model if is_wrapped else model
     return check_room_for_tokens(
         describe_model(

@@ -1,6 +1,6 @@
 """A trained model that is ready to be used: its tokenizer, its limits, and what identifies it.
 
-Place in the flow: `load_model` or `wrap_model` (load.py) → `LoadedModel` → scorers and engines.
+Place in the flow: `load_model` or `wrap_model` (load.py) → `LoadedModel` → scorers, prompt models.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics, refuse_half_characters
+from olmo_sparsity.base.renamed import OldAttribute
 from olmo_sparsity.models.compatibility import SHORTER, PositionLimit, position_limit
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.pretrained_tokenizer import (
@@ -26,7 +27,7 @@ from olmo_sparsity.models.pretrained_tokenizer import (
     without_control_tokens,
     without_space_before,
 )
-from olmo_sparsity.models.prompts import Engine
+from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.models.use import in_use, state_of
 from olmo_sparsity.text.runs import TrainingText
@@ -163,14 +164,16 @@ class LoadedModel:
         return self.model.device
 
     @property
-    def engine(self) -> Engine | None:
+    def prompt_model(self) -> PromptModel | None:
         """The model, if it scores whole prompts and has no states to read."""
-        return self.model if isinstance(self.model, Engine) else None
+        return self.model if isinstance(self.model, PromptModel) else None
+
+    engine = OldAttribute("prompt_model")
 
     @property
     def dtype(self) -> str:
-        if self.engine is not None:
-            return self.engine.dtype_name
+        if self.prompt_model is not None:
+            return self.prompt_model.dtype_name
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
@@ -221,7 +224,7 @@ def _measured(model: Any) -> dict[str, Any]:
     inner: Any = getattr(model, "model", None)
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
         limit, num_parameters = model.limit, inner.num_parameters()
-    elif isinstance(model, Engine):  # whole prompts of a model of transformers
+    elif isinstance(model, PromptModel):  # whole prompts of a model of transformers
         limit, num_parameters = position_limit(inner.config), inner.num_parameters()
     else:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")

@@ -1,5 +1,5 @@
-"""The interface of what returns log-probabilities of whole prompts: all that a verdict needs. And
-the order in which prompts share the states of their beginnings."""
+"""The interface of models that return log-probabilities of whole prompts, which is all that a
+verdict needs; and the order in which prompts share the states of their beginnings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+
+from olmo_sparsity.base.renamed import getattr_with_old_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,7 @@ class LogprobModel(Protocol):
         before it. Prompts that are given together may share what they have in common."""
 
 
-class Engine(ABC):
+class PromptModel(ABC):
     """A `LogprobModel` without states that could be read: a server, llama.cpp, a recurrent model of
     transformers."""
 
@@ -74,6 +76,10 @@ class Engine(ABC):
 
     def recognize_in(self, folder: Path) -> None:  # noqa: B027 (files have a fingerprint)
         """Raise if the results in this folder are of a model that is no longer there."""
+
+
+if not TYPE_CHECKING:  # else mypy accepts any name of this module
+    __getattr__ = getattr_with_old_names(__name__, {"Engine": "PromptModel"})
 
 
 LEAST_SHARED = 16

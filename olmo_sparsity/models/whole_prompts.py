@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.models.prompts import Engine, Node, Prompt, plan, scores_along
+from olmo_sparsity.models.prompts import Node, Prompt, PromptModel, plan, scores_along
 
 BATCH_TOKENS = 4096
 _CACHES = ("cache", "cache_params", "past_key_values")  # the argument, by family
 
 
-class WholePrompts(Engine, nn.Module):
+class WholePrompts(PromptModel, nn.Module):
     """Rows of one forward pass have one length, as padding may change a state. Prompts share the
     states of their beginnings where a trial shows that the model takes these up again."""
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.models.prompts import Engine, Prompt
+from olmo_sparsity.models.prompts import Prompt, PromptModel
 
 BATCH = 512
 """Tokens of one call of `llama_decode`."""
 
 
-class LlamaCpp(Engine):
+class LlamaCpp(PromptModel):
     """Prompts on the low-level functions of llama-cpp-python."""
 
     device = torch.device("cpu")

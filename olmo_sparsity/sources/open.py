@@ -1,7 +1,7 @@
 """Open a model that computes elsewhere: llama.cpp in this process, or servers behind URLs.
 
-Place in the flow: `load_model` finds `EngineOpener` by name (the entry points of the group
-`olmo_sparsity.engines`) when it is given `llama:FILE.gguf` or a URL.
+Place in the flow: `load_model` finds `open_prompt_model` by the entry points of the group
+`olmo_sparsity.prompt_models` when it is given `llama:FILE.gguf` or a URL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from olmo_sparsity.sources.server import Servers
 LLAMA = "llama:"
 
 
-def open_engine(
+def open_prompt_model(
     name: str,
     *,
     tokenizer: Any = None,
@@ -43,8 +43,8 @@ def open_engine(
     timeout: float | None = None,
     patience: float | None = None,
 ) -> LoadedModel:
-    """Open the engine. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a
-    server's URL, or several with commas between them."""
+    """Open a prompt model. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer;
+    or a server's URL, or several with commas between them."""
     if name.startswith(LLAMA) and "://" in name:  # it may hold a password
         raise ConfigError(f"{LLAMA} must be followed by a GGUF file, not by a URL")
     urls = [] if name.startswith(LLAMA) else [url.strip() for url in name.split(",")]
@@ -82,6 +82,10 @@ def open_engine(
         weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         find_transformers_tokenizer=lambda: theirs,
     )
+
+
+open_engine = open_prompt_model
+"""The name in the entry points of an installation of the last release. Delete it after this one."""
 
 
 def _open_llama(path: str, name: str, device: str) -> LoadedModel:

@@ -65,8 +65,8 @@ def measure_questions(
     with using(model), Progress("explaining", len(mine), "questions") as progress:
         measured = identity_of_questions(common, questions)
         identity = folder.identify(measured, versions=versions_of_numbers())
-        if model.engine is not None:
-            model.engine.recognize_in(folder.path)
+        if model.prompt_model is not None:
+            model.prompt_model.recognize_in(folder.path)
         progress.resume_at(len(mine) - len(left))
         for number in left:
             answer, tables = _answered(model, requests[number], number, ids[number], pages)

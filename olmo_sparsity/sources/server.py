@@ -26,7 +26,7 @@ import torch
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import read_json, write_atomically
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.models.prompts import Engine, Prompt
+from olmo_sparsity.models.prompts import Prompt, PromptModel
 from olmo_sparsity.sources.connection import (
     PATIENCE_S,
     TIMEOUT_S,
@@ -402,7 +402,7 @@ PromptKey = tuple[tuple[int, ...], tuple[int, ...]]
 """Token IDs of a prompt and of its continuation: `Prompt.key`."""
 
 
-class Servers(Engine):
+class Servers(PromptModel):
     """Servers of one model, each with `at_once` requests at a time; with one, if nothing in a reply
     tells which prompt it is of."""
 

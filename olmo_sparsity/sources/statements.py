@@ -553,14 +553,14 @@ class Attributing:
         settings = self.request.settings
         decoys = draw_decoys(prompt, self._decoy_texts(prompt), settings.draws, settings.seed)
         layout = prompt.lay_out(ids)
-        engine = logprobs_of(self.model, self.request.loading.batch_tokens)
-        forwards_before = engine.token_forwards
-        if isinstance(engine, ModelLogprobs):
+        logprobs = logprobs_of(self.model, self.request.loading.batch_tokens)
+        forwards_before = logprobs.token_forwards
+        if isinstance(logprobs, ModelLogprobs):
             # Computed once here, because most prompts begin with them.
-            engine.scorer.states(layout.before_question)
+            logprobs.scorer.states(layout.before_question)
         num_rounds = 1 + len(looks(settings.draws))
         with Progress(doing, num_rounds, "rounds", enabled=not self.quiet) as progress:
-            trials = Trials(engine, layout, decoys)
+            trials = Trials(logprobs, layout, decoys)
             losses = trials.run(settings.rate, progress.update)
             progress.update(num_rounds)
         self._refuse_unread(trials, prompt, layout)
@@ -569,13 +569,13 @@ class Attributing:
             layout=layout,
             settings=settings,
             losses=losses,
-            token_forwards=engine.token_forwards - forwards_before,
+            token_forwards=logprobs.token_forwards - forwards_before,
             token_losses=trials.token_losses,
         )
 
     def _refuse_unread(self, trials: Trials, prompt: SourcePrompt, layout: Layout) -> None:
         """Raise if a server has cut sources off the prompt: no statement would rely on them."""
-        if self.model.engine is None:
+        if self.model.prompt_model is None:
             return  # A model in this process reads whole prompts, whatever it makes of them.
         unread = trials.unread_sources()
         if unread:

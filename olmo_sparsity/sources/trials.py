@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.analysis.scoring.logprobs import CountingEngine
+from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.sources.prompt import Layout, SourcePrompt
@@ -61,9 +61,11 @@ class Trial:
 class Trials:
     """Evaluates trials with one layout, each once, and keeps the losses."""
 
-    def __init__(self, engine: LogprobModel, layout: Layout, decoys: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, logprobs: LogprobModel, layout: Layout, decoys: Sequence[np.ndarray]
+    ) -> None:
         """`decoys`: decoys_DL of each source."""
-        self.engine = engine
+        self.logprobs = logprobs
         self.layout = layout
         self.decoys = decoys
         self.statement_losses = self._not_evaluated(len(layout.statements))
@@ -129,7 +131,7 @@ class Trials:
             return
         blocks = [self.layout.block.with_distant(self.distant_tokens(trial)) for trial in new]
         prompts = [Prompt(block.tokens[: block.num_before], block.targets_W) for block in blocks]
-        losses_PW = -np.stack(self.engine.score(prompts))
+        losses_PW = -np.stack(self.logprobs.score(prompts))
         losses_TP = self.layout.by_statement(losses_PW)
         refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
         if not self._token_losses:
@@ -220,12 +222,12 @@ def count_if_clear(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCou
 def _count(
     prompt: SourcePrompt, layout: Layout, draws: int, rounds: Sequence[list[Trial]]
 ) -> TrialCount:
-    server = prompt.model.engine
+    server = prompt.model.prompt_model
     if server is None:
         # The states of what precedes the question are computed once, for all trials.
-        counter = CountingEngine(shares=True, known=layout.before_question)
+        counter = CountingLogprobs(shares=True, known=layout.before_question)
     else:
-        counter = CountingEngine(shares=server.shares)
+        counter = CountingLogprobs(shares=server.shares)
     trials = Trials(counter, layout, _distinct_decoys(prompt, draws))
     for trials_of_round in [first_round(len(prompt.names)), *rounds]:
         trials.evaluate(trials_of_round)

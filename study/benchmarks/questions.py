@@ -423,9 +423,9 @@ def subset_logits(found: Attribution) -> tuple[np.ndarray, int]:
         distant = block.distant_F[shown(layout, np.flatnonzero(shown_S).tolist())]
         prefix = np.concatenate([block.tokens[: block.num_prefix], distant, near])
         prompts.append(Prompt(prefix, block.targets_W))
-    engine = ModelLogprobs(Scorer(found.prompt.model.model))
-    log_p = np.array([log_p_W.sum() for log_p_W in engine.score(prompts)])
-    return log_p - np.log(-np.expm1(np.minimum(log_p, -1e-6))), engine.token_forwards
+    logprobs = ModelLogprobs(Scorer(found.prompt.model.model))
+    log_p = np.array([log_p_W.sum() for log_p_W in logprobs.score(prompts)])
+    return log_p - np.log(-np.expm1(np.minimum(log_p, -1e-6))), logprobs.token_forwards
 
 
 def add_package(

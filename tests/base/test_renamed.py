@@ -22,6 +22,7 @@ from olmo_sparsity.base.renamed import (
     accepts_old_names,
     current_keys,
     current_words,
+    entry_points_of,
     with_current_names,
 )
 from olmo_sparsity.experiment.file import read_experiment
@@ -100,3 +101,24 @@ def test_an_attribute_has_its_old_name_and_says_so_once(capsys: pytest.CaptureFi
 
     assert [Block().num_far, Block().num_far] == [3, 3]
     assert capsys.readouterr().err.count("Block.num_far is called num_distant now") == 1
+
+
+def test_a_prompt_model_is_found_under_its_old_name(capsys: pytest.CaptureFixture) -> None:
+    from olmo_sparsity.models import prompts
+
+    assert prompts.__getattr__("Engine") is prompts.PromptModel
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        prompts.__getattr__("Motor")
+    prompts.__getattr__("Engine")
+    said = "olmo_sparsity.models.prompts.Engine is called PromptModel now"
+    assert capsys.readouterr().err.count(said) <= 1
+
+
+def test_openers_of_an_old_group_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tmp_path / "other-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[olmo_sparsity.engines]\nother = other:open\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [point.value for point in entry_points_of("olmo_sparsity.prompt_models")]
+    assert "other:open" in found

@@ -164,7 +164,7 @@ def test_questions_resume_after_a_server_has_died(
     whole = measured("whole", model)
     needed = server.number - began
     for one in model.model.servers:
-        one.patience_s = 0.05
+        one._connection.patience_s = 0.05
     server.fault = lambda number: "closed" if number > first + needed // 2 else None
     first = server.number
     with pytest.raises(DataError, match="no server is left"):
@@ -190,16 +190,16 @@ def test_questions_resume_after_a_server_has_died(
 def test_prompts_that_share_states_score_as_whole_ones(name: str) -> None:
     """Mamba of transformers forgets its state when more tokens than one follow."""
     model = build(next(f for f in REFUSED if f.name == name), vocab_size=45).eval()
-    engine, rng = WholePrompts(model), np.random.default_rng(0)
+    scored, rng = WholePrompts(model), np.random.default_rng(0)
     text, prompts = rng.integers(3, 45, 60), list[Prompt]()
     for place in rng.integers(5, 50, 12):
         ids = np.append(text, 44)
         ids[place : place + 3], num = rng.integers(3, 45, 3), int(rng.integers(1, 4))
         prompts.append(Prompt(ids[: 58 - num], ids[58 - num : 58]))
-    found = engine.score([*prompts, prompts[0]])
-    assert engine.shares == (name != "Mamba")
+    found = scored.score([*prompts, prompts[0]])
+    assert scored.shares == (name != "Mamba")
     whole = sum(len(prompt.inputs) for prompt in prompts)
-    assert engine.token_forwards == (count_forwards(prompts) if engine.shares else whole)
+    assert scored.token_forwards == (count_forwards(prompts) if scored.shares else whole)
     for prompt, log_p in zip([*prompts, prompts[0]], found, strict=True):
         with torch.no_grad():
             logits_LV = model(input_ids=torch.tensor(prompt.inputs[None])).logits[0]

@@ -68,14 +68,14 @@ def are_true(found: list[np.ndarray], asked: list[Prompt], model: TableModel) ->
 
 
 def test_scores_are_those_of_the_model(server: FakeServer) -> None:
-    engine, asked = opened(server), prompts(0, num=20)
-    assert are_true(engine.score([*asked, asked[0]]), [*asked, asked[0]], server.model)
-    assert engine.token_forwards == 20 * 15  # equal prompts are sent once
+    model, asked = opened(server), prompts(0, num=20)
+    assert are_true(model.score([*asked, asked[0]]), [*asked, asked[0]], server.model)
+    assert model.token_forwards == 20 * 15  # equal prompts are sent once
 
 
 @pytest.mark.parametrize("fault", PASSING)
 def test_what_passes_is_repeated(server: FakeServer, fault: str) -> None:
-    engine, asked = opened(server), prompts(1)
+    model, asked = opened(server), prompts(1)
     at = server.number + 2  # past the probe that begins a call
 
     def fails(number: int) -> str | None:
@@ -85,41 +85,41 @@ def test_what_passes_is_repeated(server: FakeServer, fault: str) -> None:
         return fault if number == at else None
 
     server.fault = fails
-    assert are_true(engine.score(asked), asked, server.model)
+    assert are_true(model.score(asked), asked, server.model)
     assert server.number > at
 
 
 @pytest.mark.parametrize("fault", LASTING)
 def test_what_lasts_ends_the_call(server: FakeServer, fault: str) -> None:
     """And the same call gives all numbers when the server is sound."""
-    engine, asked = opened(server, patience_s=0.05), prompts(2, tail=10)
+    model, asked = opened(server, patience_s=0.05), prompts(2, tail=10)
     at = server.number + 2
     server.fault = lambda number: fault if number >= at else None
     with pytest.raises(DataError, match=r"127\.0\.0\.1"):
-        engine.score(asked)
+        model.score(asked)
     server.fault = lambda number: None
-    assert are_true(engine.score(asked), asked, server.model)
+    assert are_true(model.score(asked), asked, server.model)
 
 
 def test_replies_that_were_exchanged_are_noticed(server: FakeServer) -> None:
     """Or impossible: a server whose replies do not tell their prompt gets one at a time."""
-    engine, asked = opened(server, at_once=4, timeout_s=5.0), prompts(3)
+    model, asked = opened(server, at_once=4, timeout_s=5.0), prompts(3)
     server.delay_s, server.most_now = 0.02, 0
-    engine.score(asked)
+    model.score(asked)
     if server.owner in ("sglang without id", "llamacpp"):
         assert server.most_now == 1
         return
     assert server.most_now > 1
     server.fault = lambda number: "swapped"
     with pytest.raises(DataError, match=r"other tokens than were sent|another request"):
-        engine.score(asked)
+        model.score(asked)
 
 
 def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -> None:
-    engine, asked = opened(server), prompts(1)
+    model, asked = opened(server), prompts(1)
     server.model = TableModel(seed=1)  # between two calls
     with pytest.raises(DataError, match="another model"):
-        engine.score(asked)
+        model.score(asked)
     server.model = TableModel()
     at = server.number + 3
 
@@ -131,20 +131,20 @@ def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -
 
     server.fault = exchange
     with pytest.raises(DataError, match="another model since it was restarted"):
-        engine.score(asked)
+        model.score(asked)
 
 
 def test_noise_is_measured_and_no_other_model(server: FakeServer) -> None:
     for noise in (0.04, 0.08):
         server.noise = noise
         for _ in range(5):
-            engine = opened(server)
-            assert noise / 2 < engine.servers[0].noise < 2 * noise
+            model = opened(server)
+            assert noise / 2 < model.servers[0].noise < 2 * noise
             for _ in range(3):
-                engine.score(prompts(0, num=1))
+                model.score(prompts(0, num=1))
     server.model = TableModel(seed=1)
     with pytest.raises(DataError, match="another model"):
-        engine.score(prompts(0, num=1))
+        model.score(prompts(0, num=1))
     server.noise = 1.0
     with pytest.raises(DataError, match="vary by"):
         opened(server)
@@ -214,11 +214,11 @@ def test_llama_server_says_that_it_truncated(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers.append(server := FakeServer(TOKENIZER, "llamacpp"))
-    engine = opened(server, timeout_s=5.0)
+    model = opened(server, timeout_s=5.0)
     reply = server._llamacpp
     monkeypatch.setattr(server, "_llamacpp", lambda *given: reply(*given) | {"truncated": True})
     with pytest.raises(DataError, match="was truncated"):
-        engine.score(prompts(0, num=1))
+        model.score(prompts(0, num=1))
 
 
 def test_a_web_page_ends_the_call_at_once(servers: list[FakeServer]) -> None:
@@ -236,9 +236,9 @@ def test_a_request_that_hangs_is_reported_once(
 ) -> None:
     monkeypatch.setattr(connection, "HANGING_S", 0.1)
     servers.append(server := FakeServer(TOKENIZER))
-    engine = opened(server, timeout_s=5.0)
+    model = opened(server, timeout_s=5.0)
     server.delay_s = 0.4
-    engine.score(prompts(0, num=1))
+    model.score(prompts(0, num=1))
     lines = [line for line in said if "has not replied" in line]
     assert lines
     assert "5 s (--timeout)" in lines[0]
@@ -262,17 +262,17 @@ def test_two_servers_share_the_prompts_and_one_is_enough(
     servers += [FakeServer(TOKENIZER, "vllm"), FakeServer(TOKENIZER, "vllm")]
     for server in servers:
         server.delay_s = 0.02
-    engine, asked = opened(*servers, at_once=8, timeout_s=5.0, patience_s=0.1), prompts(4, num)
-    assert are_true(engine.score(asked), asked, servers[0].model)
+    model, asked = opened(*servers, at_once=8, timeout_s=5.0, patience_s=0.1), prompts(4, num)
+    assert are_true(model.score(asked), asked, servers[0].model)
     whole = {(*p.prefix.tolist(), *p.continuation.tolist()) for p in asked}
     sent = [sum(tuple(ids) in whole for ids in server.prompts) for server in servers]
     assert sum(sent) == num
     assert min(sent) >= num // 6  # a busy machine may delay either of them
     servers[1].stop()
-    assert are_true(engine.score(asked), asked, servers[0].model)
+    assert are_true(model.score(asked), asked, servers[0].model)
     servers[0].stop()
     with pytest.raises(DataError, match="no server is left"):
-        engine.score(asked)
+        model.score(asked)
     for server in servers:
         server.start()
 

@@ -254,11 +254,11 @@ def longest(index: int) -> str:
 def replaced(index: int) -> str:
     """How prompts are computed with distant_states="replaced"."""
     try:
-        engine = wrap_model(build(REFUSED[index]), whole_prompts=True).engine
+        model = wrap_model(build(REFUSED[index]), whole_prompts=True).prompt_model
     except ConfigError:
         return "no"
-    assert engine is not None
-    return "states of beginnings shared" if engine.shares else "whole prompts"
+    assert model is not None
+    return "states of beginnings shared" if model.shares else "whole prompts"
 
 
 @torch.no_grad()

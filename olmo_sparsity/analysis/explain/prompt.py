@@ -287,8 +287,8 @@ def generate(
     done: Callable[[list[int]], None] = lambda generated: None,
 ) -> list[int]:
     """Generate greedily, up to the model's end-of-text token. `done` is called after each token."""
-    if model.engine is not None:
-        answer: list[int] = model.engine.generate(tokens, max_new_tokens)
+    if model.prompt_model is not None:
+        answer: list[int] = model.prompt_model.generate(tokens, max_new_tokens)
         return answer
     lm = model.model
     ends = _end_ids(model)

@@ -34,9 +34,9 @@ def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -
     return count(root, 0)
 
 
-class CountingEngine:
-    """Counts what `ModelLogprobs` computes, or an engine that shares nothing. Its log-probabilities
-    are random. `known`: as in `count_forwards`."""
+class CountingLogprobs:
+    """Counts what `ModelLogprobs` computes, or a prompt model that shares nothing. Its
+    log-probabilities are random. `known`: as in `count_forwards`."""
 
     def __init__(self, shares: bool, known: np.ndarray | None = None) -> None:
         self.shares = shares
@@ -55,16 +55,16 @@ class CountingEngine:
 
 
 def logprobs_of(model: LoadedModel, batch_tokens: int | None) -> LogprobModel:
-    """Return what computes log-probabilities: the engine behind a model, or one that we run on its
-    weights."""
-    if model.engine is None:
+    """Return what computes log-probabilities: the model itself if it is a prompt model, or
+    `ModelLogprobs` with its weights."""
+    if model.prompt_model is None:
         return ModelLogprobs(Scorer(model.model, batch_tokens=batch_tokens))
     if batch_tokens is not None:
         raise ConfigError(
-            f"batch_tokens={batch_tokens}: the engine of '{model.name}' forms batches by itself; "
+            f"batch_tokens={batch_tokens}: '{model.name}' forms batches by itself; "
             "omit batch_tokens"
         )
-    return model.engine
+    return model.prompt_model
 
 
 def _different(prompts: Sequence[Prompt]) -> list[Prompt]:

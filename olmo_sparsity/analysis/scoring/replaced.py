@@ -18,7 +18,7 @@ import torch
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.options import AskSettings, Settings
-from olmo_sparsity.analysis.scoring.logprobs import CountingEngine, logprobs_of
+from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
@@ -50,16 +50,16 @@ def scorer_of(
 ) -> Scorer:
     """Return the scorer that the distant states of the settings need."""
     if settings.interpretation.replaces:
-        engine = logprobs_of(model, batch_tokens)
-        return ReplacingScorer(engine, model.model, settings.replacements or 1)
+        logprobs = logprobs_of(model, batch_tokens)
+        return ReplacingScorer(logprobs, model.model, settings.replacements or 1)
     return Scorer(model.model, distant_states=settings.distant_states, batch_tokens=batch_tokens)
 
 
 class ReplacingScorer(Scorer):
     """Evaluates rows in which distant text is replaced. A loss is the mean over unrelated texts."""
 
-    def __init__(self, engine: LogprobModel, model: Any, num_texts: int) -> None:
-        self.engine = engine
+    def __init__(self, logprobs: LogprobModel, model: Any, num_texts: int) -> None:
+        self.logprobs = logprobs
         self.model = model
         self.num_texts = num_texts
         self.interpretation = interpretation_of("replaced")
@@ -82,9 +82,9 @@ class ReplacingScorer(Scorer):
         return self
 
     def counting(self) -> ReplacingScorer:
-        """Return the same scorer with an engine that computes nothing, and counts."""
-        engine = CountingEngine(self.engine.shares)
-        counting = ReplacingScorer(engine, None, self.num_texts)
+        """Return the same scorer with a model that computes nothing, and counts."""
+        logprobs = CountingLogprobs(self.logprobs.shares)
+        counting = ReplacingScorer(logprobs, None, self.num_texts)
         counting._unrelated = self._unrelated
         return counting
 
@@ -145,9 +145,9 @@ class ReplacingScorer(Scorer):
         self.after_batch()
 
     def _log_p(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        before = self.engine.token_forwards
-        log_p = self.engine.score(prompts)
-        self.token_forwards += self.engine.token_forwards - before
+        before = self.logprobs.token_forwards
+        log_p = self.logprobs.score(prompts)
+        self.token_forwards += self.logprobs.token_forwards - before
         return log_p
 
     def repetition(self, passages: Sequence[np.ndarray]) -> np.ndarray:

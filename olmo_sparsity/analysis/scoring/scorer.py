@@ -36,7 +36,7 @@ from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
-from olmo_sparsity.models.prompts import Engine
+from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.use import in_use, state_of, with_model_in_use
 from olmo_sparsity.text.documents import Controls, Document
 from olmo_sparsity.text.windows import NOTHING, Block, Windows
@@ -171,7 +171,7 @@ class Scorer:
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
-        if isinstance(model, Engine):
+        if isinstance(model, PromptModel):
             raise ConfigError(
                 f"model={type(model).__name__} returns log-probabilities only, and a Scorer needs "
                 "states; pass it to `attribute`, or load its weights with load_model"

@@ -49,16 +49,16 @@ def test_log_probabilities_are_those_of_plain_transformers(
 ) -> None:
     prompts = prompts_of(0, *map(list, zip(*given, strict=True)))
     scorer = Scorer(HuggingFaceLM(model_of(family)), batch_tokens=64)
-    engine = ModelLogprobs(scorer)
-    for prompt, log_p in zip(prompts, engine.score(prompts), strict=True):
+    logprobs = ModelLogprobs(scorer)
+    for prompt, log_p in zip(prompts, logprobs.score(prompts), strict=True):
         np.testing.assert_allclose(log_p, plain(family, prompt), atol=2e-5)
-    assert engine.token_forwards == count_forwards(prompts)
+    assert logprobs.token_forwards == count_forwards(prompts)
     assert count_forwards(prompts) <= sum(len(prompt.inputs) for prompt in prompts)
     # The states of one prompt's beginning serve the others.
     known = prompts[-1].prefix[: 3 * len(prompts[-1].prefix) // 4]
     scorer.states(known)
     before = scorer.token_forwards
-    for prompt, log_p in zip(prompts, engine.score(prompts), strict=True):
+    for prompt, log_p in zip(prompts, logprobs.score(prompts), strict=True):
         np.testing.assert_allclose(log_p, plain(family, prompt), atol=2e-5)
     assert scorer.token_forwards - before == count_forwards(prompts, known)
 

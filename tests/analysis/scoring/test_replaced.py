@@ -171,7 +171,7 @@ def test_reliability_is_the_agreement_of_two_halves(
 
 
 class Copies:
-    """An engine that predicts what followed the same token before, as the last time but one."""
+    """A model that predicts what followed the same token before, as the last time but one."""
 
     token_forwards = 0
     device = "cpu"
@@ -201,14 +201,14 @@ def test_planted_copies_are_found_with_few_prompts() -> None:
         place = int(rng.integers(0, 895))
         texts[0][place : place + 2] = texts[0][1023:1025] = (3, 4)
         documents = Documents.of(texts)
-        engine = Copies()
-        scorer = ReplacingScorer(engine, engine, 1)
+        copies = Copies()
+        scorer = ReplacingScorer(copies, copies, 1)
         scorer.of_document(documents[0], Controls(documents, windows, num_draws=1, seed=trial))
         context = scorer.context(windows.block(documents[0].tokens, 1024, 1025))
         units = documents[0].units("span:2", 0, 896)
         asked = Question(context, units, [(0, 1)], 4, rng)
         right += int(halving(scorer, asked).unit_TK[0, 0]) == place
-        assert engine.token_forwards <= 150 / 2 * 1024
+        assert copies.token_forwards <= 150 / 2 * 1024
     assert right >= 18
 
 
