@@ -48,6 +48,10 @@ SCREENED = ("add_one_screened", "random")
 gradient ranks highest."""
 
 
+def is_whole_number(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def parse_share(text: str) -> float:
     """`all` → 1.0, `top10%` → 0.1."""
     if text == "all":

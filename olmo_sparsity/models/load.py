@@ -8,7 +8,8 @@ that compute elsewhere are opened by entry points of the group `olmo_sparsity.pr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,17 @@ from olmo_sparsity.models.whole_prompts import WholePrompts
 from olmo_sparsity.text.runs import run_loaders
 
 
+@contextmanager
+def _keeping_random_state() -> Iterator[None]:
+    """Leave PyTorch's global generators as they were: a model draws weights before it gets those of
+    its file, and a training loop around the call would otherwise draw other numbers."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
+        yield
+
+
 @naming_extras()
+@_keeping_random_state()
 def load_model(
     path_or_hub_name: str | Path,
     *,

@@ -4,6 +4,7 @@ which may run the model meanwhile, get what is registered under the model's usua
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -108,6 +109,12 @@ class SharedCache(DistantCache):
 
 
 _switching = threading.Lock()
+# A process that is forked while another thread switches would find the lock held for ever.
+os.register_at_fork(
+    before=_switching.acquire,
+    after_in_parent=_switching.release,
+    after_in_child=_switching.release,
+)
 _users: dict[int, int] = {}
 """How many threads want our attention of a configuration, which models may share."""
 

@@ -8,9 +8,10 @@ threads may generate with the model meanwhile.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,38 @@ _users: list[nn.Module] = []
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
 """What each model was at its last use, by the object that wrappers of one model share."""
+
+
+# --- a process that is forked ---------------------------------------------------------------------
+
+_has_threads = False
+"""Whether this process had other threads when it was forked, or the one that it was forked from."""
+
+
+def _count_threads() -> None:
+    global _has_threads
+    with suppress(OSError):  # without /proc
+        _has_threads = len(os.listdir("/proc/self/task")) > 1
+
+
+def _go_on_without_threads() -> None:
+    """Make a forked process independent of the threads of its parent, which do not exist in it."""
+    global _lock
+    if _lock.acquire(blocking=False):  # free, or held by the thread that forked
+        _lock.release()
+    else:
+        # The thread that would release it is not here.
+        _lock = threading.RLock()
+        _users.clear()
+    if _has_threads:
+        # OpenMP would wait for the threads of its pool for ever; DataLoader sets its workers alike.
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(before=_count_threads, after_in_child=_go_on_without_threads)
+
+
+# --- use ------------------------------------------------------------------------------------------
 
 
 @contextmanager

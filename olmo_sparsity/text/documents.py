@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.config.text import Control
@@ -54,6 +54,16 @@ class Document:
 
     _unit_numbers: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """For each kind of unit, what `_number_units` has returned: finding sentences takes time."""
+
+    def __post_init__(self) -> None:
+        self.tokens = np.asarray(self.tokens)
+        if len(self.tokens) and not np.issubdtype(self.tokens.dtype, np.integer):
+            # A model would read the whole part of each number.
+            shown = ", ".join(str(token) for token in self.tokens[:3].tolist())
+            raise ConfigError(
+                f"tokens=[{shown}{', …' if len(self.tokens) > 3 else ''}] of a document must be "
+                "token IDs, which are whole numbers; encode text with the model's tokenizer"
+            )
 
     @cached_property
     def origin(self) -> str | bytes:

@@ -116,6 +116,14 @@ def test_a_checkpoint_of_ours_is_read(tmp_path: Path, architecture: str) -> None
     assert low(draw_tokens(), GAPPED).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
+def test_loading_leaves_the_global_random_state(tmp_path: Path, architecture: str) -> None:
+    write_checkpoint(tmp_path / "step000003", architecture=architecture)
+    before = torch.get_rng_state()
+    load_model(tmp_path / "step000003", device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     (folder,) = steps(tmp_path, 1)
     config = tmp_path / "config.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import random
 import re
@@ -320,3 +321,52 @@ def test_no_answer_holds_weights(model: Any) -> None:
     for answer in (found, attributed):
         assert len(pickle.dumps(answer)) < size / 20
         assert str(pickle.loads(pickle.dumps(answer))) == str(answer)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def ends_when_forked(function: Callable[[], Any]) -> bool:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of what is tested here.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = multiprocessing.get_context("fork").Process(target=function)
+        process.start()
+    process.join(60)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode == 0
+
+
+def test_a_forked_process_uses_a_model_that_a_thread_of_its_parent_uses(model: Any) -> None:
+    is_used, may_end = threading.Event(), threading.Event()
+
+    def use_it() -> None:
+        with use.in_use(model):
+            is_used.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=use_it)
+    thread.start()
+    is_used.wait()
+    try:
+        assert ends_when_forked(lambda: asked(model, at=WHERE))
+    finally:
+        may_end.set()
+        thread.join()
+
+
+def test_a_forked_process_does_not_wait_for_threads_of_openmp(two_threads: None) -> None:
+    torch.ones(2**20).add(1)  # starts the second thread
+
+    def use_it() -> None:
+        with use.in_use(nn.Linear(512, 512)):
+            torch.ones(2**20).add(1)
+
+    assert ends_when_forked(use_it)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.text.documents import (
     Controls,
     DistantText,
@@ -85,6 +85,11 @@ def test_without_a_tokenizer_there_are_tokens_and_spans_only() -> None:
     for kind in ("words", "sentences", "paragraphs"):
         with pytest.raises(DataError, match="the model has no tokenizer"):
             document.units(kind, 0, 5)
+
+
+def test_token_ids_that_are_not_whole_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tokens=\[1.0, 2.5\] of a document must be token IDs"):
+        Document(np.array([1.0, 2.5]))
 
 
 def test_documents_are_known_by_their_tokens() -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 from olmo_sparsity.analysis.explain.prompt import Prepared, unrelated_documents
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
-from olmo_sparsity.analysis.options import MIN_GAP
+from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.report import note
 from olmo_sparsity.analysis.results.statistics import interval, resample_weights
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
@@ -148,8 +148,10 @@ def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int 
     windows = prepared.windows
     settings = prepared.settings
     chosen_by_gap = prepared.spans is None
-    if draws < 2:
-        raise ConfigError(f"draws={draws} must be at least 2: the interval is over draws")
+    if not is_whole_number(draws) or draws < 2:
+        raise ConfigError(
+            f"draws={draws!r} must be a whole number of at least 2, as the interval is over draws"
+        )
     others = unrelated_documents(prepared.model, unrelated, document)
     apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)

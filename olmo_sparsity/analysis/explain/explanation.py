@@ -19,7 +19,12 @@ from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
 from olmo_sparsity.analysis.measurement.plan import SMALLER_UNITS, load
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
-from olmo_sparsity.analysis.options import AskSettings, ModelOptions, Request
+from olmo_sparsity.analysis.options import (
+    AskSettings,
+    ModelOptions,
+    Request,
+    is_whole_number,
+)
 from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import Results
@@ -124,8 +129,8 @@ class Explanation:
 
     def top(self, n: int | None = None) -> pd.DataFrame:
         """The first n units of every target."""
-        if n is not None and n < 1:
-            raise ConfigError(f"top({n}): pass a number of units of at least 1")
+        if n is not None and (not is_whole_number(n) or n < 1):
+            raise ConfigError(f"top({n!r}): n must be a whole number of at least 1")
         rows = self.distant[self.distant["rank"] <= (n or self.settings.k)]
         rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
         single = rows["end"] - rows["first"] == 1
@@ -246,6 +251,9 @@ def to_json(explanation: Explanation) -> str:
     return json.dumps(plain(explanation.to_dict()), ensure_ascii=False, indent=1)
 
 
+DECODE = "decode token IDs first, with tokenizer.decode(ids)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExplainRequest(Request):
     model: Any
@@ -271,9 +279,9 @@ class ExplainRequest(Request):
             raise ConfigError("max_new_tokens limits a generated answer, and none is generated")
         for name, given in (("prompt", prompt), ("target", target)):
             if given is not None and not isinstance(given, str):
-                raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
+                raise ConfigError(f"{name}={given!r:.80} must be a string; {DECODE}")
         if text is not None and not isinstance(text, str | Path):
-            raise ConfigError(f"text must be a string, not {type(text).__name__}")
+            raise ConfigError(f"text={text!r:.80} must be a string, or a Path to a file; {DECODE}")
         for name, words in (("text", text), ("prompt", prompt), ("target", target)):
             if isinstance(words, str):
                 refuse_half_characters(words, name)

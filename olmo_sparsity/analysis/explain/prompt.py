@@ -118,6 +118,12 @@ class Prepared:
         windows = replace(windows, most=long_window(settings.long).longest)
         if model.max_positions is not None:
             most = model.max_positions - len(windows.prefix) - longest + 1
+            if most <= short:
+                raise ConfigError(
+                    f"prefix ({len(windows.prefix):,} tokens), local window (short={short}) and "
+                    f"target ({longest:,}) need more than the {model.max_positions:,} positions of "
+                    f"'{model.name}'; pass shorter ones, or lower short"
+                )
             if last - longest > most and most < (windows.most or math.inf):
                 say(f"the text is longer than the model takes: long windows of {most:,} tokens")
                 windows = replace(windows, most=most)

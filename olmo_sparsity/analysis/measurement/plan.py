@@ -178,6 +178,7 @@ def plan(request: MeasureRequest) -> Plan:
     ids = tuple(model.prefix_ids(loading.prefix, text))
     if request.quick and not are_given:
         settings = _sampled(settings, model.max_positions, len(ids))
+    _check_room_behind_prefix(len(ids), settings.short, model)
     if settings.windows.has_all:
         documents = within_limit(documents, model, len(ids))
     is_same = choices is not None and model.tokenizer is not None and not is_other
@@ -209,6 +210,16 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
         return documents
     given = dict(vars(options))
     return open_documents(documents, model, given.pop("max_documents"), **given)
+
+
+def _check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:
+    """Raise ConfigError if no distant token fits between the prefix and the local window."""
+    limit = model.max_positions
+    if limit is not None and num_prefix + short >= limit:
+        raise ConfigError(
+            f"prefix ({num_prefix:,} tokens) and local window (short={short}) need more than the "
+            f"{limit:,} positions of '{model.name}'; pass a shorter prefix, or lower short"
+        )
 
 
 def _sampled(settings: Settings, limit: int | None, num_prefix: int) -> Settings:

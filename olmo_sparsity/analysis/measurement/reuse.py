@@ -26,7 +26,7 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.windows import Units, Windows, span_width
+from olmo_sparsity.text.windows import NOTHING, Units, Windows, span_width
 
 RANKED_BY = [*KEYS, "units", "selector"]
 
@@ -62,7 +62,7 @@ def is_other_tokenizer(results: Results, documents: Documents) -> bool:
 
 def _document(documents: Documents, number: int) -> Document:
     """Return a document, or an empty one if there are fewer here."""
-    return documents[number] if number < len(documents) else Document(np.array([]))
+    return documents[number] if number < len(documents) else Document(NOTHING)
 
 
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:

@@ -88,7 +88,10 @@ class CountingModel(nn.Module):
         self.real = [real]  # in a list, so that its weights are not weights of this module
         self.vocab_size = real.vocab_size
         self.device = torch.device("cpu")
-        self.embedding = nn.Embedding(real.vocab_size, 1)
+        # Of a generator of its own: that of the process may belong to a training loop around it.
+        generator = torch.Generator().manual_seed(0)
+        weights_V1 = torch.randn(real.vocab_size, 1, generator=generator)
+        self.embedding = nn.Embedding(real.vocab_size, 1, _weight=weights_V1)
         self.reach = real.reach
 
     def hidden(

@@ -42,6 +42,14 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def test_a_training_loop_around_it_draws_the_same_random_numbers(model: Any, folder: str) -> None:
+    before = torch.get_rng_state()
+    asked(model).check(draws=2)
+    estimate_cost(explain, model, make_tokenizer(), text=TEXT, at="w7 w8", short=SHORT)
+    explain(folder, text=TEXT, at="w7 w8", short=SHORT, k=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("prefix", ["auto", "none", "w1 w2"])
 @pytest.mark.parametrize("distant_states", ["contextual", "isolated"])
 def test_numbers_are_those_of_plain_transformers(
@@ -397,3 +405,33 @@ def test_a_count_says_how_long_it_takes_here(model: Any) -> None:
     assert "time            about " in str(cost)
     assert "to shrink" in str(replace(cost, seconds=121.0))
     assert "to shrink" not in str(replace(cost, seconds=119.0))
+
+
+@pytest.mark.parametrize("draws", ["4", 4.0, True, 1])
+def test_a_check_needs_a_whole_number_of_draws(model: Any, draws: Any) -> None:
+    problem = f"draws={draws!r} must be a whole number of at least 2"
+    with pytest.raises(ConfigError, match=problem):
+        asked(model).check(draws=draws)
+
+
+def test_top_needs_a_whole_number(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"top\('2'\): n must be a whole number"):
+        asked(model).top("2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", [[1.0, 2.0], [1, 2]])
+def test_token_ids_in_place_of_a_text_are_refused_with_advice(model: Any, ids: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        asked(model, text=ids)
+    accepted = f"text={ids} must be a string, or a Path to a file; decode token IDs first"
+    assert accepted in str(error.value)
+
+
+def test_a_prefix_longer_than_the_model_takes_is_named(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"prefix \(300 tokens\).* more than the 256 positions"):
+        asked(model, prefix="w1 " * 300)
+
+
+def test_a_target_longer_than_the_model_takes_is_named(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"target \(291\) need more than the 256 positions"):
+        asked(model, text=" ".join([TEXT] * 5), at=slice(9, 300))

@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.results.summary import conclude, describe
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.text.documents import Document, Documents
 from tests.support.explanations import WORDS, make_model, make_tokenizer
@@ -217,3 +217,10 @@ def test_units_that_are_all_distant_text_are_told_and_give_no_verdict(
     assert set(found.summary.share_all) == {1.0}
     assert "no verdict: at 100% of the targets these are all distant tokens" in conclude(found)
     assert "*1" in describe(found)
+
+
+@pytest.mark.parametrize("long", ["all", 32])
+def test_a_prefix_longer_than_the_model_takes_is_named(long: Any) -> None:
+    texts = [" ".join(WORDS) for _ in range(4)]
+    with pytest.raises(ConfigError, match=r"prefix \(300 tokens\) .* more than the 256 positions"):
+        measure(wrap_model(make_model(), make_tokenizer()), texts, prefix="w1 " * 300, long=long)
