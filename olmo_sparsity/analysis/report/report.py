@@ -1,10 +1,13 @@
-"""Write an HTML page of a measurement or an explanation: the text, and distant units of each
-target, by report_page.html and report_page.js, which reads the data from JSON. Never imports
-torch."""
+"""Write an HTML page of a measurement or an explanation: texts, and distant units of each target.
+
+Place in the flow: last. The page is report_page.html; report_page.js reads the data from JSON in
+it. Never imports torch.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -17,19 +20,19 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
-from olmo_sparsity.analysis.results.columns import SummaryColumn, page_columns
+from olmo_sparsity.analysis.results.columns import Display, SummaryColumn, page_columns
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import distances, losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.summary import (
+    INTERVALS,
     conclude,
-    describe_few,
     describe_gap,
     describe_induction,
+    describe_intervals,
     describe_noise,
     describe_placebo,
     describe_sink,
-    has_net,
     quoted_row_of,
 )
 from olmo_sparsity.analysis.results.view import (
@@ -44,19 +47,24 @@ from olmo_sparsity.config.windows import long_window
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
-    """`max_documents`: the most documents on the page; documents with targets come first."""
-    documents, reported = _choose_documents(results, max_documents), results.reported
+    """Write the page of a measurement. `max_documents`: the most documents on it; documents with
+    targets come first."""
+    documents = _choose_documents(results, max_documents)
+    reported = results.reported
     num_documents = num_of(reported.document.nunique(), "reported document")
     counted = f"{num_of(len(reported), 'target')} in {num_documents}"
-    because = describe_gap(results) if results.meta.targets.get("threshold") is not None else ""
+    headline = f'<p class="headline">{escape(conclude(results))}</p>'
+    if results.meta.targets.get("threshold") is not None:
+        headline += f'<p class="soft">{escape(sentence(describe_gap(results)))}</p>'
     slots = {
         "subtitle": escape(subtitle(results, counted)),
         "note": _induction(results),
-        "headline": f'<p class="headline">{escape(conclude(results))}</p>'
-        + (f'<p class="soft">{escape(sentence(because))}</p>' if because else ""),
-        "shown": escape(_shown(results, documents)),
+        "headline": headline,
+        "shown": escape(_describe_documents(results, documents)),
         "numbers_title": "The numbers",
         "numbers": _summary_tables(results),
+        "intervals": escape(INTERVALS),
+        "columns": _describe_columns(),
     }
     write_page(Path(out), results, documents, slots, {"measurement", "numbers"})
 
@@ -66,98 +74,155 @@ def write_page(
 ) -> None:
     """Write texts with the distant units of their targets, without the placebo's. `parts`: the
     optional parts of the template to keep."""
-    tables = {n: getattr(results, n) for n in ("influence", "recovery", "targets")}
-    own = {name: rows[rows.distant_part == "document"] for name, rows in tables.items()}
+    own = {}
+    for name in ("influence", "recovery", "targets"):
+        rows = getattr(results, name)
+        own[name] = rows[rows.distant_part == "document"]
     results = replace(results, **own)
     names = _names(results)
-    written = [(d, _document_data(results, d, names)) for d in documents]
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
+    scripts = []
+    entries = []
+    for document in documents:
+        data = _document_data(results, document, names)
+        scripts.append(
+            f'<script type="application/json" id="document-{document}">{json_for_html(data)}'
+            "</script>"
+        )
+        title = titles.get(document) or str(document)
+        entries.append({"id": document, "name": title, "num_targets": len(data["chosen"])})
     page_data = names | {
         "set_names": [results.spell_set(name) for name in names["sets"]],
-        "documents": [
-            {"id": id, "name": titles.get(id) or str(id), "num_targets": len(data["chosen"])}
-            for id, data in written
-        ],
+        "documents": entries,
     }
+    # A number of 0 says something; an empty list, text or object does not.
     meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
     slots = slots | {
         "title": f"{escape(results.meta.model['name'])} · distant units",
         "meta": escape(json.dumps(meta, indent=2, ensure_ascii=False)),
         "page_data": json_for_html(page_data),
-        "document_data": "\n".join(
-            f'<script type="application/json" id="document-{id}">{json_for_html(data)}</script>'
-            for id, data in written
-        ),
+        "document_data": "\n".join(scripts),
     }
     write_html(out, "report_page.html", slots, parts=parts, script="report_page.js")
 
 
+# --- the data of the page -------------------------------------------------------------------------
+
+
 def _names(results: Results) -> dict[str, list]:
-    """Names that the documents' data refer to by index, in the order of the menus."""
-    meta, recovery = results.meta, results.recovery
+    """Return the names that the documents' data refer to by index, in the order of the menus."""
+    meta = results.meta
+    recovery = results.recovery
+    influence = results.influence
     return {
         "ks": sorted(recovery.k.unique().tolist()),
-        "units": _in_order(meta.units, recovery.units, results.influence.units),
-        "selectors": _in_order(meta.selectors, recovery.selector, results.influence.selector),
+        "units": _in_order(meta.units, recovery.units, influence.units),
+        "selectors": _in_order(meta.selectors, recovery.selector, influence.selector),
         "sets": _in_order(SETS, results.targets.target_set),
     }
 
 
 def _in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
+    """Return the names that columns hold: first those of `order`, then the others as they come."""
+    order = list(order)
     names = pd.concat(columns).unique().tolist()
-    return [name for name in order if name in names] + [n for n in names if n not in order]
+    known = [name for name in order if name in names]
+    return known + [name for name in names if name not in order]
 
 
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    chosen = set(results.targets.document[results.targets.distant_part == "document"])
-    documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in chosen, d))
+    """Return the documents of the page, those with targets first."""
+    with_targets = set(results.targets.document[results.targets.distant_part == "document"])
+    documents = sorted(
+        results.tokens.document.unique(), key=lambda number: (number not in with_targets, number)
+    )
     return [int(document) for document in documents[:max_documents]]
 
 
 def _document_data(results: Results, document: int, names: dict[str, list]) -> dict[str, Any]:
-    """The data that `openDocument` and `fillPanel` of report_page.js read. `found` is keyed by the
-    numbers of units and selector in the menus; `own` and `unrelated` hold a loss for each k, and
-    `own` a list value for each rank."""
-    tokens, targets = _rows(results.tokens, document), _rows(results.targets, document)
+    """Return the data that `openDocument` and `fillPanel` of report_page.js read."""
+    tokens = _rows(results.tokens, document)
+    targets = _rows(results.targets, document)
     losses = losses_of_targets(_rows(results.losses, document), targets)
-    recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
+    recovery = _rows(results.recovery, document)
+    influence = _rows(results.influence, document)
     searched = [*targets.target, *recovery.target, *influence.target]
     losses = losses[losses.target.isin(searched)]
-    numbers = _columns(losses, "target")[0], _rounded(losses.loss_short), _rounded(losses.loss_long)
-    chosen: dict[int, dict[str, Any]] = {
-        target: {"target": target, "short": short, "long": long, "sets": [], "found": {}}
-        for target, short, long in zip(*numbers, strict=True)
-    }
-
-    def side(target: int, units: str, selector: str, control: str) -> dict[str, Any]:
-        place = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
-        both = chosen[target]["found"].setdefault(place, {})
-        empty: dict[str, Any] = {"first": [], "width": [], "influence": []}
-        return both.setdefault(control, empty if control == "own" else {})
-
+    chosen = _chosen_targets(losses)
     for target, name in zip(*_columns(targets, "target", "target_set"), strict=True):
         chosen[target]["sets"].append(names["sets"].index(name))
-    by = ["target", "units", "selector", "control"]
-    ranked = influence[influence.control == "own"].sort_values([*by, "rank"])
-    ranked = ranked.assign(width=ranked.distant_end - ranked.distant_first)
-    columns = _columns(ranked, *by, "distant_first", "width", "influence")
-    for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
-        entry = side(*key)
-        *_, entry["first"], entry["width"], scores = map(list, zip(*rows, strict=True))
-        # Significant digits rather than decimals, as the scores of a selector may be small.
-        entry["influence"] = [float(f"{score:.4g}") for score in scores]
-    draws = recovery.groupby([*by, "k"]).loss_set.mean().unstack("k")
-    draws = draws.reindex(columns=names["ks"])
-    for key, curve in zip(draws.index, draws.to_numpy(), strict=True):
-        side(*key)["loss"] = _rounded(curve)
+    _add_influence(chosen, influence, names)
+    _add_losses(chosen, recovery, names)
     spans = losses if "end" in losses else with_ends(targets)
     ends = zip(*_columns(spans, "target", "end"), strict=True)
-    ids = tokens.token_id.astype(str) + " "  # without a tokenizer
+    texts = tokens.text
+    if not any(texts):  # without a tokenizer
+        texts = tokens.token_id.astype(str) + " "
     return {
-        "text": (tokens.text if any(tokens.text) else ids).tolist(),
+        "text": texts.tolist(),
         "ends": {target: end for target, end in ends if end > target + 1},
         "chosen": [chosen[target] for target in sorted(chosen)],
     }
+
+
+Chosen = dict[int, dict[str, Any]]
+"""What the page has of each target, by its place. `found` is keyed by the numbers of units and
+selector in the menus; of these, `own` and `unrelated` hold a loss for each k, and `own` a list with
+a value for each rank."""
+
+
+def _chosen_targets(losses: pd.DataFrame) -> Chosen:
+    (places,) = _columns(losses, "target")
+    short = _rounded(losses.loss_short)
+    long = _rounded(losses.loss_long)
+    chosen: Chosen = {}
+    for target, loss_short, loss_long in zip(places, short, long, strict=True):
+        chosen[target] = {
+            "target": target,
+            "short": loss_short,
+            "long": loss_long,
+            "sets": [],
+            "found": {},
+        }
+    return chosen
+
+
+_BY = ["target", "units", "selector", "control"]
+
+
+def _add_influence(chosen: Chosen, influence: pd.DataFrame, names: dict[str, list]) -> None:
+    """Add the ranked units of each target: their places, widths and scores."""
+    ranked = influence[influence.control == "own"].sort_values([*_BY, "rank"])
+    ranked = ranked.assign(width=ranked.distant_end - ranked.distant_first)
+    columns = _columns(ranked, *_BY, "distant_first", "width", "influence")
+    for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
+        entry = _entry(chosen, key, names)
+        *_, first, width, scores = map(list, zip(*rows, strict=True))
+        entry["first"] = first
+        entry["width"] = width
+        # Significant digits rather than decimals, as the scores of a selector may be small.
+        entry["influence"] = [float(f"{score:.4g}") for score in scores]
+
+
+def _add_losses(chosen: Chosen, recovery: pd.DataFrame, names: dict[str, list]) -> None:
+    """Add the loss of each target with k units, the mean over draws."""
+    means = recovery.groupby([*_BY, "k"]).loss_set.mean().unstack("k")
+    means = means.reindex(columns=names["ks"])
+    for key, curve in zip(means.index, means.to_numpy(), strict=True):
+        _entry(chosen, key, names)["loss"] = _rounded(curve)
+
+
+def _entry(
+    chosen: Chosen, key: tuple[int, str, str, str], names: dict[str, list]
+) -> dict[str, Any]:
+    """Return what the page has of a target for units, selector and control, empty at first."""
+    target, units, selector, control = key
+    place = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
+    controls = chosen[target]["found"].setdefault(place, {})
+    empty: dict[str, Any] = {}
+    if control == "own":
+        empty = {"first": [], "width": [], "influence": []}
+    return controls.setdefault(control, empty)
 
 
 def _columns(rows: pd.DataFrame, *names: str) -> list[list]:
@@ -165,78 +230,97 @@ def _columns(rows: pd.DataFrame, *names: str) -> list[list]:
 
 
 def _rows(table: pd.DataFrame, document: int) -> pd.DataFrame:
-    first, last = np.searchsorted(table.document, [document, document + 1])  # tables are sorted
+    """Return the rows of a document, which follow each other, as tables are sorted."""
+    first, last = np.searchsorted(table.document, [document, document + 1])
     return table.iloc[first:last]
 
 
 def _rounded(values: Any) -> list[float | None]:
-    """To a ten-thousandth of a nat, which keeps the page of a book small."""
+    """Round to a ten-thousandth of a nat, which keeps the page of a book small. Values that are
+    not finite become None, as JSON has no word for them."""
     rounded = np.round(np.asarray(values, dtype=float), 4).tolist()
     return [value if np.isfinite(value) else None for value in rounded]
 
 
+# --- the head of the page -------------------------------------------------------------------------
+
+
 def subtitle(results: Results, counted: str) -> str:
-    meta, windows = results.meta, results.meta.windows
+    """Return a line on model, text and windows. `counted`: how much was measured."""
+    meta = results.meta
+    windows = meta.windows
     long = long_window(windows["long"]).description
-    long = f"of at most {windows['most']}" if windows.get("most") else long
+    if windows.get("most"):
+        long = f"of at most {windows['most']}"
     lengths = f"long window {long}, local window {windows['short']}"
-    lengths += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
-    if num_prefix := len(windows.get("prefix", ())):
-        lengths += f", both after a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
-    parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
-    parts += [f"text: {meta.data['source']}"] if meta.data else []
-    parts += [
+    if windows["stride"] > 1:
+        lengths += f", stride {windows['stride']}"
+    num_prefix = len(windows.get("prefix", ()))
+    if num_prefix:
+        lengths += f", both after a prefix of {num_of(num_prefix, 'token')}"
+    parts = [
+        str(meta.model["name"]),
+        f"{number(meta.model['num_parameters'], 0)} parameters",
+        f"text: {meta.data['source']}" if meta.data else "",
         lengths,
         f"distant units {interpretation_of(windows['distant_states']).description}",
         counted,
         results.missing,
+        describe_noise(meta.model),
     ]
-    parts += [describe_noise(meta.model)]
-    return " · ".join(filter(None, parts))
+    return " · ".join(part for part in parts if part)
 
 
-def _shown(results: Results, documents: list[int]) -> str:
+def _describe_documents(results: Results, documents: list[int]) -> str:
+    """Return how many of the measured documents are on the page."""
     num_documents = results.losses.document.nunique()
-    too_short = results.meta.counts.get("documents_too_short")
     text = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
-    return text + (f" {number(too_short, 0)} more were too short." if too_short else "")
+    too_short = results.meta.counts.get("documents_too_short")
+    if too_short:
+        text += f" {number(too_short, 0)} more were too short."
+    return text
 
 
 def _induction(results: Results) -> str:
-    found = results.meta.induction
-    if not found:
+    """Return notes on whether the model copies, and whether it needs a prefix."""
+    check = results.meta.induction
+    if not check:
         return note(False, "Whether this model can copy from its context was not measured.")
+    interpretation = interpretation_of(results.meta.windows["distant_states"])
+    first, *others = describe_induction(check, interpretation).splitlines()
+    why = " ".join(line.strip() for line in others)
+    notes = note(bool(check["has_induction"]), sentence(first), why)
     warning = describe_sink(results.meta.sink)
-    first, *more = describe_induction(
-        found, interpretation_of(results.meta.windows["distant_states"])
-    ).splitlines()
-    induction = note(bool(found["has_induction"]), sentence(first), " ".join(map(str.strip, more)))
-    return induction + (note(False, sentence(warning)) if warning else "")
+    if warning:
+        notes += note(False, sentence(warning))
+    return notes
 
 
 def note(is_good: bool, verdict: str, why: str = "") -> str:
+    """Return a paragraph with a verdict, marked as good or bad."""
     state = "verdict" if is_good else "verdict bad"
     return f'<p class="{state}" role="note"><strong>{escape(verdict)}</strong> {escape(why)}</p>'
 
 
+# --- the numbers ----------------------------------------------------------------------------------
+
+
 def _summary_tables(results: Results) -> str:
-    names, summary, tables = _names(results), results.summary, []
+    """Return a table for each target set, and how far back the units of the row to quote are."""
+    names = _names(results)
+    summary = results.summary
     order = {name: i for i, name in enumerate([*names["selectors"], *names["units"]])}
+    main = main_set(summary.target_set)
+    tables = []
     for target_set in _in_order(SETS, summary.target_set):
         rows = summary[summary.target_set == target_set].sort_values(
-            ["selector", "units", "k"], key=lambda c: c if c.name == "k" else c.map(order)
+            ["selector", "units", "k"],
+            key=lambda column: column if column.name == "k" else column.map(order),
         )
-        first = rows.iloc[0]
-        is_main = target_set == main_set(summary.target_set)
-        caption = (
-            f"Targets: {results.spell_set(target_set)} · {num_of(first.num_targets, 'target')} in "
-            f"{num_of(first.num_documents, 'document')}; {describe_placebo(first)}. "
-        )
-        few = describe_few(first, has_net(rows))
-        caption += f"No intervals: {few}. " if few else "Intervals: 95%, over documents. "
+        caption = _caption(results, target_set, rows)
         quoted_row = None
-        if is_main:
-            caption += "The row to quote is marked."
+        if target_set == main:
+            caption += " The row to quote is marked."
             is_quoted = rows.index == quoted_row_of(results)
             quoted_row = int(is_quoted.argmax()) if is_quoted.any() else None
         columns: dict[str, Iterable] = {
@@ -244,12 +328,42 @@ def _summary_tables(results: Results) -> str:
             "units": rows.units,
             "k": rows.k,
         }
-        for column in page_columns():
-            columns[column.page] = _cells(rows, column)
-        tables.append(html_table(caption, columns, is_main, quoted_row))
-    if histogram := _distance_table(results):
+        for column, how in page_columns():
+            columns[how.heading] = _cells(rows, column, how)
+        tables.append(html_table(caption, columns, target_set == main, quoted_row))
+    histogram = _distance_table(results)
+    if histogram:
         tables.append(histogram)
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
+
+
+def _caption(results: Results, target_set: str, rows: pd.DataFrame) -> str:
+    """Return what the rows of a target set are of, and which intervals they have."""
+    first = rows.iloc[0]
+    targets = num_of(first.num_targets, "target")
+    documents = num_of(first.num_documents, "document")
+    intervals = describe_intervals(first, bool(rows.net.notna().any()))
+    return (
+        f"Targets: {results.spell_set(target_set)} · {targets} in {documents}; "
+        f"{describe_placebo(first)}. {sentence(intervals)}"
+    )
+
+
+def _cells(rows: pd.DataFrame, column: SummaryColumn, how: Display) -> Iterable:
+    """Return a column of the page: values, or values with the ends of their intervals."""
+    if column.has_interval and how.has_interval:
+        return rows[[*column.names]].itertuples(index=False, name=None)
+    return [number(value, how.digits, how.sign) for value in rows[column.name].tolist()]
+
+
+def _describe_columns() -> str:
+    """Return the list of the columns with what they mean."""
+    items = []
+    for column, how in page_columns():
+        meaning = re.sub(r"`(.*?)`", r"<code>\1</code>", escape(column.meaning))
+        name = f"{escape(how.heading)} (<code>{escape(column.name)}</code>)"
+        items.append(f"<dt>{name}</dt><dd>{meaning}</dd>")
+    return f"<dl>{''.join(items)}</dl>"
 
 
 NUM_BARS = 40
@@ -281,12 +395,3 @@ def _distance_table(results: Results) -> str:
         f"How far back: first tokens of the {k} ({row.units}) that {spell(row.selector)} chose"
     )
     return html_table(caption, columns, True)
-
-
-def _cells(rows: pd.DataFrame, column: SummaryColumn) -> Iterable:
-    """Return a column of the page: values, or values with the ends of their intervals."""
-    if column.has_interval and column.page_interval:
-        return rows[[*column.names]].itertuples(index=False, name=None)
-    if column.name == "token_forwards_per_target":
-        return [number(value, 0) for value in rows[column.name]]
-    return rows[column.name]

@@ -1,13 +1,39 @@
 """The columns of the table `summary`, in one list.
 
-The schema of the stored table, the summary in a terminal, the table of the page and the table in
-docs/measure.md are made from it, or checked against it. To add a column with an interval, add an
-entry here and its computation to `statistics`. Imports nothing.
+The schema of the stored table, the table in a terminal, the tables of the page with their
+explanations, and the table in docs/measure.md are made from this list, or compared with it. To add
+a column with an interval, add an entry here, and its computation to `statistics._quantities`.
+Imports nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Display:
+    """How a table for readers shows a column."""
+
+    heading: str
+    position: int
+    """Columns of the table are in this order."""
+
+    has_interval: bool = True
+    """Whether the interval of the column, if it has one, is shown with it."""
+
+    digits: int = 2
+    sign: Literal["", "+"] = ""
+    """`+` where numbers above 0 have a sign, too."""
+
+    width: int = 0
+    """Characters in a terminal."""
+
+    where: Literal["all", "with net excess", "without net excess"] = "all"
+    """In which tables of a terminal it is shown: of the target sets whose net excess means
+    something, of the others, or of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +45,7 @@ class SummaryColumn:
     """Its type, as in `tables`: text, int or wide (double); with `?`, it may be null."""
 
     meaning: str
-    """What docs/measure.md says of it."""
+    """What docs/measure.md and the page say of it."""
 
     has_interval: bool = False
     end_names: tuple[str, str] | None = None
@@ -32,17 +58,12 @@ class SummaryColumn:
     of_placebo: bool = False
     """It is a number of placebo targets alone."""
 
-    terminal: str = ""
-    """Heading in a terminal; empty: it is not shown there."""
+    came_later: bool = False
+    """Measurements of an earlier version do not store it. It is then computed from their other
+    tables when they are read."""
 
-    page: str = ""
-    """Heading on the page; empty: it is not shown there."""
-
-    page_position: int = 0
-    """Columns of the page are ordered by this number, from what to believe to what it cost."""
-
-    page_interval: bool = True
-    """Whether the page shows the interval, if there is one."""
+    terminal: Display | None = None
+    page: Display | None = None
 
     @property
     def low(self) -> str:
@@ -69,10 +90,10 @@ SUMMARY = (
         kind="wide?",
         meaning="Σ (loss_short − loss_set) / Σ gap: a ratio of sums",
         has_interval=True,
+        # Named before other columns had intervals; the names of stored tables stay.
         end_names=("low", "high"),
-        terminal="recovery",
-        page="recovery",
-        page_position=5,
+        terminal=Display(heading="recovery", position=1, width=19),
+        page=Display(heading="recovery", position=5),
     ),
     SummaryColumn(
         name="placebo_recovery",
@@ -80,35 +101,38 @@ SUMMARY = (
         meaning="recovery at placebo targets by the best units of their unrelated text",
         has_interval=True,
         of_placebo=True,
-        terminal="placebo",
-        page="placebo recovery",
-        page_position=6,
-        page_interval=False,
+        came_later=True,
+        terminal=Display(heading="placebo", position=2, width=7, has_interval=False),
+        page=Display(heading="placebo recovery", position=6, has_interval=False),
     ),
     SummaryColumn(
         name="unrelated",
         kind="wide?",
         meaning="recovery by the best units of an unrelated text",
         has_interval=True,
-        page="unrelated text",
-        page_position=7,
-        page_interval=False,
+        page=Display(heading="unrelated text", position=7, has_interval=False),
     ),
     SummaryColumn(
         name="excess",
         kind="wide?",
         meaning="`recovery` minus `unrelated`",
         has_interval=True,
-        terminal="excess",
-        page="excess",
-        page_position=3,
+        terminal=Display(heading="excess", position=3, width=21, sign="+"),
+        page=Display(heading="excess", position=3),
     ),
     SummaryColumn(
         name="excess_nats",
         kind="wide?",
         meaning="excess in nats a target, to compare models",
         has_interval=True,
-        terminal="nats",
+        terminal=Display(
+            heading="nats",
+            position=7,
+            width=6,
+            has_interval=False,
+            sign="+",
+            where="without net excess",
+        ),
     ),
     SummaryColumn(
         name="placebo",
@@ -116,9 +140,7 @@ SUMMARY = (
         meaning="excess at placebo targets",
         has_interval=True,
         of_placebo=True,
-        page="placebo excess",
-        page_position=4,
-        page_interval=False,
+        page=Display(heading="placebo excess", position=4, has_interval=False),
     ),
     SummaryColumn(
         name="net",
@@ -126,9 +148,8 @@ SUMMARY = (
         meaning="`excess` minus `placebo`",
         has_interval=True,
         is_net=True,
-        terminal="net",
-        page="net excess",
-        page_position=1,
+        terminal=Display(heading="net", position=4, width=22, sign="+", where="with net excess"),
+        page=Display(heading="net excess", position=1),
     ),
     SummaryColumn(
         name="net_equal",
@@ -136,9 +157,10 @@ SUMMARY = (
         meaning="the same, own targets weighted to the gaps of the placebo's targets",
         has_interval=True,
         is_net=True,
-        terminal="equal gaps",
-        page="net at equal gaps",
-        page_position=2,
+        terminal=Display(
+            heading="equal gaps", position=5, width=22, sign="+", where="with net excess"
+        ),
+        page=Display(heading="net at equal gaps", position=2),
     ),
     SummaryColumn(
         name="net_nats",
@@ -152,9 +174,8 @@ SUMMARY = (
         kind="wide?",
         meaning="Σ (loss_without − loss_long) / Σ gap: what is lost without the k units",
         has_interval=True,
-        terminal="removal",
-        page="lost when removed",
-        page_position=8,
+        terminal=Display(heading="removal", position=6, width=19, where="without net excess"),
+        page=Display(heading="lost when removed", position=8),
     ),
     SummaryColumn(
         name="placebo_removal",
@@ -162,48 +183,43 @@ SUMMARY = (
         meaning="removal at placebo targets",
         has_interval=True,
         of_placebo=True,
-        page="lost in the placebo",
-        page_position=9,
-        page_interval=False,
+        page=Display(heading="lost in the placebo", position=9, has_interval=False),
     ),
     SummaryColumn(
         name="mean_ratio",
         kind="wide?",
         meaning="the mean over targets of (loss_short − loss_set) / gap",
-        page="mean of ratios",
-        page_position=10,
+        page=Display(heading="mean of ratios", position=10),
     ),
     SummaryColumn(
         name="share_enough",
         kind="wide?",
         meaning="the share of targets where that ratio is at least 0.9",
-        page="share of targets ≥ 0.9",
-        page_position=11,
+        page=Display(heading="share of targets ≥ 0.9", position=11),
     ),
     SummaryColumn(
         name="lds",
         kind="wide?",
         meaning="mean of `lds` over targets",
         has_interval=True,
-        page="LDS",
-        page_position=14,
+        page=Display(heading="LDS", position=14),
     ),
     SummaryColumn(
         name="distance",
         kind="wide?",
         meaning="median distance of the k units of all targets: tokens from a unit's first token "
         "to the target",
-        terminal="back",
-        page="median distance, tokens",
-        page_position=12,
+        came_later=True,
+        terminal=Display(heading="back", position=8, width=6, digits=0),
+        page=Display(heading="median distance, tokens", position=12),
     ),
     SummaryColumn(
         name="share_all",
         kind="wide?",
         meaning="the share of targets whose k units are all distant tokens: recovery is 1 there "
         "by construction",
-        page="share with all distant tokens",
-        page_position=13,
+        came_later=True,
+        page=Display(heading="share with all distant tokens", position=13),
     ),
     SummaryColumn(name="gap", kind="wide", meaning="mean gap of the targets, in nats"),
     SummaryColumn(name="num_targets", kind="int", meaning="how many targets were evaluated"),
@@ -214,8 +230,7 @@ SUMMARY = (
         name="token_forwards_per_target",
         kind="wide?",
         meaning="cost of ranking; with the selector `shared` in `costs`, what all selectors share",
-        page="token-forwards per target",
-        page_position=15,
+        page=Display(heading="token-forwards per target", position=15, digits=0),
     ),
 )
 """In the order of the stored table."""
@@ -225,12 +240,39 @@ COLUMN = {column.name: column for column in SUMMARY}
 
 def kinds_of_columns() -> dict[str, str]:
     """Return the type of each stored column of `summary`, those of interval ends included."""
-    return {name: column.kind for column in SUMMARY for name in column.names}
+    kinds: dict[str, str] = {}
+    for column in SUMMARY:
+        kinds |= dict.fromkeys(column.names, column.kind)
+    return kinds
 
 
-def page_columns() -> list[SummaryColumn]:
-    """Return the columns that the page shows, in its order."""
-    return sorted((c for c in SUMMARY if c.page), key=lambda column: column.page_position)
+def later_columns() -> list[str]:
+    """Return the stored columns that measurements of an earlier version lack."""
+    names: list[str] = []
+    for column in SUMMARY:
+        if column.came_later:
+            names += column.names
+    return names
+
+
+def terminal_columns(has_net: bool) -> list[tuple[SummaryColumn, Display]]:
+    """Return the columns of a table in a terminal, in its order. `has_net`: whether net excess
+    means something for its targets."""
+    where = ("all", "with net excess" if has_net else "without net excess")
+    shown = _in_order((column, column.terminal) for column in SUMMARY)
+    return [(column, how) for column, how in shown if how.where in where]
+
+
+def page_columns() -> list[tuple[SummaryColumn, Display]]:
+    """Return the columns of a table of the page, from what to believe to what it cost."""
+    return _in_order((column, column.page) for column in SUMMARY)
+
+
+def _in_order(
+    columns: Iterable[tuple[SummaryColumn, Display | None]],
+) -> list[tuple[SummaryColumn, Display]]:
+    shown = [(column, how) for column, how in columns if how is not None]
+    return sorted(shown, key=lambda pair: pair[1].position)
 
 
 def documented() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from olmo_sparsity.analysis.results.columns import later_columns
 from olmo_sparsity.analysis.results.meta import SETS, Meta
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
@@ -21,10 +22,11 @@ from olmo_sparsity.analysis.results.statistics import (
     median_distances,
     net_differences,
     pair,
-    placebo_recovery,
     shares_of_all,
+    summarize,
+    without_few_intervals,
 )
-from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
+from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import MANIFEST, read_json, verify_manifest
@@ -54,7 +56,7 @@ class Results:
 
     @property
     def missing(self) -> str:
-        """A warning that the measurement is partial; empty if it is complete."""
+        """Return a warning that the measurement is partial; empty if it is complete."""
         left = self.meta.counts.get("documents_left", 0)
         if not left:
             return ""
@@ -63,8 +65,9 @@ class Results:
 
     @property
     def reported(self) -> pd.DataFrame:
-        """Losses of all targets in the documents that the summary covers."""
+        """Return the losses of all targets in the documents that the summary covers."""
         documents = self.losses.document
+        # Only one half of the documents is reported if the other half has set the threshold.
         if self.meta.targets.get("threshold") is not None:
             return self.losses[documents.map(half_of) == "report"]
         return self.losses[documents.isin(self.targets.document)]
@@ -76,7 +79,7 @@ class Results:
         draw_figure2([self], Path(path))
 
     def spell_set(self, name: str) -> str:
-        """A readable name of a target set."""
+        """Return a readable name of a target set."""
         spelled = SETS.get(name, spell(name))
         if "given" in self.meta.targets:
             return spelled.replace("large gap", "chosen in other results")
@@ -86,12 +89,14 @@ class Results:
 
 
 Kept = Results | str | Path
+"""Results, or the folder that holds them."""
 
 
 def compare(first: Kept, second: Kept) -> pd.DataFrame:
     """Return net excess of the first minus net excess of the second, measured on the same text, in
     the same tokens: by target set, units, selector and k (of few documents by Student's t)."""
-    first, second = _opened(first), _opened(second)
+    first = _opened(first)
+    second = _opened(second)
     for results in (first, second):
         if "placebo" not in set(results.targets.distant_part):
             remedy = "measure it with the default --control and without --targets"
@@ -105,7 +110,8 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
 def transfer(first: Kept, second: Kept) -> pd.DataFrame:
     """Return for two models that each evaluated the other's choices (`measure` with `choices`) the
     mean of both recoveries, removals, …, by target set, units, selector and k."""
-    first, second = _opened(first), _opened(second)
+    first = _opened(first)
+    second = _opened(second)
     for results in (first, second):
         if "choices" not in results.meta.targets:
             name = results.meta.model.get("name")
@@ -120,20 +126,14 @@ def transfer(first: Kept, second: Kept) -> pd.DataFrame:
     return as_reported(both_ways(*_pairs(first, second)))
 
 
-def _opened(given: Kept) -> Results:
-    return read_results(given) if isinstance(given, str | Path) else given
+def _opened(results: Kept) -> Results:
+    return read_results(results) if isinstance(results, str | Path) else results
 
 
 def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any, Any]]:
     """Return the conditions in which two measurements differ, besides the model."""
-    conditions = []
-    for results in (first, second):
-        meta = results.meta
-        names = ("long", "short", "stride", "prefix", "distant_states")
-        values: dict[str, Any] = {name: meta.windows.get(name) for name in names}
-        values["control"] = meta.controls.get("control")
-        conditions.append(values | {"seed": meta.seed, "dtype": meta.dtype})
-    first_values, second_values = conditions
+    first_values = _conditions(first.meta)
+    second_values = _conditions(second.meta)
     return {
         name: (value, second_values[name])
         for name, value in first_values.items()
@@ -141,7 +141,18 @@ def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any
     }
 
 
+def _conditions(meta: Meta) -> dict[str, Any]:
+    """Return the settings that two measurements to compare should share."""
+    names = ("long", "short", "stride", "prefix", "distant_states")
+    values: dict[str, Any] = {name: meta.windows.get(name) for name in names}
+    values["control"] = meta.controls.get("control")
+    values["seed"] = meta.seed
+    values["dtype"] = meta.dtype
+    return values
+
+
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
+    """Return the rows of `pair` of two measurements, which must be of one text."""
     states = differing_conditions(first, second).get("distant_states")
     if states is not None and "replaced" in states:
         raise DataError(
@@ -179,40 +190,50 @@ def read_results(folder: str | Path) -> Results:
         raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
     meta = read_json(folder / "meta.json", Meta, REMEDY)
     meta.windows = with_current_names(meta.windows)
-    added = () if meta.intervals == STUDENT else ADDED
+    # Without final intervals a summary is of an earlier version. What it has of later columns is
+    # computed again, too, as are their intervals.
+    is_final = meta.intervals == STUDENT
+    later = later_columns()
+    if is_final:
+        later = absent_columns(folder / "summary.parquet", later)
     tables = {}
     for name in SCHEMAS:
-        omit = added if name == "summary" else ()
-        tables[name] = read_table(folder / f"{name}.parquet", name, omit).to_pandas()
-    if added:
-        tables["summary"] = complete_summary(tables["summary"], tables, meta)
+        omitted = later if name == "summary" else ()
+        tables[name] = read_table(folder / f"{name}.parquet", name, omitted).to_pandas()
+    if later:
+        tables["summary"] = complete_summary(tables["summary"], tables, meta, is_final)
     return Results(**tables, meta=meta)
 
 
-ADDED = (
-    "placebo_recovery",
-    "placebo_recovery_low",
-    "placebo_recovery_high",
-    "distance",
-    "share_all",
-)
-"""Columns that the summary of an earlier version lacks."""
-
-
 def complete_summary(
+    summary: pd.DataFrame, tables: Mapping[str, pd.DataFrame], meta: Meta, is_final: bool = False
+) -> pd.DataFrame:
+    """Return a summary as it is stored and shown: with all columns, in the order of the table, and
+    with its final intervals. `is_final`: those that it has are final."""
+    names = SCHEMAS["summary"].names
+    if summary.empty:
+        return summary.reindex(columns=names)
+    summary = _with_later_columns(summary, tables, meta)
+    # A second time, `as_reported` would stretch an interval again.
+    summary = without_few_intervals(summary) if is_final else as_reported(summary)
+    return summary[[name for name in names if name in summary]]
+
+
+def _with_later_columns(
     summary: pd.DataFrame, tables: Mapping[str, pd.DataFrame], meta: Meta
 ) -> pd.DataFrame:
-    """Return a summary as it is stored and shown: with the columns that follow from other tables
-    than losses, and with its final intervals."""
-    if summary.empty:
-        return summary.reindex(columns=SCHEMAS["summary"].names)
+    """Add the columns that a summary lacks and the other tables determine."""
     targets = tables["targets"]
     recovery = tables["recovery"]
-    if "placebo_recovery" not in summary:
-        of_placebo = placebo_recovery(tables["losses"], targets, recovery)
-        summary = summary.merge(of_placebo, how="left", on=GROUPS)
-    ks = sorted(summary.k.unique().tolist())
-    of_distance = median_distances(targets, tables["influence"], ks)
-    summary = summary.merge(of_distance, how="left", on=GROUPS)
-    summary = summary.merge(shares_of_all(targets, recovery, meta.windows), how="left", on=GROUPS)
-    return as_reported(summary)
+    if "distance" not in summary:
+        ks = sorted(summary.k.unique().tolist())
+        distance = median_distances(targets, tables["influence"], ks)
+        summary = summary.merge(distance, how="left", on=GROUPS)
+    if "share_all" not in summary:
+        shares = shares_of_all(targets, recovery, meta.windows)
+        summary = summary.merge(shares, how="left", on=GROUPS)
+    absent = [name for name in later_columns() if name not in summary]
+    if absent:
+        computed = summarize(tables["losses"], targets, recovery)
+        summary = summary.merge(computed[[*GROUPS, *absent]], how="left", on=GROUPS)
+    return summary

@@ -10,9 +10,10 @@ Place in the flow: losses, targets, recovery → **summary**. Never imports torc
 
 The placebo is the same procedure with an unrelated text in place of the distant tokens: its excess
 is the effect of choosing targets by their outcome. Intervals: 95% percentile bootstraps over
-documents, differences in pairs.
+documents, differences in pairs; those of net excess over few documents by Student's t.
 
-Dimension key: D documents, T targets, V values, R all documents, then bootstrap resamples."""
+Dimension key: D documents, T targets, V values, R all documents, then bootstrap resamples.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +41,11 @@ LCL_NATS = 2.0
 `LSD_NATS`, to below `LCL_NATS`."""
 
 NUM_RESAMPLES = 2000
+"""Resamples of a bootstrap."""
 
 FEW_FOR_BOOTSTRAP = 25
 """With fewer documents percentile intervals cover 80 to 92%, not 95% (docs/results.md)."""
+
 MIN_TARGETS = 10
 MIN_DOCUMENTS = 5
 """With fewer targets, or targets in fewer documents, no interval and no verdict is reported: the
@@ -51,12 +54,21 @@ bootstrap of one target has no width, and that of four documents covers far less
 STUDENT = "student"
 """What `meta.json` says of the intervals of a stored summary that `as_reported` returned."""
 
-NORMAL = 1.959964  # 97.5% of a normal distribution
+NORMAL = 1.959964
+"""97.5% of a normal distribution."""
 
-ENOUGH = 0.9  # recovery from which k units are said to be enough
-NUM_AROUND = 5  # each target of the placebo is compared with so many own targets of about its gap
-NO_GAP_NATS = 1e-4  # below this mean gap, ratios to it consist of rounding errors
-RELIABILITY = "unrelated texts"  # the name, in the table lds, of what their halves agree on
+ENOUGH = 0.9
+"""Recovery from which k units are said to be enough."""
+
+NUM_AROUND = 5
+"""Each target of the placebo is compared with so many own targets of about its gap."""
+
+NO_GAP_NATS = 1e-4
+"""Below this mean gap, ratios to it consist of rounding errors."""
+
+RELIABILITY = "unrelated texts"
+"""The selector's name, in the table lds, of how well halves of the unrelated texts agree."""
+
 KEYS = ["document", "target"]
 PARTS = ("document", "placebo")
 GROUPS = ["target_set", "units", "selector", "k"]
@@ -66,7 +78,8 @@ own."""
 
 
 def half_of(document: int) -> str:
-    """Thresholds are fitted on one half of the documents and used on the other."""
+    """Return the half of the documents that a document is in: `threshold`, on which thresholds are
+    fitted, or `report`, on which they are used and recovery is measured."""
     return "report" if document % 2 else "threshold"
 
 
@@ -98,7 +111,7 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _stored_names(numbers: dict[str, float]) -> dict[str, float]:
-    """Rename the ends of intervals as `summary` stores them: those of recovery have no prefix."""
+    """Rename the ends of intervals to those that `summary` stores: `low` for `recovery_low`."""
     names: dict[str, str] = {}
     for column in SUMMARY:
         if column.has_interval:
@@ -107,7 +120,7 @@ def _stored_names(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
-    """A row for each target in each of its sets, kind of units, selector and k, with own and
+    """Return a row for each target in each of its sets, kind of units, selector and k, with own and
     unrelated-text columns next to each other, and the columns that are `SUMMED`. Draws are
     averaged."""
     by = [*KEYS, "distant_part", "units", "selector", "k"]
@@ -187,8 +200,8 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float
 
 
 def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """From rows of `pair` of two measurements: net excess of the first minus the second's.
-    Each document is resampled for both at once, which makes intervals narrower."""
+    """Return net excess of the first measurement minus that of the second, from their rows of
+    `pair`. Each document is resampled for both at once, which makes intervals narrower."""
     first_groups = _own_and_placebo(first)
     second_groups = _own_and_placebo(second)
     shared = sorted(first_groups.keys() & second_groups.keys())
@@ -216,13 +229,14 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
                 first_placebo.document.nunique(), second_placebo.document.nunique()
             ),
         }
-        differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets) | counts)
+        group = dict(zip(GROUPS, names, strict=True))
+        differences.append(group | _with_intervals(nets) | counts)
     return pd.DataFrame(differences)
 
 
 def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """From rows of `pair` of two measurements, in which each of two models evaluates what the other
-    chose: the mean of both. Each document is resampled for both at once."""
+    """Return the mean of two measurements in which each of two models evaluates what the other
+    chose, from their rows of `pair`. Each document is resampled for both at once."""
     first_groups = _own_and_placebo(first)
     second_groups = _own_and_placebo(second)
     means = []
@@ -238,7 +252,8 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
             "num_targets": len(first_own) + len(second_own),
             "num_documents": len(documents),
         }
-        means.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(mean) | counts)
+        group = dict(zip(GROUPS, names, strict=True))
+        means.append(group | _with_intervals(mean) | counts)
     return pd.DataFrame(means)
 
 
@@ -382,7 +397,13 @@ def as_reported(summary: pd.DataFrame) -> pd.DataFrame:
     fewer than `MIN_TARGETS` targets in `MIN_DOCUMENTS` documents."""
     if summary.empty:
         return summary
-    summary = with_t_intervals(summary)
+    return without_few_intervals(with_t_intervals(summary))
+
+
+def without_few_intervals(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return the summary without the intervals of fewer than `MIN_TARGETS` targets in
+    `MIN_DOCUMENTS` documents."""
+    summary = summary.copy()
     has_few = has_few_targets(summary)
     placebo_has_few = has_few_targets(summary, "placebo_")
     for column in SUMMARY:
@@ -463,7 +484,8 @@ def _stretch_of(num_documents: float) -> float:
 
 
 def tail(t: np.ndarray, freedom: int) -> np.ndarray:
-    """Return P(T > t) of Student's t, by its finite sums."""
+    """Return P(T > t) of Student's t with `freedom` degrees of freedom, by its finite sums
+    (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     angle = np.arctan(t / sqrt(freedom))
     cosine = np.cos(angle)
     is_odd = freedom % 2
@@ -482,7 +504,7 @@ def quantile(p: float, freedom: int) -> float:
     low, high = 0.0, 1.0
     while tail(np.array(high), freedom) > p:
         high *= 2
-    for _ in range(50):
+    for _ in range(50):  # bisection, to the last digit
         middle = (low + high) / 2
         is_low = tail(np.array(middle), freedom) > p
         low, high = (middle, high) if is_low else (low, middle)
@@ -531,19 +553,6 @@ def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
         "longppl": float(np.exp(key.mean())) if len(key) else None,
         "ppl": float(np.exp(min(losses.loss_long.mean(), 700))),
     }
-
-
-def placebo_recovery(
-    losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame
-) -> pd.DataFrame:
-    """Return the recovery of the placebo's targets, at which an unrelated text seemed to help, by
-    that text's own best units: what recovery is worth where only chance can act."""
-    placebo = pair(losses, targets, recovery).query("distant_part == 'placebo'")
-    rows = []
-    for names, group in placebo.groupby(GROUPS):
-        rows.append(dict(zip(GROUPS, names, strict=True)) | _placebo_recovery(group))
-    names_of_interval = [f"placebo_recovery{end}" for end in ("", "_low", "_high")]
-    return pd.DataFrame(rows, columns=[*GROUPS, *names_of_interval])
 
 
 def _placebo_recovery(placebo: pd.DataFrame) -> dict[str, float]:

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
-from olmo_sparsity.analysis.results.columns import COLUMN
-from olmo_sparsity.analysis.results.meta import SETS, main_set
+from olmo_sparsity.analysis.results.columns import Display, SummaryColumn, terminal_columns
+from olmo_sparsity.analysis.results.meta import SETS, Meta, main_set
 from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
@@ -27,13 +27,32 @@ from olmo_sparsity.analysis.results.statistics import (
 from olmo_sparsity.analysis.results.view import interval, num_of, number, quoted, spell
 
 with_interval = partial(interval, sign="+", minus="-")  # as a terminal shows it
+
 FEW_DOCUMENTS = 10
+"""With fewer documents, the summary warns of its intervals."""
+
 FEW_NATS = 0.1
-LOUD_NOISE = 0.02  # nats of noise from other rows of a batch; above, the summary reports it
+"""With a smaller mean gap, the summary warns of ratios to it."""
+
+LOUD_NOISE = 0.02
+"""Nats of noise from other rows of a batch; above, the summary reports it."""
+
 MOST_WITH_ALL = 0.5
 """From this share of targets whose k units are all distant tokens, no verdict is given."""
 
-BY_OUTCOME = ("gap",)  # target sets that are selected by what distant text does to the prediction
+BY_OUTCOME = ("gap",)
+"""Target sets that are selected by what distant text does to the prediction."""
+
+BOOTSTRAP = "95%, by a bootstrap over documents"
+
+INTERVALS = (
+    f"Intervals are {BOOTSTRAP}. With fewer than {FEW_FOR_BOOTSTRAP} documents of targets or of "
+    "placebo targets, those of net excess are by Student's t."
+)
+"""What page and docs say; `describe_intervals` says which of these a table has."""
+
+
+# --- the whole measurement ------------------------------------------------------------------------
 
 
 def in_order(results: Results) -> pd.DataFrame:
@@ -45,51 +64,16 @@ def in_order(results: Results) -> pd.DataFrame:
 
 def describe(results: Results) -> str:
     """Describe a measurement for a terminal: its conclusion, then how it was made, then tables."""
-    meta = results.meta
     summary = in_order(results)
     name = main_set(summary.target_set)
-    interpretation = interpretation_of(meta.windows["distant_states"])
-    windows = (
-        f"long {meta.windows['long']}, local {meta.windows['short']}, "
-        f"stride {meta.windows['stride']}, distant units {interpretation.description}"
-    )
-    lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
-    remarks = (results.missing, describe_noise(meta.model), describe_sink(meta.sink))
-    lines += [text for text in remarks if text]
-    if left_out := meta.counts.get("documents_trained_on"):
-        lines.append(f"{left_out:,} documents left out: the model was trained on them")
-    if meta.induction:
-        lines.append(describe_induction(meta.induction, interpretation))
-    for row in meta.reliability:
-        shown = with_interval(row["lds"], row["lds_low"], row["lds_high"], sign="")
-        lines.append(
-            f"reliability of {meta.windows['replacements']} unrelated texts ({row['units']}): "
-            f"{shown} (effects of groups by two halves, rank correlation, Spearman–Brown)"
-        )
-    ppl = meta.longppl
-    key = "no key tokens" if ppl["longppl"] is None else f"LongPPL {ppl['longppl']:.2f}"
-    gap = results.losses.loss_short - results.losses.loss_long
-    losses = "losses of named targets' blocks" if meta.targets.get("only_named") else "losses"
-    lines.append(
-        f"{losses}: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
-        f"perplexity {ppl['ppl']:.2f}, {key} ({ppl['key_share']:.2%} of {len(gap):,} targets)"
-    )
+    lines = [*_describe_how(results), _describe_losses(results)]
     if name is None:
         return "\n".join(lines)
     lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
     lines += _by_group(results, main.iloc[0])
-    # Of the other sets, only the first selector with the smallest k.
-    briefly = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
-    has_placebo = has_net(main)
-    for target_set in dict.fromkeys([*SETS, *summary.target_set]):
-        rows = briefly[briefly.target_set == target_set]
-        if len(rows) and target_set != name:
-            # With or without the placebo, the columns differ.
-            header = has_net(rows) != has_placebo
-            has_placebo = has_net(rows)
-            lines.append(format_summary(rows, results.spell_set(target_set), header))
+    lines += _other_sets(results, summary, name)
     without = sorted(set(summary.target_set[summary.net.notna()]) - set(BY_OUTCOME))
     if without:
         lines.append(
@@ -99,17 +83,80 @@ def describe(results: Results) -> str:
     return "\n".join([conclude(results), "", *lines])
 
 
+def _describe_how(results: Results) -> list[str]:
+    """Return lines on model, text and windows, and on what makes the numbers doubtful."""
+    meta = results.meta
+    interpretation = interpretation_of(meta.windows["distant_states"])
+    windows = (
+        f"long {meta.windows['long']}, local {meta.windows['short']}, "
+        f"stride {meta.windows['stride']}, distant units {interpretation.description}"
+    )
+    lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
+    remarks = (results.missing, describe_noise(meta.model), describe_sink(meta.sink))
+    lines += [text for text in remarks if text]
+    num_trained_on = meta.counts.get("documents_trained_on")
+    if num_trained_on:
+        lines.append(f"{num_trained_on:,} documents left out: the model was trained on them")
+    if meta.induction:
+        lines.append(describe_induction(meta.induction, interpretation))
+    for row in meta.reliability:
+        shown = with_interval(row["lds"], row["lds_low"], row["lds_high"], sign="")
+        lines.append(
+            f"reliability of {meta.windows['replacements']} unrelated texts ({row['units']}): "
+            f"{shown} (effects of groups by two halves, rank correlation, Spearman–Brown)"
+        )
+    return lines
+
+
+def _describe_losses(results: Results) -> str:
+    """Describe the losses of all measured tokens."""
+    ppl = results.meta.longppl
+    key_tokens = "no key tokens"
+    if ppl["longppl"] is not None:
+        key_tokens = f"LongPPL {ppl['longppl']:.2f}"
+    losses = "losses"
+    if results.meta.targets.get("only_named"):
+        losses = "losses of named targets' blocks"
+    gap = results.losses.loss_short - results.losses.loss_long
+    loss_short = results.losses.loss_short.mean()
+    return (
+        f"{losses}: L_short {loss_short:.3f}, mean gap {gap.mean():+.3f}, perplexity "
+        f"{ppl['ppl']:.2f}, {key_tokens} ({ppl['key_share']:.2%} of {len(gap):,} targets)"
+    )
+
+
 def _by_group(results: Results, first: pd.Series) -> list[str]:
     """Return a row of the table once more for the documents of each group."""
     lines = []
     for name, documents in results.meta.data.get("groups", {}).items():
-        tables = (results.losses, results.targets, results.recovery)
-        rows = summarize(*(table[table.document.isin(documents)] for table in tables))
-        rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)] if len(rows) else rows
+        losses, targets, recovery = (
+            table[table.document.isin(documents)]
+            for table in (results.losses, results.targets, results.recovery)
+        )
+        rows = summarize(losses, targets, recovery)
+        if len(rows):
+            rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)]
         if len(rows):
             title = quoted(name) or "no group"
             lines.append(format_summary(as_reported(rows), title, header=False))
     return lines
+
+
+def _other_sets(results: Results, summary: pd.DataFrame, main: str) -> list[str]:
+    """Return the tables of the target sets besides the main one: of each only the first selector
+    with the smallest k."""
+    is_brief = (summary.selector == results.meta.selectors[0]) & (summary.k == summary.k.min())
+    has_placebo = has_net(summary[summary.target_set == main])
+    tables = []
+    for target_set in dict.fromkeys([*SETS, *summary.target_set]):
+        rows = summary[is_brief & (summary.target_set == target_set)]
+        if target_set == main or not len(rows):
+            continue
+        # With or without the placebo, the columns differ.
+        header = has_net(rows) != has_placebo
+        has_placebo = has_net(rows)
+        tables.append(format_summary(rows, results.spell_set(target_set), header))
+    return tables
 
 
 def has_net(rows: pd.DataFrame) -> bool:
@@ -119,31 +166,62 @@ def has_net(rows: pd.DataFrame) -> bool:
     return bool(rows.net.notna().any()) and set(rows.target_set) <= set(BY_OUTCOME)
 
 
-def quoted_row_of(results: Results) -> Any:
-    """Return the index, in `summary`, of the row that the conclusion is about: of the main target
-    set the first selector with the smallest k, of the units that were named first."""
+# --- the conclusion -------------------------------------------------------------------------------
+
+
+def _rows_to_quote(results: Results) -> pd.DataFrame:
+    """Return the rows of the main target set and the first selector, the smallest k first, of equal
+    k in the order in which units were named."""
     summary = in_order(results)
     name = main_set(summary.target_set)
     rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
-    return rows.sort_values("k", kind="stable").index[0]
+    return rows.sort_values("k", kind="stable")
+
+
+def quoted_row_of(results: Results) -> Any:
+    """Return the index, in `summary`, of the row that the conclusion is about: of the main target
+    set the first selector with the smallest k, of the units that were named first."""
+    return _rows_to_quote(results).index[0]
 
 
 def conclude(results: Results) -> str:
     """Return one sentence: on what the main set of targets depends, by how much, and whether to
     believe it."""
-    meta, summary = results.meta, in_order(results)
-    name = main_set(summary.target_set)
-    if name is None:
+    meta = results.meta
+    if main_set(results.summary.target_set) is None:
         return "No target was evaluated."
-    rows = summary[(summary.target_set == name) & (summary.selector == meta.selectors[0])]
-    row = rows.sort_values("k", kind="stable").iloc[0]  # of the first units
+    rows = _rows_to_quote(results)
+    row = rows.iloc[0]
     if not row.gap > 0:
         return (
             f"{meta.model['name']}: all distant tokens together do not lower the loss of these "
             f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so a few of them have "
             "nothing to recover."
         )
-    units = row.units if row.k > 1 or row.units.startswith("span") else row.units.removesuffix("s")
+    text = _describe_recovery(row, meta)
+    if row.get("share_all", 0.0) >= MOST_WITH_ALL:
+        return (
+            f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
+            "tokens, so recovery is 1 by construction; pass smaller units or k."
+        )
+    few = describe_few(row, has_net(rows))
+    if few:
+        return f"{text}; no verdict: {few}."
+    if rows.excess.isna().all() and pd.notna(row.low):  # no unrelated text was ranked
+        return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
+    headline = _headline(row, has_net(rows))
+    if pd.isna(row[f"{headline}_low"]):
+        return f"{text}; no verdict: too small gaps for an interval."
+    doubts = _doubts(row, meta)
+    but = f"; but {' and '.join(doubts)}" if doubts else ""
+    return f"{text}; {_describe_verdict(row, headline)}{but}."
+
+
+def _describe_recovery(row: pd.Series, meta: Meta) -> str:
+    """Return the first part of the conclusion: what the k units recover, and at placebo targets."""
+    units = row.units
+    if row.k == 1 and not units.startswith("span"):
+        units = units.removesuffix("s")
     recover = "recovers" if row.k == 1 else "recover"
     chosen_by = meta.targets.get("chosen_by")
     chooser = f", selected with {chosen_by['name']}," if chosen_by else ""
@@ -153,41 +231,7 @@ def conclude(results: Results) -> str:
     )
     if pd.notna(row.get("placebo_recovery")):
         text += f" (of placebo targets {row.placebo_recovery:.2f})"
-    if row.get("share_all", 0.0) >= MOST_WITH_ALL:
-        return (
-            f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
-            "tokens, so recovery is 1 by construction; pass smaller units or k."
-        )
-    if few := describe_few(row, has_net(rows)):
-        return f"{text}; no verdict: {few}."
-    if rows.excess.isna().all() and pd.notna(row.low):  # no unrelated text was ranked
-        return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
-    headline = _headline(row, has_net(rows))
-    low, high = row[f"{headline}_low"], row[f"{headline}_high"]
-    if pd.isna(low):
-        return f"{text}; no verdict: too small gaps for an interval."
-    if low > 0:
-        verdict = "the targets depend on it beyond chance"
-    elif high < 0:
-        verdict = "less than by chance"
-    else:
-        verdict = "cannot be told from chance"
-    doubts = []
-    if row.num_documents < FEW_DOCUMENTS:
-        doubts.append(f"{row.num_documents} documents are too few to trust the interval")
-    if meta.induction and not meta.induction["has_induction"]:
-        doubts.append("the model copies little from its context")
-    if row.get("share_all", 0.0) > 0:
-        doubts.append(f"at {row.share_all:.0%} of the targets these are all distant tokens")
-    but = f"; but {' and '.join(doubts)}" if doubts else ""
-    shown = with_interval(row[headline], low, high)
-    # There is no column of nats at equal gaps.
-    nats = row.excess_nats if headline == "excess" else row.net_nats
-    if headline == "net_equal":
-        shown += f" (at all gaps {row.net:+.2f}, {nats:+.2f} nats a target)"
-    else:
-        shown += f" ({nats:+.2f} nats a target)"
-    return f"{text}; {_HEADLINES[headline]} {shown}: {verdict}{but}."
+    return text
 
 
 _HEADLINES = {
@@ -195,6 +239,7 @@ _HEADLINES = {
     "net": "net excess",
     "excess": "excess over unrelated text",
 }
+"""The columns that may decide the verdict, the strictest first."""
 
 
 def _headline(row: pd.Series, has_net: bool) -> str:
@@ -202,6 +247,41 @@ def _headline(row: pd.Series, has_net: bool) -> str:
     if not has_net or pd.isna(row.net):
         return "excess"
     return "net" if pd.isna(row.net_equal) else "net_equal"
+
+
+def _describe_verdict(row: pd.Series, headline: str) -> str:
+    """Return the number that decides, with its interval, and what follows from it."""
+    low = row[f"{headline}_low"]
+    high = row[f"{headline}_high"]
+    if low > 0:
+        verdict = "the targets depend on it beyond chance"
+    elif high < 0:
+        verdict = "less than by chance"
+    else:
+        verdict = "cannot be told from chance"
+    shown = with_interval(row[headline], low, high)
+    # There is no column of nats at equal gaps.
+    nats = row.excess_nats if headline == "excess" else row.net_nats
+    if headline == "net_equal":
+        shown += f" (at all gaps {row.net:+.2f}, {nats:+.2f} nats a target)"
+    else:
+        shown += f" ({nats:+.2f} nats a target)"
+    return f"{_HEADLINES[headline]} {shown}: {verdict}"
+
+
+def _doubts(row: pd.Series, meta: Meta) -> list[str]:
+    """Return what makes a verdict doubtful."""
+    doubts = []
+    if row.num_documents < FEW_DOCUMENTS:
+        doubts.append(f"{row.num_documents} documents are too few to trust the interval")
+    if meta.induction and not meta.induction["has_induction"]:
+        doubts.append("the model copies little from its context")
+    if row.get("share_all", 0.0) > 0:
+        doubts.append(f"at {row.share_all:.0%} of the targets these are all distant tokens")
+    return doubts
+
+
+# --- what to know about the numbers ---------------------------------------------------------------
 
 
 def describe_few(row: Any, has_net: bool) -> str:
@@ -219,6 +299,24 @@ def describe_few(row: Any, has_net: bool) -> str:
     return ""
 
 
+def describe_intervals(row: Any, has_net: bool) -> str:
+    """Return which intervals a table has: by a bootstrap, by Student's t, or none. `row`: of the
+    summary; `has_net`: the table shows net excess, and with an interval only if the placebo has
+    enough targets."""
+    few = describe_few(row, has_net)
+    if few:
+        return f"no intervals: {few}"
+    text = f"intervals: {BOOTSTRAP}"
+    num_documents = row.num_documents
+    if has_net:
+        num_documents = min(num_documents, row.num_placebo_documents)
+        if num_documents < FEW_FOR_BOOTSTRAP:
+            text += f"; of net excess by Student's t, over {num_documents} documents"
+    if row.num_documents < FEW_DOCUMENTS:
+        text += f"; {row.num_documents} documents are too few to trust them"
+    return text
+
+
 def describe_noise(model: dict[str, Any]) -> str:
     """Warn of noise between rows of a batch. `model`: from meta.json."""
     nats = model.get("batch_noise", 0.0)
@@ -233,42 +331,47 @@ def describe_noise(model: dict[str, Any]) -> str:
 def describe_gap(results: Results) -> str:
     """Describe the gaps of the chosen targets, of all targets, and with an unrelated text."""
     rows = results.reported
-    targets = results.targets[results.targets.distant_part == "document"]
-    main = targets[targets.target_set == main_set(targets.target_set)]
-    chosen = losses_of_targets(results.losses, main).merge(main[KEYS], on=KEYS)
     if not len(rows):
         return "no target is reported"
-    least = results.meta.targets.get("threshold")
     gap = rows.loss_short - rows.loss_long
-    # With a threshold, all targets that pass it, evaluated or not.
-    of_chosen = chosen.loss_short - chosen.loss_long if least is None else gap[gap >= least]
-    placebo = rows.loss_short - rows.placebo_loss_long
-    by_placebo = ""
-    if least is not None:
-        share = (placebo >= least).mean()
-        by_placebo = f"; an unrelated text gains as much ({least:.2f} nats) on {share:.1%}"
-    chosen_by = "evaluated" if least is None else "of largest gap"
-    share = results.meta.windows.get("sample", 1.0)
+    placebo_gap = rows.loss_short - rows.placebo_loss_long
+    threshold = results.meta.targets.get("threshold")
+    if threshold is None:
+        targets = results.targets[results.targets.distant_part == "document"]
+        main = targets[targets.target_set == main_set(targets.target_set)]
+        chosen = losses_of_targets(results.losses, main).merge(main[KEYS], on=KEYS)
+        chosen_gap = chosen.loss_short - chosen.loss_long
+        chosen_by = "evaluated"
+        by_placebo = ""
+    else:
+        # All targets that pass the threshold, evaluated or not.
+        chosen_gap = gap[gap >= threshold]
+        chosen_by = "of largest gap"
+        placebo_share = (placebo_gap >= threshold).mean()
+        by_placebo = (
+            f"; an unrelated text gains as much ({threshold:.2f} nats) on {placebo_share:.1%}"
+        )
+    sample = results.meta.windows.get("sample", 1.0)
     over = f"all {len(rows):,} reported targets"
-    if share < 1:
-        over = f"the reported documents (estimated from {len(rows):,} targets, {share:.1%} of all)"
-    total = gap.sum() / share
+    if sample < 1:
+        over = f"the reported documents (estimated from {len(rows):,} targets, {sample:.1%} of all)"
+    total = gap.sum() / sample
     changes = "reduces" if total >= 0 else "raises"
     return (
         f"distant text {changes} the loss by {abs(total):,.0f} nats over {over}, an unrelated text "
-        f"{placebo.sum() / share:+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} gain "
-        f"{of_chosen.sum() / share:+,.0f}{by_placebo}"
+        f"{placebo_gap.sum() / sample:+,.0f}; the {len(chosen_gap) / len(rows):.1%} {chosen_by} "
+        f"gain {chosen_gap.sum() / sample:+,.0f}{by_placebo}"
     )
 
 
-def describe_induction(found: dict[str, Any], interpretation: Interpretation) -> str:
+def describe_induction(check: dict[str, Any], interpretation: Interpretation) -> str:
     """Describe the result of the induction check, and its consequence for the measurement."""
     lines = [
-        f"induction: loss {found['loss_first']:.2f} on a passage, {found['loss_repeated']:.2f} "
-        f"when it is repeated, a drop of {found['drop']:.2f} nats "
-        f"({found['drop'] / max(found['loss_first'], 1e-9):.0%})"
+        f"induction: loss {check['loss_first']:.2f} on a passage, {check['loss_repeated']:.2f} "
+        f"when it is repeated, a drop of {check['drop']:.2f} nats "
+        f"({check['drop'] / max(check['loss_first'], 1e-9):.0%})"
     ]
-    if not found["has_induction"]:
+    if not check["has_induction"]:
         lines += [
             f"  below {INDUCTION_SHARE:.0%}: this model copies little from its context. Copying",
             "  is most of what distant tokens give to models of text: read nats, not shares alone",
@@ -281,42 +384,31 @@ def describe_induction(found: dict[str, Any], interpretation: Interpretation) ->
     return "\n".join(lines)
 
 
-def describe_sink(found: dict[str, Any]) -> str:
-    """Warn that the measured model needs a prefix; empty if it does not, or has one. `found`: from
-    meta.json."""
-    if not found.get("needs_prefix"):
+def describe_sink(check: dict[str, Any]) -> str:
+    """Warn that the measured model needs a prefix; empty if it does not, or has one. `check`: the
+    sink check of meta.json."""
+    if not check.get("needs_prefix"):
         return ""
     return (
         f"warning: no prefix precedes the windows, and any distant token raises this model's loss "
-        f"by {found['harm']:.2f} nats ({found['harm_with_prefix']:+.2f} after a line break): the "
+        f"by {check['harm']:.2f} nats ({check['harm_with_prefix']:+.2f} after a line break): the "
         r"numbers below are distorted; measure again with --prefix '\n'"
     )
 
 
-_WIDTHS = {
-    "recovery": 19,
-    "placebo_recovery": 7,
-    "distance": 6,
-    "excess": 21,
-    "net": 22,
-    "net_equal": 22,
-    "removal": 19,
-    "excess_nats": 6,
-}
-"""Characters of each column in a terminal."""
+# --- tables in a terminal -------------------------------------------------------------------------
 
 
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
-    """Format the rows of one target set. `placebo`: recovery at placebo targets; `back`: the median
-    distance of the units; `excess`: recovery minus an unrelated text's; `net`: excess minus the
-    placebo's; `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have.
-    Where net excess means nothing: `removal`, and excess in `nats`. The other columns are in the
-    table `summary`."""
-    first, has_placebo = rows.iloc[0], has_net(rows)
+    """Format the rows of one target set as a table. `columns.SUMMARY` says which columns it has;
+    where net excess means nothing, removal and nats take its place. The other columns are in the
+    stored table."""
+    first = rows.iloc[0]
+    has_placebo = has_net(rows)
+    placebo = f"; {describe_placebo(first)}" if has_placebo else ""
     lines = [
         f"{title}: {num_of(first.num_targets, 'target')} in "
-        f"{num_of(first.num_documents, 'document')}, mean gap {first.gap:.2f} nats"
-        + (f"; {describe_placebo(first)}" if has_placebo else "")
+        f"{num_of(first.num_documents, 'document')}, mean gap {first.gap:.2f} nats{placebo}"
     ]
     if pd.notna(first.mean_ratio):
         lines.append(
@@ -325,84 +417,95 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
         )
     if first.gap < FEW_NATS:
         lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
-    few = describe_few(first, has_placebo)
-    if few:
-        lines.append(f"  no intervals: {few}")
-    elif first.num_documents < FEW_DOCUMENTS:
-        lines.append("  intervals are over documents, which are too few to trust them")
+    lines.append(f"  {describe_intervals(first, has_placebo)}")
     if "share_all" in rows and (rows.share_all > 0).any():
         lines.append(
             "  *: all distant tokens at some targets, where recovery is 1 by construction "
             "(share_all in the table summary)"
         )
+    return "\n".join([*lines, *_format_rows(rows, has_placebo, header)])
 
-    def cells(name: str, sign: str = "+") -> list[str]:
-        values = rows[[*COLUMN[name].names]].to_numpy(float)
-        return [with_interval(value, low, high, sign=sign) for value, low, high in values]
 
-    shown = {"recovery": cells("recovery", sign="")}
-    shown["placebo_recovery"] = _numbers(rows, "placebo_recovery", digits=2)
-    shown["excess"] = cells("excess")
-    if has_placebo:
-        shown["net"] = cells("net")
-        shown["net_equal"] = cells("net_equal")
-    else:
-        shown["removal"] = cells("removal", sign="")
-        shown["excess_nats"] = [
-            "–" if pd.isna(value) else f"{value:+.2f}" for value in rows.excess_nats
-        ]
-    shown["distance"] = _numbers(rows, "distance", digits=0)
+def _format_rows(rows: pd.DataFrame, has_placebo: bool, header: bool) -> list[str]:
+    """Return the header, if it is wanted, and a line for each row."""
+    columns = terminal_columns(has_placebo)
+    cells = [_cells(rows, column, how) for column, how in columns]
+    lines = []
     if header:
-        head = "".join(f"  {COLUMN[name].terminal:>{_WIDTHS[name]}}" for name in shown)
-        lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")
+        headings = "".join(f"  {how.heading:>{how.width}}" for _, how in columns)
+        lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{headings}")
     for index, row in enumerate(rows.itertuples()):
-        values = "".join(f"  {column[index]:>{_WIDTHS[name]}}" for name, column in shown.items())
+        values = ""
+        for (_, how), cells_of_column in zip(columns, cells, strict=True):
+            values += f"  {cells_of_column[index]:>{how.width}}"
         mark = "*" if getattr(row, "share_all", 0.0) > 0 else ""
         lines.append(f"{row.selector:<16} {row.units:<8}{f'{mark}{row.k}':>3}{values}")
-    return "\n".join(lines)
+    return lines
 
 
-def _numbers(rows: pd.DataFrame, name: str, digits: int) -> list[str]:
-    """Return a column without intervals; a summary by group lacks some."""
-    if name not in rows:
+def _cells(rows: pd.DataFrame, column: SummaryColumn, how: Display) -> list[str]:
+    """Return a column as a terminal shows it."""
+    if column.name not in rows:  # as in a summary by group
         return ["–"] * len(rows)
-    return [number(float(value), digits, minus="-") for value in rows[name]]
+    if column.has_interval and how.has_interval:
+        shown = partial(interval, digits=how.digits, sign=how.sign, minus="-")
+        return [shown(*map(float, ends)) for ends in rows[[*column.names]].to_numpy(float)]
+    values = rows[column.name].to_numpy(float)
+    return [number(float(value), how.digits, sign=how.sign, minus="-") for value in values]
 
 
 def describe_placebo(row: Any) -> str:
-    few = min(row.num_documents, row.num_placebo_documents) < FEW_FOR_BOOTSTRAP
+    """Return how many placebo targets there are."""
     documents = num_of(row.num_placebo_documents, "document")
-    said = f"{row.num_placebo_targets:,} of the placebo in {documents}"
-    return f"{said} (fewer than {FEW_FOR_BOOTSTRAP}: t-based intervals)" if few else said
+    return f"{row.num_placebo_targets:,} of the placebo in {documents}"
 
 
 def describe_comparison(
     first: Results, second: Results, transfers: bool
 ) -> tuple[pd.DataFrame, str]:
-    """The table of `transfer`, or else of `compare`, and its rows for a terminal."""
-    names = [str(result.meta.model["name"]) for result in (first, second)]
+    """Return the table of `transfer`, or else of `compare`, and its rows for a terminal."""
+    first_name = str(first.meta.model["name"])
+    second_name = str(second.meta.model["name"])
     if transfers:
-        table, columns = transfer(first, second), ["recovery", "excess", "removal", "excess_nats"]
-        said = f"mean of both directions: {names[0]} and {names[1]}, each by units of the other"
+        table = transfer(first, second)
+        columns = ["recovery", "excess", "removal", "excess_nats"]
+        title = f"mean of both directions: {first_name} and {second_name}, each by units of the "
+        title += "other"
     else:
-        table, columns = compare(first, second), ["net", "net_equal", "net_nats"]
-        said = f"net excess: {names[0]} minus {names[1]}"
+        table = compare(first, second)
+        columns = ["net", "net_equal", "net_nats"]
+        title = f"net excess: {first_name} minus {second_name}"
+    lines = [title]
     differing = differing_conditions(first, second)
     if differing:
-        shown_differences = [f"{name} {one} and {two}" for name, (one, two) in differing.items()]
-        said += f"\nmeasured with different {'; '.join(shown_differences)}"
-    width = max(map(len, table.target_set))
-    headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns) + "  documents"
-    lines = [said, f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}"]
-    counts = [name for name in ("num_documents", "num_placebo_documents") if name in table]
-    for row in table.to_dict("records"):
-        shown = (
-            with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"], digits=2 + n.endswith("nats"))
-            for n in columns
-        )
-        about = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
-        documents = " / ".join(str(row[name]) for name in counts)
-        lines.append(about + "".join(f"  {cell:>22}" for cell in shown) + f"  {documents:>9}")
+        differences = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in differing.items()]
+        lines.append(f"measured with different {'; '.join(differences)}")
+    lines += _format_comparison(table, columns)
+    intervals = f"intervals: {BOOTSTRAP}"
+    counts = _counts_of_documents(table)
     if not transfers and table[counts][table.net_nats.notna()].min(axis=None) < FEW_FOR_BOOTSTRAP:
-        lines.append(f"fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo): t-based intervals")
-    return table, "\n".join(lines)
+        intervals += (
+            f"; by Student's t in rows of fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo)"
+        )
+    return table, "\n".join([*lines, intervals])
+
+
+def _counts_of_documents(table: pd.DataFrame) -> list[str]:
+    """Return the columns with numbers of documents; a table of transfer has no placebo."""
+    return [name for name in ("num_documents", "num_placebo_documents") if name in table]
+
+
+def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
+    """Return a header and a line for each row."""
+    width = max(map(len, table.target_set))
+    headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns)
+    lines = [f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}  documents"]
+    for row in table.to_dict("records"):
+        line = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
+        for name in columns:
+            digits = 3 if name.endswith("nats") else 2
+            ends = (row[f"{name}_low"], row[f"{name}_high"])
+            line += f"  {with_interval(row[name], *ends, digits=digits):>22}"
+        documents = " / ".join(str(row[name]) for name in _counts_of_documents(table))
+        lines.append(f"{line}  {documents:>9}")
+    return lines

@@ -21,10 +21,14 @@ from olmo_sparsity.base.renamed import current_name
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 
-# fmt: off
-_TYPES = {"int": pa.int32(), "large": pa.int64(), "real": pa.float32(), "wide": pa.float64(),
-          "text": pa.string(), "bool": pa.bool_()}
-# fmt: on
+_TYPES = {
+    "int": pa.int32(),
+    "large": pa.int64(),
+    "real": pa.float32(),
+    "wide": pa.float64(),
+    "text": pa.string(),
+    "bool": pa.bool_(),
+}
 
 
 def _schema(**columns: str) -> pa.Schema:
@@ -78,7 +82,7 @@ SCHEMAS = MADE_OF_PARTS | {
 
 
 def joined(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
-    """Join the rows of documents, by number, into one frame with a column `document`."""
+    """Join the rows of documents, by their numbers, into one frame with a column `document`."""
     tables = {number: pd.DataFrame(dict(rows)) for number, rows in rows_of_documents.items()}
     return pd.concat(tables, names=["document"]).reset_index("document")
 
@@ -106,6 +110,7 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table as one Parquet file."""
     pq.write_table(table.combine_chunks(), path, compression="zstd")
 
 
@@ -132,7 +137,8 @@ def check_columns(
 ) -> None:
     """Raise DataError if a file lacks a column of the table `name`, or stores it as another type.
     `stored`: the schema of the file, if it was read already; `omit`: columns not to look for."""
-    stored = pq.read_schema(path) if stored is None else stored
+    if stored is None:
+        stored = pq.read_schema(path)
     types = {current_name(field.name): field.type for field in stored}
     for field in SCHEMAS[name]:
         if field.name in omit:
@@ -143,6 +149,12 @@ def check_columns(
                 f"{path}: column {field.name} must be {field.type}, not {stored_type}; run the "
                 "command that wrote it again"
             )
+
+
+def absent_columns(path: Path, names: Collection[str]) -> list[str]:
+    """Return those of the columns that a file does not store."""
+    stored = {current_name(field.name) for field in pq.read_schema(path)}
+    return [name for name in names if name not in stored]
 
 
 def plain(value: Any) -> Any:
@@ -159,5 +171,7 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    indent = None if isinstance(value, list) else 2  # a list of documents may be long: one line
+    """Write a JSON file, atomically: a list on one line, as it may have an item a document, and
+    anything else for readers."""
+    indent = None if isinstance(value, list) else 2
     write_atomically(path, json.dumps(plain(value), ensure_ascii=False, indent=indent) + "\n")

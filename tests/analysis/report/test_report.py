@@ -19,10 +19,17 @@ from hypothesis import strategies as st
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
+from olmo_sparsity.analysis.results.columns import page_columns
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import distances
-from olmo_sparsity.analysis.results.summary import conclude, describe, quoted_row_of
-from olmo_sparsity.analysis.results.view import interval, number
+from olmo_sparsity.analysis.results.summary import (
+    INTERVALS,
+    conclude,
+    describe,
+    describe_intervals,
+    quoted_row_of,
+)
+from olmo_sparsity.analysis.results.view import interval, number, sentence
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import TEXT
@@ -179,6 +186,23 @@ def test_the_row_of_the_sentence_is_marked_and_distances_are_counted(
     assert far > 0
     assert f"128 to 255{far}{far / len(ranked):.0%}" in page.text
     assert ranked.distance.median() == row.distance
+
+
+def test_the_page_names_its_intervals_as_the_terminal_does(page: Page, results: Results) -> None:
+    """Five documents: those of net excess are by Student's t."""
+    row = results.summary.loc[quoted_row_of(results)]
+    said = describe_intervals(row, True)
+    assert "Student's t" in said
+    assert sentence(said) in page.text
+    assert said in describe(results)
+    assert INTERVALS in page.text
+
+
+def test_the_page_explains_each_of_its_columns(page: Page) -> None:
+    headings = {text for attributes, text in page.inside if attributes.get("tag") == "th"}
+    for column, how in page_columns():
+        assert how.heading in headings
+        assert f"{how.heading} ({column.name}){column.meaning.replace('`', '')}" in page.text
 
 
 def test_a_missing_prefix_is_told_in_terminal_and_page(results: Results, tmp_path: Path) -> None:

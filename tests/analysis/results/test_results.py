@@ -17,8 +17,11 @@ import pytest
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.columns import (
     COLUMN,
+    SUMMARY,
     documented,
+    kinds_of_columns,
     page_columns,
+    terminal_columns,
 )
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
@@ -149,12 +152,43 @@ def test_the_page_on_measuring_lists_the_columns_of_the_summary() -> None:
 
 
 def test_each_column_of_the_page_has_a_position_of_its_own() -> None:
-    positions = [column.page_position for column in page_columns()]
+    positions = [how.position for _, how in page_columns()]
     assert positions == list(range(1, len(positions) + 1))
 
 
+def test_each_column_of_a_terminal_has_a_position_of_its_own() -> None:
+    positions = sorted(column.terminal.position for column in SUMMARY if column.terminal)
+    assert positions == list(range(1, len(positions) + 1))
+
+
+def test_each_heading_of_a_terminal_has_room() -> None:
+    for has_net in (True, False):
+        for column, how in terminal_columns(has_net):
+            assert len(how.heading) <= how.width, column.name
+
+
 def test_the_heading_of_the_share_of_targets_names_the_threshold() -> None:
-    assert COLUMN["share_enough"].page.endswith(f"≥ {ENOUGH}")
+    (heading,) = [how.heading for column, how in page_columns() if column.name == "share_enough"]
+    assert heading.endswith(f"≥ {ENOUGH}")
+    assert f"at least {ENOUGH}" in COLUMN["share_enough"].meaning
+
+
+def test_each_column_of_a_measurement_has_its_entry(results_folder: Path) -> None:
+    stored = pd.read_parquet(results_folder / "summary.parquet")
+    assert [*stored] == [*kinds_of_columns()]
+
+
+def test_each_number_that_is_computed_has_its_entry(results: Results) -> None:
+    """A number without one would be computed, and stored nowhere."""
+    computed = summarize(results.losses, results.targets, results.recovery)
+    assert set(computed) <= set(kinds_of_columns())
+
+
+def test_each_interval_that_is_computed_is_that_of_its_entry(results: Results) -> None:
+    computed = summarize(results.losses, results.targets, results.recovery)
+    with_interval = {name.removesuffix("_low") for name in computed if name.endswith("_low")}
+    expected = {column.name for column in SUMMARY if column.has_interval and column.low in computed}
+    assert with_interval | {"recovery"} == expected
 
 
 def test_the_stored_summary_has_the_ends_of_each_interval() -> None:

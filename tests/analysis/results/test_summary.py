@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.results.columns import SUMMARY
+from olmo_sparsity.analysis.results.columns import COLUMN, SUMMARY
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
+    FEW_FOR_BOOTSTRAP,
     GROUPS,
     as_reported,
     median_distances,
@@ -23,18 +24,21 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
 )
 from olmo_sparsity.analysis.results.summary import (
+    BOOTSTRAP,
+    INTERVALS,
     conclude,
     describe,
     describe_comparison,
     describe_gap,
     describe_induction,
+    describe_intervals,
     describe_noise,
-    describe_placebo,
     format_summary,
     in_order,
     with_interval,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, write_json, write_table
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import write_manifest
 from tests.support.measurements import losses_table
 
@@ -111,69 +115,179 @@ def test_what_is_doubtful_is_said(changed: dict[str, Any], said: str) -> None:
     assert said in conclude(replace(found, summary=kept))
 
 
-def test_what_is_not_doubtful_is_not_said() -> None:
+def test_ten_documents_are_enough_to_trust_an_interval() -> None:
     assert "too few" not in conclude(made_up(num_documents=10))
+
+
+def test_without_unrelated_text_the_conclusion_is_the_recovery() -> None:
     alone = made_up(excess=float("nan"))
     alone = replace(alone, summary=alone.summary[1:])
     assert conclude(alone).endswith("recovers 0.99 of the gap of 200 targets (0.99 [0.94, 1.03]).")
-    assert conclude(replace(alone, summary=alone.summary[:0])) == "No target was evaluated."
-    assert [describe_noise(model) for model in ({}, {"batch_noise": 0.019})] == ["", ""]
-    assert "0.02 nats" in describe_noise({"batch_noise": 0.02})
-    few = [describe_placebo(pd.Series(ROW | {"num_placebo_documents": n})) for n in (24, 25)]
-    assert ["fewer than 25" in said for said in few] == [True, False]
-    found = {"loss_first": 4.0, "loss_repeated": 3.0, "drop": 1.0}
-    for has, distant_states, said in (
+
+
+def test_without_targets_nothing_is_concluded() -> None:
+    found = made_up()
+    assert conclude(replace(found, summary=found.summary[:0])) == "No target was evaluated."
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [({}, ""), ({"batch_noise": 0.019}, ""), ({"batch_noise": 0.02}, "by up to 0.02 nats")],
+)
+def test_only_loud_noise_is_said(model: dict[str, float], said: str) -> None:
+    assert said in describe_noise(model)
+    assert bool(describe_noise(model)) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("has_induction", "distant_states", "said"),
+    [
         (False, "isolated", "below 15%"),
         (True, "isolated", "this model copies"),
         (True, "contextual", ""),
-    ):
-        first, *more = describe_induction(
-            found | {"has_induction": has}, interpretation_of(distant_states)
-        ).splitlines()
-        assert "(25%)" in first
-        assert said in " ".join(more)
-        assert bool(more) == bool(said)
+    ],
+)
+def test_what_copying_means_for_the_measurement_is_said(
+    has_induction: bool, distant_states: str, said: str
+) -> None:
+    check = {"loss_first": 4.0, "loss_repeated": 3.0, "drop": 1.0, "has_induction": has_induction}
+    first, *others = describe_induction(check, interpretation_of(distant_states)).splitlines()
+    assert "(25%)" in first
+    assert said in " ".join(others)
+    assert bool(others) == bool(said)
 
 
-def test_a_description_has_all_of_the_main_set_and_least_of_others(results: Results) -> None:
-    """A header again where the columns are others."""
-    of_bigram = results.summary[results.summary.target_set == "bigram"]
+BOOTSTRAP_ONLY = "intervals: 95%, by a bootstrap over documents"
+
+
+@pytest.mark.parametrize(
+    ("changed", "has_net", "said"),
+    [
+        ({}, True, BOOTSTRAP_ONLY),
+        ({"num_placebo_documents": 25}, True, BOOTSTRAP_ONLY),
+        (
+            {"num_placebo_documents": 24},
+            True,
+            f"{BOOTSTRAP_ONLY}; of net excess by Student's t, over 24 doc",
+        ),
+        (
+            {"num_documents": 20},
+            True,
+            f"{BOOTSTRAP_ONLY}; of net excess by Student's t, over 20 documents",
+        ),
+        ({"num_placebo_documents": 24}, False, BOOTSTRAP_ONLY),
+        ({"num_documents": 9}, False, f"{BOOTSTRAP_ONLY}; 9 documents are too few to trust them"),
+        ({"num_documents": 4}, True, "no intervals: 200 targets in 4 documents; 10 in 5 documents"),
+        ({"num_placebo_documents": 4}, False, BOOTSTRAP_ONLY),
+    ],
+)
+def test_the_interval_that_is_printed_is_named(
+    changed: dict[str, Any], has_net: bool, said: str
+) -> None:
+    described = describe_intervals(pd.Series(ROW | changed), has_net)
+    assert described.startswith(said)
+    assert ("Student" in described) == ("Student" in said)
+    assert ("too few" in described) == ("too few" in said)
+
+
+def test_the_interval_that_is_named_is_the_one_that_is_computed() -> None:
+    """With 24 documents, and not with 25, `as_reported` stretches that of net excess."""
+    for num_documents in (24, 25):
+        row = ROW | {"num_placebo_documents": num_documents}
+        (reported,) = as_reported(pd.DataFrame([row])).to_dict("records")
+        is_stretched = reported["net_high"] > ROW["net_high"]
+        assert ("Student" in describe_intervals(pd.Series(row), True)) == is_stretched
+        assert reported["excess_high"] == ROW["excess_high"]
+
+
+def test_docs_name_the_intervals_as_page_and_terminal_do() -> None:
+    docs = (Path(__file__).parents[3] / "docs/measure.md").read_text(encoding="utf-8")
+    assert INTERVALS in docs
+    assert f"fewer than {FEW_FOR_BOOTSTRAP} documents" in INTERVALS
+    assert describe_intervals(pd.Series(ROW), True) == f"intervals: {BOOTSTRAP}"
+    assert INTERVALS.startswith(f"Intervals are {BOOTSTRAP}.")
+
+
+@pytest.fixture(scope="module")
+def with_other_sets(results: Results) -> Results:
+    """With a set of somebody's own, `digits`, whose placebo says nothing, as that of `bigram`."""
+    summary = results.summary
+    of_bigram = summary[summary.target_set == "bigram"]
     others = [of_bigram.assign(target_set=name, net=0.1) for name in ("digits", "bigram")]
-    summary = pd.concat([results.summary[results.summary.target_set == "gap"], *others])
-    said = describe(found := replace(results, summary=summary))
-    lines = said.splitlines()
-    assert lines[:2] == [conclude(found), ""]
-    gap = results.losses.loss_short - results.losses.loss_long
+    return replace(results, summary=pd.concat([summary[summary.target_set == "gap"], *others]))
+
+
+def test_a_description_begins_with_the_conclusion(with_other_sets: Results) -> None:
+    assert describe(with_other_sets).splitlines()[:2] == [conclude(with_other_sets), ""]
+
+
+def test_a_description_says_how_it_was_measured(with_other_sets: Results) -> None:
+    said = describe(with_other_sets)
+    losses = with_other_sets.losses
+    gap = losses.loss_short - losses.loss_long
     shown = f"mean gap {gap.mean():+.3f}, perplexity 9.10, LongPPL 2.50 (2.00% of {len(gap):,} "
-    assert f"\nlosses: L_short {results.losses.loss_short.mean():.3f}, {shown}" in said
+    assert f"\nlosses: L_short {losses.loss_short.mean():.3f}, {shown}" in said
     assert "local 32, stride 16, distant units shown alone" in said
     assert "\ninduction: loss 4.31" in said
-    rows = [line.split()[:3] for line in lines if line.startswith(tuple(results.meta.selectors))]
-    assert len(rows) == (results.summary.target_set == "gap").sum() + 4
+
+
+def test_a_description_has_all_rows_of_the_main_set_and_the_first_of_others(
+    with_other_sets: Results,
+) -> None:
+    lines = describe(with_other_sets).splitlines()
+    selectors = tuple(with_other_sets.meta.selectors)
+    rows = [line.split()[:3] for line in lines if line.startswith(selectors)]
+    assert len(rows) == (with_other_sets.summary.target_set == "gap").sum() + 4
     assert rows[-4:] == [["add_one", "tokens", "1"], ["add_one", "span:4", "1"]] * 2
+
+
+def test_a_description_has_a_header_again_where_the_columns_are_others(
+    with_other_sets: Results,
+) -> None:
+    lines = describe(with_other_sets).splitlines()
     assert [line.startswith("selector ") for line in lines].count(True) == 2
-    assert "no net excess of bigram, digits: " in said
-    for hint in ("left out", "reliability", "named targets"):
-        assert hint not in said
-    meta = replace(
-        results.meta,
-        counts={"documents_trained_on": 3, "documents_left": 1, "documents_measured": 4},
-        induction={},
-        reliability=[{"units": "tokens", "lds": 0.5, "lds_low": 0.4, "lds_high": 0.6}],
-        targets=results.meta.targets | {"only_named": True},
-        longppl=results.meta.longppl | {"longppl": None},
-        windows=results.meta.windows | {"replacements": 4},
-    )
-    other = describe(replace(results, meta=meta, summary=summary[summary.target_set == "gap"]))
-    for hint in ("\n3 documents left out", "4 unrelated texts (tokens): 0.50 [0.40, 0.60] ("):
-        assert hint in other
-    for hint in ("\nlosses of named targets", "no key tokens", "partial: 1 of 5 documents are"):
-        assert hint in other
-    for hint in ("induction:", "no net excess"):
-        assert hint not in other
-    assert "selector" not in describe(replace(results, summary=summary[:0]))
-    added = describe(replace(results, summary=summary[summary.target_set == "digits"]))
-    assert "\ndigits: " in added, "a set of somebody's own is the main one if it is alone"
+    assert any(line.startswith("no net excess of bigram, digits: ") for line in lines)
+
+
+def test_a_set_of_somebodys_own_is_the_main_one_if_it_is_alone(with_other_sets: Results) -> None:
+    summary = with_other_sets.summary
+    alone = replace(with_other_sets, summary=summary[summary.target_set == "digits"])
+    assert "\ndigits: " in describe(alone)
+
+
+def test_without_targets_a_description_has_no_table(with_other_sets: Results) -> None:
+    without = replace(with_other_sets, summary=with_other_sets.summary[:0])
+    assert "selector" not in describe(without)
+
+
+@pytest.mark.parametrize(
+    ("changed", "hint"),
+    [
+        ({"counts": {"documents_trained_on": 3}}, "\n3 documents left out"),
+        (
+            {"counts": {"documents_left": 1, "documents_measured": 4}},
+            "partial: 1 of 5 documents are",
+        ),
+        (
+            {"reliability": [{"units": "tokens", "lds": 0.5, "lds_low": 0.4, "lds_high": 0.6}]},
+            "reliability of 4 unrelated texts (tokens): 0.50 [0.40, 0.60] (",
+        ),
+        ({"targets": {"threshold": 1.0, "only_named": True}}, "\nlosses of named targets"),
+        ({"longppl": {"longppl": None, "ppl": 9.1, "key_share": 0.0}}, "no key tokens"),
+    ],
+)
+def test_a_description_says_what_is_special_and_only_then(
+    results: Results, changed: dict[str, Any], hint: str
+) -> None:
+    windows = results.meta.windows | {"replacements": 4}
+    special = replace(results, meta=replace(results.meta, windows=windows, **changed))
+    assert hint in describe(special)
+    assert hint not in describe(results)
+
+
+def test_without_the_check_a_description_says_nothing_of_induction(results: Results) -> None:
+    unchecked = replace(results, meta=replace(results.meta, induction={}))
+    assert "induction:" not in describe(unchecked)
 
 
 @pytest.mark.parametrize("transfers", [False, True])
@@ -182,9 +296,12 @@ def test_a_comparison_has_the_rows_of_its_table(results: Results, transfers: boo
     found = replace(results, meta=replace(results.meta, targets=targets))
     table, said = describe_comparison(found, found, transfers)
     first, last = ("recovery", "excess_nats") if transfers else ("net", "net_nats")
-    rows = said.removesuffix("\nfewer than 25 documents (own / placebo): t-based intervals")
-    assert transfers == (rows == said)
-    for line, row in zip(rows.splitlines()[2:], table.to_dict("records"), strict=True):
+    *rows, intervals = said.splitlines()
+    assert intervals.startswith("intervals: 95%, by a bootstrap over documents")
+    assert intervals.endswith(
+        "by Student's t in rows of fewer than 25 documents (own / placebo)"
+    ) == (not transfers)
+    for line, row in zip(rows[2:], table.to_dict("records"), strict=True):
         for name, digits in ((first, 2), (last, 3)):
             ends = row[f"{name}_low"], row[f"{name}_high"]
             assert f"  {with_interval(row[name], *ends, digits=digits)}" in line
@@ -215,7 +332,7 @@ def test_columns_are_those_that_mean_something(
     table = format_summary(pd.DataFrame([ROW | changed]), "a set")
     assert ("mean of ratios 0.91, 52% of targets" in table) == ("mean_ratio" not in changed)
     assert ("compare in nats" in table) == (changed.get("gap") == 0.099)
-    assert ("intervals are over documents" in table) == (changed.get("num_documents") == 9)
+    assert ("too few to trust them" in table) == (changed.get("num_documents") == 9)
     assert (
         table.splitlines()[1:-2] + table.splitlines()[-1:]
         == (format_summary(pd.DataFrame([ROW | changed]), "a set", header=False).splitlines()[1:])
@@ -289,6 +406,29 @@ def test_a_summary_of_an_earlier_version_is_completed(
     write_manifest(folder, FILES)
     found = read_results(folder).summary
     pd.testing.assert_frame_equal(found[[*results.summary]], results.summary, check_dtype=False)
+
+
+def test_a_later_column_that_a_measurement_lacks_is_computed_and_no_interval_stretched_again(
+    results_folder: Path, results: Results, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
+    without = results.summary.drop(columns=[*COLUMN["placebo_recovery"].names, "distance"])
+    schema = pa.schema([SCHEMAS["summary"].field(name) for name in without])
+    write_table(folder / "summary.parquet", pa.Table.from_pandas(without, schema))
+    write_manifest(folder, FILES)
+    pd.testing.assert_frame_equal(read_results(folder).summary, results.summary)
+
+
+def test_a_column_of_the_first_version_that_is_absent_is_an_error(
+    results_folder: Path, results: Results, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
+    without = results.summary.drop(columns="net")
+    schema = pa.schema([SCHEMAS["summary"].field(name) for name in without])
+    write_table(folder / "summary.parquet", pa.Table.from_pandas(without, schema))
+    write_manifest(folder, FILES)
+    with pytest.raises(DataError, match="column net must be double, not absent"):
+        read_results(folder)
 
 
 def test_the_distance_is_that_of_the_units_and_all_distant_tokens_are_marked() -> None:
