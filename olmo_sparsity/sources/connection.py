@@ -56,7 +56,7 @@ class ServerGone(DataError):
 
 
 class _NoReply(Exception):
-    """A request was not answered and may succeed when it is sent again."""
+    """A request was not answered, and may succeed when it is sent again."""
 
     def __init__(self, reason: str, after_s: float = 0.0, is_lost: bool = False) -> None:
         """`after_s`: when the server asks to try again. `is_lost`: the connection broke, so the
@@ -114,7 +114,7 @@ class Connection:
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, NEW_PATIENCE_S)),
             # Idle connections end before servers close them, which would look like a restart.
             limits=httpx.Limits(max_connections=None, keepalive_expiry=2),
-            trust_env=False,
+            trust_env=False,  # use no proxy and no .netrc of the environment
         )
         weakref.finalize(self, self._client.close)
 

@@ -2,7 +2,8 @@
 follow OpenAI's `echo`.
 
 Place in the flow: server.py sends what a dialect writes, and checks what it reads. To support
-another server, write one subclass of `Dialect` here and add it to `DIALECTS`.
+another server, write one subclass of `Dialect` here and add it to `DIALECTS` at the end of this
+file; docs/extend.md has an example of ten lines.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 FORCING_BIAS = 1e6
-"""A logit with this bias is the largest, whatever the model computes."""
+"""A token whose logit has this bias is the most probable, whatever the model computes."""
 
 
 class Scored(NamedTuple):
@@ -37,6 +38,8 @@ class Reply:
     """Tokens of the prompt, each an ID or a text."""
 
     log_p: Sequence[Any]
+    """The log-probability of each of these tokens."""
+
     generated: Scored | None
     """None: the reply does not have it."""
 
@@ -50,7 +53,7 @@ class Dialect(ABC):
     Numbers are used only after checks, so three things are required of a server:
 
     1. It takes a prompt as token IDs. A dialect has no tokenizer: a prompt that is sent as text is
-       tokenized again by the server, and perhaps otherwise.
+       tokenized again by the server, perhaps into other tokens.
     2. Its replies repeat the tokens that they score. Each is compared with the token that was sent.
     3. It generates one token behind a prompt and returns its log-probability. The token is then
        sent as part of the prompt and must get the same number; otherwise the server's numbers
@@ -64,9 +67,9 @@ class Dialect(ABC):
     """Where requests are sent to."""
 
     repeats_prompts: ClassVar[bool]
-    """Whether a reply repeats all tokens of the prompt but perhaps the first. If it repeats only
-    those that are scored, which many prompts share, then a reply to another prompt is not noticed:
-    the server gets one request at a time, unless its replies name their requests."""
+    """Whether a reply repeats all tokens of the prompt but perhaps the first. False if it repeats
+    only those that are scored. Many prompts share these, so a reply to another prompt would not be
+    noticed: the server gets one request at a time, unless its replies name their requests."""
 
     @abstractmethod
     def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
@@ -79,14 +82,15 @@ class Dialect(ABC):
         """Read the parsed replies to `score_requests`. A reply of another form may raise any
         KeyError, TypeError, ValueError, IndexError or AttributeError."""
 
-    @abstractmethod
-    def candidates_request(self, ids: list[int]) -> dict[str, Any]:
+    def candidates_request(self, ids: list[int]) -> dict[str, Any] | None:
         """Return the request for the most probable tokens behind a prompt, as many as the server
-        returns by default."""
+        returns by default. None: it returns none, so that the scale of its numbers is not checked,
+        and a line says so."""
+        return None
 
-    @abstractmethod
     def read_candidates(self, reply: Any) -> list[Any]:
         """Return their log-probabilities from the parsed reply. Raises as `read_scores` does."""
+        return []
 
 
 class Echo(Dialect):
@@ -105,6 +109,7 @@ class Echo(Dialect):
         logprobs = replies[0]["choices"][0]["logprobs"]
         tokens = [_token_of(written) for written in logprobs["tokens"]]
         log_p = logprobs["token_logprobs"]
+        # Some servers do not return the generated token, or return none at the end of a text.
         if len(tokens) != len(ids) + 1:
             return Reply(0, tokens, log_p, generated=None)
         return Reply(0, tokens[:-1], log_p[:-1], generated=Scored(tokens[-1], log_p[-1]))

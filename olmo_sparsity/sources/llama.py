@@ -1,5 +1,10 @@
-"""Score prompts with llama.cpp in this process: a quantized GGUF file as it is. What a sorted
-prompt shares with the one before it stays in the cache."""
+"""Score prompts with llama.cpp in this process, from a quantized GGUF file as it is.
+
+Prompts are scored in sorted order. What a prompt shares with the one before it stays in llama.cpp's
+cache and is not computed again.
+
+Dimension key: W tokens of a continuation, V tokens of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ class LlamaCpp(PromptModel):
         self._on_gpu = device != "cpu"
         self._llama: Any = None
         self._num_places = 0
-        self._cached: list[int] = []
+        self._cached: list[int] = []  # tokens whose states the cache holds
         model = self._open(2 * BATCH).model
         if llama_cpp.llama_model_has_encoder(model):
             raise DataError(f"'{path}' holds an encoder; pass a decoder-only model")
@@ -44,10 +49,11 @@ class LlamaCpp(PromptModel):
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
     def _open(self, num_places: int) -> Any:
-        """Open a context with room for so many tokens."""
+        """Return a context with room for so many tokens: the open one, if it has that."""
         import llama_cpp
 
         if num_places > self._num_places:
+            # The next power of two, so that slightly longer prompts do not load the model again.
             self._num_places = 1 << (num_places - 1).bit_length()
             threads = torch.get_num_threads()
             try:
@@ -72,17 +78,22 @@ class LlamaCpp(PromptModel):
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         different = sorted({prompt.key for prompt in prompts})
-        self._open(max((len(a) + len(b) for a, b in different), default=1))
+        lengths = [len(prefix) + len(continuation) for prefix, continuation in different]
+        self._open(max(lengths, default=1))
         self._keep(0)  # so that equal calls compute equal numbers
-        found = {key: self._log_p(list(key[0]), list(key[1])) for key in different}
-        return [found[prompt.key] for prompt in prompts]
+        log_p_by_key = {
+            (prefix, continuation): self._log_p(list(prefix), list(continuation))
+            for prefix, continuation in different
+        }
+        return [log_p_by_key[prompt.key] for prompt in prompts]
 
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         import llama_cpp
 
         vocab = llama_cpp.llama_model_get_vocab(self._open(len(ids) + max_new_tokens).model)
         self._keep(0)
-        logits_V, generated = self._logits(ids, len(ids) - 1)[-1], list[int]()
+        logits_V = self._logits(ids, len(ids) - 1)[-1]
+        generated = list[int]()
         while len(generated) < max_new_tokens:
             token = int(logits_V.argmax())
             if llama_cpp.llama_vocab_is_eog(vocab, token):
@@ -92,36 +103,41 @@ class LlamaCpp(PromptModel):
         return generated
 
     def _log_p(self, prefix: list[int], continuation: list[int]) -> np.ndarray:
+        """Return log p of the tokens of a continuation: a log-softmax whose sum is in fp64."""
         logits_WV = self._logits([*prefix, *continuation[:-1]], len(prefix) - 1)
         highest_W = logits_WV.max(1)
         total_W = np.log(np.exp(logits_WV - highest_W[:, None], dtype=np.float64).sum(1))
-        own_W = logits_WV[np.arange(len(continuation)), continuation]
-        return np.minimum(own_W.astype(float) - highest_W - total_W, 0.0)
+        logits_W = logits_WV[np.arange(len(continuation)), continuation]
+        return np.minimum(logits_W.astype(float) - highest_W - total_W, 0.0)
 
     def _logits(self, tokens: list[int], first: int) -> np.ndarray:
         """Return logits_WV after the tokens from number `first` on."""
         import llama_cpp
 
-        pairs = zip(self._cached, tokens, strict=False)
-        num_same = min(len(self._cached), len(tokens))
-        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), num_same)
-        self._keep(min(shared, first))
-        context, batch, rows = self._open(0).ctx, self._batch, list[np.ndarray]()
+        # Tokens from `first` on are computed again, as only they return logits.
+        self._keep(min(_num_shared(self._cached, tokens), first))
+        context = self._open(0).ctx
+        batch = self._batch
+        rows = list[np.ndarray]()
         while len(self._cached) < len(tokens):
             begin = len(self._cached)
             part = tokens[begin : begin + BATCH]
             batch.n_tokens = len(part)
             for i, token in enumerate(part):
-                batch.token[i], batch.pos[i] = token, begin + i
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+                batch.token[i] = token
+                batch.pos[i] = begin + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
                 batch.logits[i] = begin + i >= first
-            if code := llama_cpp.llama_decode(context, batch):
-                self._keep(0)
+            code = llama_cpp.llama_decode(context, batch)
+            if code != 0:
+                self._keep(0)  # what the cache holds now is unknown
                 raise DataError(f"llama.cpp failed on {len(tokens):,} tokens ({code})")
             self.token_forwards += len(part)
             self._cached += part
             for i in range(max(first - begin, 0), len(part)):
                 pointer = llama_cpp.llama_get_logits_ith(context, i)
+                # Copied, as the next call of llama_decode overwrites it.
                 rows.append(np.ctypeslib.as_array(pointer, (self.vocab_size,)).copy())
         return np.stack(rows)
 
@@ -134,3 +150,13 @@ class LlamaCpp(PromptModel):
             llama_cpp.llama_memory_clear(memory, True)  # states of a recurrent model are one whole
             num = 0
         del self._cached[num:]
+
+
+def _num_shared(cached: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return with how many equal tokens both begin."""
+    num = 0
+    for cached_token, token in zip(cached, tokens, strict=False):
+        if cached_token != token:
+            break
+        num += 1
+    return num

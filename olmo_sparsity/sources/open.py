@@ -44,7 +44,8 @@ def open_prompt_model(
     patience: float | None = None,
 ) -> LoadedModel:
     """Open a prompt model. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer;
-    or a server's URL, or several with commas between them."""
+    or a server's URL, or several with commas between them. `only_counts`: send no request to a
+    server. For `timeout` and `patience` see `ServerOptions`."""
     if name.startswith(LLAMA) and "://" in name:  # it may hold a password
         raise ConfigError(f"{LLAMA} must be followed by a GGUF file, not by a URL")
     urls = [] if name.startswith(LLAMA) else [url.strip() for url in name.split(",")]
@@ -52,35 +53,38 @@ def open_prompt_model(
         parse_url(url)  # from here on messages may repeat it: it has no password
     if dtype != "auto" or device_map is not None:
         raise ConfigError(f"dtype={dtype}, device_map={device_map}: '{name}' is loaded elsewhere")
-    if (tokenizer is None) == bool(urls):
-        rule = "needs the tokenizer of its model" if urls else "has its own tokenizer"
-        raise ConfigError(f"tokenizer={tokenizer}: '{name}' {rule}")
     if not urls:
+        if tokenizer is not None:
+            raise ConfigError(f"tokenizer={tokenizer}: '{name}' has its own tokenizer; omit it")
         return _open_llama(name.removeprefix(LLAMA), name, device)
-    theirs = _read_tokenizer(tokenizer)
-    ours = as_tokenizer(theirs)
+    if tokenizer is None:
+        raise ConfigError(
+            f"tokenizer=None: '{name}' needs the tokenizer of its model; pass its folder, GGUF "
+            "file or hub name"
+        )
+    transformers_tokenizer = _read_tokenizer(tokenizer)
+    fast_tokenizer = as_tokenizer(transformers_tokenizer)
     model = Servers(
         urls,
-        without_space_before(ours),
+        without_space_before(fast_tokenizer),
         timeout_s=TIMEOUT_S if timeout is None else timeout,
         patience_s=PATIENCE_S if patience is None else patience,
+        # Who says how long to wait may have started the server just now.
         first_patience_s=patience,
         meet=not only_counts,
     )
     first = model.servers[0]
-    identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
-    lengths = [n for one in model.servers if isinstance(n := one.card.get("max_model_len"), int)]
+    identity = {"model": first.model, "tokenizer": fast_tokenizer.to_str()} | first.card
     return LoadedModel(
         model=model,
-        tokenizer=ours,
+        tokenizer=fast_tokenizer,
         name=f"{first.model} ({first.url})",
         num_parameters=0,
-        # The length counts the last token of a prompt, and one that is generated behind it.
-        limit=PositionLimit(min(lengths) - 2, "max_model_len, less two") if lengths else None,
+        limit=_limit(model),
         batch_noise=first.noise,
         # Of names only: numbers vary by rounding, so folders of results keep those of the probe.
         weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
-        find_transformers_tokenizer=lambda: theirs,
+        find_transformers_tokenizer=lambda: transformers_tokenizer,
     )
 
 
@@ -88,10 +92,20 @@ open_engine = open_prompt_model
 """The name in the entry points of an installation of the last release. Delete it after this one."""
 
 
+def _limit(model: Servers) -> PositionLimit | None:
+    """Return the longest prompt that all servers take; None if none of them lists it."""
+    listed = [server.card.get("max_model_len") for server in model.servers]
+    lengths = [length for length in listed if isinstance(length, int)]
+    if not lengths:
+        return None
+    # The length counts the last token of a prompt, and one that is generated behind it.
+    return PositionLimit(min(lengths) - 2, "max_model_len, less two")
+
+
 def _open_llama(path: str, name: str, device: str) -> LoadedModel:
     file = find_smollm2_gguf() if path == "smollm2" else Path(path)
     if not file.is_file():
-        raise DataError(f"'{file}' is not a file; give a GGUF file")
+        raise DataError(f"'{file}' is not a file; pass llama:FILE.gguf with a GGUF file")
     tokenizer = read_gguf_tokenizer(file)
     model = LlamaCpp(file, device)
     return LoadedModel(
@@ -105,21 +119,27 @@ def _open_llama(path: str, name: str, device: str) -> LoadedModel:
     )
 
 
-def _read_tokenizer(given: Any) -> Any:
-    if not isinstance(given, str | Path):
-        return given
-    if str(given).endswith(".gguf"):
-        return read_gguf_tokenizer(Path(given))
-    if given in ("smollm2", "demo") or Path(given).is_dir():
-        alone = Path(given) if has_tokenizer(Path(given)) else find_folder(str(given))
-        found = read_transformers_tokenizer(alone)
-        if found is not None:
-            return found
-        raise DataError(f"tokenizer: '{given}' holds no tokenizer")
+def _read_tokenizer(tokenizer: Any) -> Any:
+    """Return a tokenizer of transformers: `tokenizer` itself if it is one, or that of a GGUF file,
+    of a folder or of the hub."""
+    if not isinstance(tokenizer, str | Path):
+        return tokenizer
+    if str(tokenizer).endswith(".gguf"):
+        return read_gguf_tokenizer(Path(tokenizer))
+    path = Path(tokenizer)
+    if tokenizer in ("smollm2", "demo") or path.is_dir():
+        # A folder with a tokenizer alone is no model that `find_folder` takes.
+        folder = path if has_tokenizer(path) else find_folder(str(tokenizer))
+        in_folder = read_transformers_tokenizer(folder)
+        if in_folder is None:
+            raise DataError(f"tokenizer: '{tokenizer}' holds no tokenizer; pass another folder")
+        return in_folder
     from transformers import AutoTokenizer
 
     try:  # of the hub, without the weights
-        return AutoTokenizer.from_pretrained(str(given), **NO_CODE | {"local_files_only": False})
+        options = NO_CODE | {"local_files_only": False}
+        return AutoTokenizer.from_pretrained(str(tokenizer), **options)
     except Exception as error:
-        where = "neither a folder nor on the hub"
-        raise DataError(f"tokenizer: '{given}' is {where} ({one_line(error)})") from None
+        raise DataError(
+            f"tokenizer: '{tokenizer}' is neither a folder nor on the hub ({one_line(error)})"
+        ) from None

@@ -12,7 +12,8 @@ import pandas as pd
 from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.view import escape, number
 
-NUM_COLOURS = 8  # sources beyond share them; each also has its number
+NUM_COLOURS = 8
+"""Further sources share them; each also has its number."""
 
 
 @dataclass(frozen=True)
@@ -21,22 +22,29 @@ class AnswerPage:
 
     model: str
     error_rate: str
-    names: list[str]  # of the sources
-    draws: int  # decoys of each source at most
-    pieces: list[tuple[str, int | None]]  # texts of the answer, each with its statement's number
+    names: list[str]
+    """Of the sources."""
+
+    draws: int
+    """Decoys of each source at most."""
+
+    pieces: list[tuple[str, int | None]]
+    """Texts of the answer, each with the number of its statement."""
+
     statements: pd.DataFrame
     matrix: pd.DataFrame
     sources: pd.DataFrame
-    prompt: list[tuple[str, int | None]]  # texts before the answer, each with its source's number
-    chains: list[list[tuple[int, str, Any]]]  # of each statement: depth, name, row of reasoning
+    prompt: list[tuple[str, int | None]]
+    """Texts before the answer, each with the number of its source."""
+
+    chains: list[list[tuple[int, str, Any]]]
+    """Of each statement, the sentences of the reasoning behind it: depth, name, and row of
+    `statements`."""
 
     def write(self, path: Path) -> None:
-        style = "\n".join(
-            f"body:has(#s{i}:checked) :is(#panel{i}, .note{i}) {{ display: block; }}\n"
-            f"body:has(#s{i}:checked) :is(#row{i}{_relied_on(self, row)}) "
-            "{ outline: 3px solid var(--focus); }"
-            for i, row in enumerate(self.statements.itertuples())
-        )
+        """Fill the template statements_page.html."""
+        rows = enumerate(self.statements.itertuples())
+        style = "\n".join(_style(self, i, row) for i, row in rows)
         slots = {
             "title": f"{escape(self.model)} · sources",
             "subtitle": escape(_subtitle(self)),
@@ -50,13 +58,25 @@ class AnswerPage:
         write_html(path, "statements_page.html", slots, style=style)
 
 
+def _style(page: AnswerPage, i: int, row: Any) -> str:
+    """Return the CSS that shows the numbers of statement i, and outlines its row and its sources,
+    while it is chosen."""
+    chosen = f"body:has(#s{i}:checked)"
+    names = dict.fromkeys((*row.sources, *row.origins))
+    sources = "".join(f", #source{page.names.index(name)}" for name in names)
+    return (
+        f"{chosen} :is(#panel{i}, .note{i}) {{ display: block; }}\n"
+        f"{chosen} :is(#row{i}{sources}) {{ outline: 3px solid var(--focus); }}"
+    )
+
+
 def _subtitle(page: AnswerPage) -> str:
-    count = page.statements.kind.isin(["one", "either", "both"]).sum()
+    num_named = page.statements.kind.isin(["one", "either", "both"]).sum()
     num_undecided = page.statements.kind.eq("undecided").sum()
     undecided = f", {num_undecided} undecided" if num_undecided else ""
     return (
         f"{page.model} · {len(page.names)} sources, {page.draws} decoys of each at most · "
-        f"{count} of {len(page.statements)} statements rely on a source{undecided}"
+        f"{num_named} of {len(page.statements)} statements rely on a source{undecided}"
     )
 
 
@@ -69,7 +89,7 @@ def _chosen(page: AnswerPage, row: Any) -> list[int]:
 
 
 def _mark(page: AnswerPage, row: Any) -> str:
-    """The numbers of its sources: colour alone would not do."""
+    """Return the numbers of a statement's sources: some readers cannot tell the colours apart."""
     if row.kind == "undecided":
         return "undecided"
     joint = " or " if row.kind == "either" else " + "
@@ -84,37 +104,47 @@ def _key(page: AnswerPage) -> str:
 
 
 def _answer(page: AnswerPage) -> str:
-    parts = []
-    for text, i in page.pieces:
-        if i is None:
-            parts.append(escape(text))
-            continue
-        row = page.statements.iloc[i]
-        chosen = _chosen(page, row)
-        classes = f"{_colour(chosen[0])} {'several' if len(chosen) > 1 else ''}" if chosen else "no"
-        second = f' data-second="{_colour(chosen[1])}"' if len(chosen) > 1 else ""
-        word = text.strip()
-        before, after = text[: text.find(word)], text[text.find(word) + len(word) :]
-        before = before if i else ""  # the answer begins where its first line does
-        checked = " checked" if i == 0 else ""
-        parts.append(
-            f'{escape(before)}<input type="radio" name="statement" id="s{i}"{checked} '
-            f'aria-label="{escape(word)}: {escape(row.verdict)}">'
-            f'<label for="s{i}" class="statement {classes}"{second}>{escape(word)}'
-            f"<sup>{_mark(page, row)}</sup></label>{escape(after)}"
-        )
-    return "".join(parts)
+    return "".join(
+        escape(text) if i is None else _statement(page, text, i) for text, i in page.pieces
+    )
+
+
+def _statement(page: AnswerPage, text: str, i: int) -> str:
+    """Return a statement as a radio button, with a label in the colour of its first source."""
+    row = page.statements.iloc[i]
+    chosen = _chosen(page, row)
+    classes = "no"
+    second = ""
+    if chosen:
+        classes = f"{_colour(chosen[0])} {'several' if len(chosen) > 1 else ''}"
+    if len(chosen) > 1:
+        second = f' data-second="{_colour(chosen[1])}"'
+    words = text.strip()
+    first = text.find(words)
+    before = text[:first] if i else ""  # the answer begins where its first line does
+    after = text[first + len(words) :]
+    checked = " checked" if i == 0 else ""
+    return (
+        f'{escape(before)}<input type="radio" name="statement" id="s{i}"{checked} '
+        f'aria-label="{escape(words)}: {escape(row.verdict)}">'
+        f'<label for="s{i}" class="statement {classes}"{second}>{escape(words)}'
+        f"<sup>{_mark(page, row)}</sup></label>{escape(after)}"
+    )
 
 
 def _panel(page: AnswerPage, i: int) -> str:
-    row, cells = page.statements.iloc[i], page.matrix.loc[i]
-    lines = "".join(
-        f'<tr{" class=named" if name in row.sources else ""}><th scope="row" '
-        f'class="{_colour(number_of)}"><b>{number_of + 1}</b> {escape(name)}</th>'
-        f"<td>{number(cell.gives)}</td><td>{cell.beyond_gives}</td><td>{number(cell.lost)}</td>"
-        f"<td>{cell.beyond_lost}</td></tr>"
-        for number_of, (name, cell) in enumerate(zip(cells.index, cells.itertuples(), strict=True))
-    )
+    """Return the numbers of a statement, with a line for each source."""
+    row = page.statements.iloc[i]
+    lines = ""
+    for source, cell in enumerate(page.matrix.loc[i].itertuples()):
+        name = page.names[source]
+        is_named = " class=named" if name in row.sources else ""
+        lines += (
+            f'<tr{is_named}><th scope="row" '
+            f'class="{_colour(source)}"><b>{source + 1}</b> {escape(name)}</th>'
+            f"<td>{number(cell.gives)}</td><td>{cell.beyond_gives}</td><td>{number(cell.lost)}</td>"
+            f"<td>{cell.beyond_lost}</td></tr>"
+        )
     verdict = row.verdict[:1].upper() + row.verdict[1:]
     return (
         f'<section class="panel" id="panel{i}" aria-live="polite"><p class="quoted">'
@@ -137,19 +167,19 @@ def _chain(chain: list[tuple[int, str, Any]]) -> str:
 
 
 def _matrix(page: AnswerPage) -> str:
-    """The larger of what each source gives and what is lost without it."""
+    """Return a table of statements and sources: the larger of what the source gives and what is
+    lost without it."""
     head = "".join(
         f'<th scope="col" class="{_colour(i)}"><b title="{escape(name)}">{i + 1}</b></th>'
         for i, name in enumerate(page.names)
     )
     rows = []
     for i, row in enumerate(page.statements.itertuples()):
-        cells = page.matrix.loc[i]
-        shown = "".join(
-            f'<td class="{f"{_colour(s)} named" if name in row.sources else ""}">{number(value, 1)}'
-            "</td>"
-            for s, (name, value) in enumerate(cells[["gives", "lost"]].max(axis=1).items())
-        )
+        most = page.matrix.loc[i][["gives", "lost"]].max(axis=1)
+        shown = ""
+        for source, (name, nats) in enumerate(most.items()):
+            classes = f"{_colour(source)} named" if name in row.sources else ""
+            shown += f'<td class="{classes}">{number(nats, 1)}</td>'
         rows.append(
             f'<tr id="row{i}"><th scope="row"><label for="s{i}">{i + 1}. {escape(row.text)}</label>'
             f"</th>{shown}</tr>"
@@ -158,12 +188,14 @@ def _matrix(page: AnswerPage) -> str:
 
 
 def _prompt(page: AnswerPage) -> str:
-    """All that precedes the answer, in order: sources, and between them what stays in view."""
+    """Return all that precedes the answer, in order: sources, and between them what stays in
+    view."""
     parts = list[str]()
     for text, source in page.prompt:
         text = escape(text.strip())
         if source is None:
-            parts += [f'<p class="quoted soft">{text}</p>'] if text else []
+            if text:
+                parts.append(f'<p class="quoted soft">{text}</p>')
             continue
         row = page.sources.iloc[source]
         is_open = " open" if row.statements else ""
@@ -174,8 +206,3 @@ def _prompt(page: AnswerPage) -> str:
             f'<p class="quoted">{text}</p></details>'
         )
     return "".join(parts)
-
-
-def _relied_on(page: AnswerPage, row: Any) -> str:
-    names = dict.fromkeys((*row.sources, *row.origins))
-    return "".join(f", #source{page.names.index(name)}" for name in names)

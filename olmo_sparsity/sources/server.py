@@ -150,7 +150,9 @@ class Server:
             reply = self.dialect.read_scores(replies, ids, first)
             sent = ids[reply.first :]
             pairs = list(zip(reply.tokens, sent, strict=True))
-            log_p = [_log_p_of(written) for written, _ in zip(reply.log_p, sent, strict=True)]
+            log_p = [_log_p_of(written) for written in reply.log_p]
+            if len(log_p) != len(sent):
+                raise ValueError(f"{len(log_p)} numbers of {len(sent)} tokens")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             reason = f"{safe(repr(error))[:100]}; {REQUIRED}"
             problem = f"returns no log-probabilities of the prompt ({reason})"
@@ -181,6 +183,7 @@ class Server:
         if not isinstance(token, str):
             return self._id_of(token) == own
         own_text = self._spelling(own)
+        # SentencePiece writes a space as ▁.
         spelt = token.replace("\ufffd", "").replace("▁", " ").strip()
         # A token that is a part of a letter has no text of its own: servers write its bytes, the
         # whole letter, or the mark of what cannot be decoded.
@@ -206,6 +209,8 @@ class Server:
         return ids
 
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
+        """Return the tokens that the server generates greedily, of its text: servers do not agree
+        on how to return IDs."""
         body = {"prompt": ids, "max_tokens": max_new_tokens, "temperature": 0}
         reply = self._request("/v1/completions", body)
         try:
@@ -356,7 +361,10 @@ class Server:
 
     def _candidates(self, ids: list[int]) -> list[float]:
         """Return log p of the most probable tokens behind a prompt; none if it does not tell."""
-        reply = self._request(self.dialect.path, self.dialect.candidates_request(ids))
+        body = self.dialect.candidates_request(ids)
+        if body is None:
+            return []
+        reply = self._request(self.dialect.path, body)
         try:
             written = self.dialect.read_candidates(reply)
             numbers = [_log_p_of(value) for value in written]
@@ -366,7 +374,7 @@ class Server:
 
 
 def _log_p_of(written: Any) -> float | None:
-    """Return a log-probability as a server writes it; None if it is none."""
+    """Return the log-probability that a server wrote; None if it is not a usable number."""
     if not isinstance(written, int | float) or isinstance(written, bool):
         return None
     # NaN is not in this range, either. Rounding may make it a little more than 0.
@@ -446,7 +454,7 @@ class Servers(PromptModel):
                 raise DataError(f"no server is left: {'; '.join(gone.values())}")
             workers = self._workers(alive)
             in_threads([partial(_work, server, waiting, scores, gone) for server in workers])
-        # Each reply may be too short to show it.
+        # Over all replies, as each may be too short to show it.
         ids = [token for _, after in scores for token in after]
         every_log_p = [number for row in scores.values() for number in row.tolist()]
         refuse_constant(ids, every_log_p, self.servers[0].url)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.sources import connection
 from olmo_sparsity.sources import server as module
 from olmo_sparsity.sources.connection import API_KEY
+from olmo_sparsity.sources.dialects import DIALECTS
 from olmo_sparsity.sources.server import Servers
 from tests.support.explanations import make_tokenizer
 from tests.support.fake_server import VOCABULARY, WRONG, FakeServer, TableModel
@@ -219,6 +222,34 @@ def test_llama_server_says_that_it_truncated(
     monkeypatch.setattr(server, "_llamacpp", lambda *given: reply(*given) | {"truncated": True})
     with pytest.raises(DataError, match="was truncated"):
         model.score(prompts(0, num=1))
+
+
+class AcmeServer(FakeServer):
+    """Replies as the example of docs/extend.md expects."""
+
+    def _echo(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
+        prompt = [{"id": i, "logprob": value} for i, value in zip(ids, values, strict=True)]
+        return {"prompt": prompt, "generated": [{"id": best[0], "logprob": best[1]}]}
+
+
+def test_the_dialect_of_the_page_needs_one_class_and_one_entry(
+    servers: list[FakeServer], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path("docs/extend.md").read_text()
+    (code,) = re.findall(r"```python\n([^`]*class Acme\(Dialect\).*?)```", page, re.DOTALL)
+    names = dict[str, Any]()
+    exec(code, names)
+    dialect = names["Acme"]()
+    monkeypatch.setitem(DIALECTS, dialect.owner, dialect)
+    servers.append(AcmeServer(TOKENIZER, "acme"))
+    asked = prompts(0)
+    assert are_true(opened(servers[0]).score(asked), asked, servers[0].model)
+    assert said == [
+        f"{servers[0].url} returns no candidates, so the scale of its numbers is not checked"
+    ]
+    servers[0].fault = lambda number: "other"
+    with pytest.raises(DataError, match="other tokens than were sent"):
+        opened(servers[0])
 
 
 def test_a_web_page_ends_the_call_at_once(servers: list[FakeServer]) -> None:
