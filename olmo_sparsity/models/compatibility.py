@@ -170,7 +170,11 @@ def _unfit(wrapped: Any, problem: str) -> ConfigError:
 
 def _check_kind(wrapped: Any, original: nn.Module) -> None:
     """Find what config and signature show."""
-    model, text = wrapped.model, wrapped.model.config.get_text_config()
+    model = wrapped.model
+    text = model.config.get_text_config()
+    if any(weight.dtype == torch.float64 for weight in model.parameters()):
+        remedy = "call model.float(), or load_model(…, dtype='fp32')"
+        raise _unfit(wrapped, f"its weights are float64, and losses are computed in fp32; {remedy}")
     if model.config.is_encoder_decoder:
         raise _unfit(wrapped, "it reads its text with an encoder")
     if model.get_output_embeddings() is None or wrapped.body is model:

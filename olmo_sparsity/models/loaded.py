@@ -140,8 +140,11 @@ class LoadedModel:
         with using(self):
             state = state_of(self.model)
             assert state is not None
-            as_loaded = self.weights_sha256 is not None and state == self._state
-            return str(self.weights_sha256) if as_loaded else state.sha256
+            # A class may have been patched before the files were read, so that it has not changed.
+            is_of_files = state == self._state and not state.replaced
+            if self.weights_sha256 is not None and is_of_files:
+                return self.weights_sha256
+            return state.sha256
 
     def without_weights(self) -> LoadedModel:
         """Return what a file or another process keeps: name, tokenizer and limits."""

@@ -140,12 +140,17 @@ def _inner(model: nn.Module) -> nn.Module:
 def _recognize(inner: nn.Module) -> None:
     """Read what the model is now, and keep its known state if it is the same."""
     refuse_hooks(inner)
-    known, state = _states.get(inner), read_state(inner)
+    known = _states.get(inner)
+    state = read_state(inner)
     if known == state:
         return
+    family = type(inner).__name__
     if known is not None:
-        changed = f"{type(inner).__name__} has changed since its last use"
-        say(f"{changed} ({known.differences(state)}): used as it is now")
+        difference = known.differences(state)
+        say(f"{family} has changed since its last use ({difference}): used as it is now")
+    elif state.replaced:
+        first = min(state.replaced)
+        say(f"{family}: {first} was replaced; results are stored as those of another model")
     _states[inner] = state
 
 

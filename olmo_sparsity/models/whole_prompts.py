@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.models.identity import refuse_lost_weights
 from olmo_sparsity.models.prompts import Node, Prompt, PromptModel, plan, scores_along
 
 BATCH_TOKENS = 4096
@@ -28,6 +29,7 @@ class WholePrompts(PromptModel, nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        refuse_lost_weights(model)
         self.model = model
         names = inspect.signature(model.forward).parameters
         self._keeps = "logits_to_keep" in names

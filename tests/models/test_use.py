@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +370,96 @@ def test_a_forked_process_does_not_wait_for_threads_of_openmp(two_threads: None)
             torch.ones(2**20).add(1)
 
     assert ends_when_forked(use_it)
+
+
+# --- code in place of a method --------------------------------------------------------------------
+
+
+def louder(mlp: Any, strength: float) -> None:
+    """Replace the forward of one module by one that multiplies its output."""
+    original = mlp.forward
+    mlp.forward = lambda hidden: original(hidden) * strength
+
+
+def test_a_forward_that_was_replaced_on_a_module_is_another_model(model: Any) -> None:
+    plain = read_state(model)
+    louder(model.model.layers[0].mlp, 1.5)
+    assert read_state(model).differences(plain) == "the code of model.layers.0.mlp.forward"
+    assert read_state(model).sha256 != plain.sha256
+
+
+def test_a_replaced_forward_is_known_again_by_its_code_and_its_values() -> None:
+    hashes = []
+    for strength in (1.5, 1.5, 2.0):
+        patched = make_model()
+        louder(patched.model.layers[0].mlp, strength)
+        hashes.append(read_state(patched).sha256)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_forward_of_another_module_is_another_model(model: Any) -> None:
+    plain = read_state(model)
+    first, second = model.model.layers
+    second.mlp.forward = first.mlp.forward
+    assert read_state(model).differences(plain) == "the code of model.layers.1.mlp.forward"
+
+
+def test_a_value_that_no_process_can_compare_makes_another_model_of_each(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strength = object()
+    model.model.layers[0].mlp.forward = lambda hidden: strength
+    state = read_state(model)
+    assert read_state(model) == state
+    monkeypatch.setattr(identity, "_THIS_PROCESS", "another")
+    assert read_state(model).sha256 != state.sha256
+
+
+@pytest.mark.parametrize("keeps_name", [False, True])
+def test_a_patched_class_continues_no_results_of_the_files(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_name: bool
+) -> None:
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    measure(load_model(tmp_path / "model"), TEXTS, out=tmp_path / "out", **MEASURED)
+    kind = type(model.model.layers[0].mlp)
+    original = kind.forward
+
+    def patched(mlp: Any, hidden: Tensor) -> Tensor:
+        return original(mlp, hidden) * 1.5
+
+    monkeypatch.setattr(kind, "forward", wraps(original)(patched) if keeps_name else patched)
+    with pytest.raises(ConfigError, match="holds work with model"):
+        measure(load_model(tmp_path / "model"), TEXTS, out=tmp_path / "out", **MEASURED)
+
+
+def test_a_replaced_forward_is_said_once(model: Any, capsys: pytest.CaptureFixture) -> None:
+    louder(model.model.layers[0].mlp, 1.5)
+    long_loss(model)
+    long_loss(model)
+    assert capsys.readouterr().err.count("model.layers.0.mlp.forward was replaced") == 1
+
+
+def test_what_trusted_packages_put_around_a_method_changes_no_identity(model: Any) -> None:
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    plain = read_state(model)
+    add_hook_to_module(model.model.layers[0].mlp, AlignDevicesHook())
+    model.forward = torch.compile(model.forward, backend="eager")
+    assert read_state(model) == plain
+
+
+# --- weights that cannot be used ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole_prompts", [False, True])
+def test_a_model_without_weights_says_how_to_load_them(model: Any, whole_prompts: bool) -> None:
+    message = r"has no weights: .* is on the meta device; load them with from_pretrained"
+    with pytest.raises(ConfigError, match=message):
+        wrap_model(model.to("meta"), whole_prompts=whole_prompts)
+
+
+def test_float64_weights_are_refused_with_the_remedy(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"its weights are float64.*call model\.float\(\)"):
+        wrap_model(model.double())
+    assert wrap_model(model.float()).fingerprint
