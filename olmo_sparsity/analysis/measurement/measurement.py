@@ -176,7 +176,8 @@ class _Measuring:
         self.parts.write("losses", number, self.plan.losses(number))
 
     def _recovery(self, number: int) -> None:
-        self.parts.write("recovery", number, self.plan.recovery(number, self.chosen))
+        tables = self.plan.recovery(number, self.chosen, self.parts)
+        self.parts.write("recovery", number, tables)
 
     def _choose(self) -> None:
         self.parts.flush()

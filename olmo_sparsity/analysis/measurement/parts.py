@@ -1,15 +1,18 @@
 """Store the rows of measured documents in one folder, written by any number of processes.
 
 A part appears by one rename; a damaged one is measured again. Rows are sorted, so the final tables
-do not depend on which process measured a document, or in which order (docs/measure.md).
+do not depend on which process measured a document, or in which order (docs/measure.md). A document
+that takes long has pieces of its own until it is finished, so that a stop loses seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +54,117 @@ def results_folder(out: str | Path) -> WorkFolder:
     return WorkFolder(Path(out), "out", "identity.json")
 
 
+UNFINISHED = "unfinished"
+"""The folder, next to those of the phases, of documents of which some texts are evaluated."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Contents:
     """`finished.json` of a part: its documents, and its number of rows in each table."""
 
     documents: list[int]
     rows: dict[str, int]
-    identity: str  # SHA-256 of identity.json
+    identity: str  # SHA-256 of identity.json, or of what identifies an unfinished document
+    texts: list[str] = dataclasses.field(default_factory=list)
+    """In a piece of an unfinished document: the names of the texts whose rows it holds."""
+
+
+def _write_part(part: Path, tables: Mapping[str, pa.Table], contents: _Contents) -> None:
+    with writing_folder(part) as partial:
+        for name, table in tables.items():
+            write_table(partial / f"{name}.parquet", table)
+        write_json(partial / "finished.json", dataclasses.asdict(contents))
+
+
+def _verify_part(part: Path, identity: str, consequence: str) -> _Contents | None:
+    """Return the contents of a part, or None if it is damaged or of another measurement, and say
+    so, with the consequence."""
+    problem = verify_manifest(part, ["finished.json"])
+    contents = None
+    if problem is None:
+        try:
+            contents = read_json(part / "finished.json", _Contents, "")
+            problem = verify_manifest(part, [f"{name}.parquet" for name in contents.rows])
+            if problem is None:
+                for name in contents.rows:
+                    check_columns(part / f"{name}.parquet", name)
+        except DataError as error:
+            problem = str(error).rstrip("; ")
+    if contents is not None and problem is None and contents.identity != identity:
+        problem = "it is of another measurement"
+    if problem is None:
+        return contents
+    say(f"{part} is passed over ({problem}); {consequence}")
+    return None
+
+
+class UnfinishedDocument:
+    """The rows of a document of which some texts are evaluated and others are not yet.
+
+    They are stored every `store_every_s` seconds, in pieces that hold whole texts, and the next
+    start evaluates only the other texts. `Parts` removes the pieces with the finished document.
+
+        unfinished = parts.unfinished(3, targets)
+        if name not in unfinished.texts:
+            rows = evaluate(name)
+            unfinished.store([name], rows)
+        tables = unfinished.joined(rows_not_stored)
+    """
+
+    def __init__(self, folder: Path, number: int, identity: str, store_every_s: float) -> None:
+        self._folder = folder
+        self._number = number
+        self._identity = identity
+        self._store_every_s = store_every_s
+        self._stored_at = time.monotonic()
+        self._pieces: dict[Path, _Contents] = {}
+        self.texts: set[str] = set()
+        """Names of the texts whose rows are stored."""
+
+        pieces = sorted(folder.iterdir()) if folder.is_dir() else []
+        for piece in pieces:
+            if is_partial(piece):
+                continue
+            contents = _verify_part(piece, identity, "its targets are evaluated again")
+            # Another process may have evaluated the same texts at the same time.
+            if contents is not None and self.texts.isdisjoint(contents.texts):
+                self._pieces[piece] = contents
+                self.texts.update(contents.texts)
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether rows have not been stored for so long that they should be now."""
+        return time.monotonic() - self._stored_at >= self._store_every_s
+
+    def store(self, texts: Sequence[str], tables: Mapping[str, pd.DataFrame]) -> None:
+        """Store all rows of these texts."""
+        filled = {
+            name: _document_table(name, self._number, dict(rows))
+            for name, rows in tables.items()
+            if len(rows)
+        }
+        num_rows = {name: table.num_rows for name, table in filled.items()}
+        contents = _Contents([self._number], num_rows, self._identity, list(texts))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        piece = self._folder / uuid.uuid4().hex[:8]
+        _write_part(piece, filled, contents)
+        self._pieces[piece] = contents
+        self.texts.update(texts)
+        self._stored_at = time.monotonic()
+
+    def joined(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+        """Return the tables with the stored rows before their own."""
+        joined = {}
+        for name, rows in tables.items():
+            parts = [
+                read_table(piece / f"{name}.parquet", name).to_pandas().drop(columns="document")
+                for piece, contents in self._pieces.items()
+                if name in contents.rows
+            ]
+            if len(rows) or not parts:
+                parts.append(rows)
+            joined[name] = pd.concat(parts, ignore_index=True)
+        return joined
 
 
 class Parts:
@@ -71,9 +178,10 @@ class Parts:
         self, folder: Path, identity: dict, *, flush_every_s: float = 10, part_size: int = 64
     ) -> None:
         self.folder = Path(folder)
-        self.flush_every_s, self.part_size = flush_every_s, part_size
+        self.flush_every_s = flush_every_s
+        self.part_size = part_size
         work = results_folder(folder)
-        work.create(*(f"parts/{phase}" for phase in PHASES))
+        work.create(*(f"parts/{name}" for name in (*PHASES, UNFINISHED)))
         self._identity = work.identify(
             plain(identity), complete=with_current_names, versions=versions_of_numbers()
         )
@@ -88,34 +196,13 @@ class Parts:
 
     def finished(self, phase: str) -> set[int]:
         """Return the documents that need not be measured again, those still in the buffer
-        included."""
+        included. A part is read once, as it never changes."""
         known = self._known[phase]
         for part in sorted((self.folder / "parts" / phase).iterdir()):
             if part not in known and not is_partial(part):
-                known[part] = self._verify(part)
+                known[part] = _verify_part(part, self._identity, "its documents are measured again")
         intact = (contents.documents for contents in known.values() if contents is not None)
         return set(self._buffer[phase]).union(*intact)
-
-    def _verify(self, part: Path) -> _Contents | None:
-        """Return the contents of a part, or None if it is damaged or of another measurement. A part
-        is read once per process, as it never changes."""
-        problem = verify_manifest(part, ["finished.json"])
-        contents = None
-        if problem is None:
-            try:
-                contents = read_json(part / "finished.json", _Contents, "")
-                problem = verify_manifest(part, [f"{name}.parquet" for name in contents.rows])
-                if problem is None:
-                    for name in contents.rows:
-                        check_columns(part / f"{name}.parquet", name)
-            except DataError as error:
-                problem = str(error).rstrip("; ")
-        if contents is not None and problem is None and contents.identity != self._identity:
-            problem = "it is of another measurement"
-        if problem is None:
-            return contents
-        say(f"{part} is passed over ({problem}); its documents are measured again")
-        return None
 
     def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
         """Add all rows of one document, given without their `document` column."""
@@ -146,13 +233,25 @@ class Parts:
             contents = _Contents(sorted(buffer), rows, self._identity)
             name = f"{min(buffer):06d}-{uuid.uuid4().hex[:8]}"
             part = self.folder / "parts" / phase / name
-            with writing_folder(part) as partial:
-                for name, table in joined.items():
-                    write_table(partial / f"{name}.parquet", table)
-                write_json(partial / "finished.json", dataclasses.asdict(contents))
+            _write_part(part, joined, contents)
             self._known[phase][part] = contents
+            if phase == "recovery":
+                for document in buffer:
+                    shutil.rmtree(self._unfinished_folder(document), ignore_errors=True)
             buffer.clear()
         self._flushed = time.monotonic()
+
+    def unfinished(self, document: int, targets: Mapping[str, np.ndarray]) -> UnfinishedDocument:
+        """Return the stored rows of a document of which some targets are evaluated. `targets`:
+        kind of distant context → all its targets; rows of other targets are not taken up."""
+        digest = hashlib.sha256(self._identity.encode())
+        for distant_part, spans in sorted(targets.items()):
+            digest.update(f"{distant_part} {np.asarray(spans).tolist()}".encode())
+        folder = self._unfinished_folder(document)
+        return UnfinishedDocument(folder, document, digest.hexdigest(), self.flush_every_s)
+
+    def _unfinished_folder(self, document: int) -> Path:
+        return self.folder / "parts" / UNFINISHED / f"{document:06d}"
 
     def read(self, name: str) -> pd.DataFrame:
         """Return a table with the rows of all documents that are finished and flushed."""

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
     Choices,
@@ -407,15 +408,21 @@ class Plan:
         reported = [self.documents[n] for n in self.measured if half_of(n) == "report"]
         return targets_by_text(reported, self.settings)
 
-    def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
-        """The rows of one document in the tables of the second phase."""
-        document, settings = self.documents[number], self.settings
+    def recovery(
+        self, number: int, targets: pd.DataFrame, parts: Parts | None = None
+    ) -> dict[str, Columns]:
+        """Return the rows of one document in the tables of the second phase. `parts`: where the
+        rows of a document that takes long are stored before it is finished, and taken up again."""
+        document = self.documents[number]
+        settings = self.settings
+        document_targets = of_document(targets, document)
+        unfinished = None if parts is None else parts.unfinished(number, document_targets)
         has_controls = self.choices is None or self.choices.has_unrelated
         recovered = recover(
             self.scorer.of_document(document, self.controls),
             document,
             settings.windows,
-            of_document(targets, document),
+            document_targets,
             units=settings.units,
             selectors=settings.selectors,
             ks=settings.ks,
@@ -423,6 +430,7 @@ class Plan:
             num_halves=settings.halves,
             seed=settings.seed,
             choices=self.choices,
+            unfinished=unfinished,
         )
         tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
         tables["tokens"] = {

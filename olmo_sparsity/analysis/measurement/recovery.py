@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.parts import UnfinishedDocument
 from olmo_sparsity.analysis.measurement.reuse import Choices
 from olmo_sparsity.analysis.options import KS
 from olmo_sparsity.analysis.results.statistics import RELIABILITY, rank_correlations
@@ -111,6 +112,7 @@ def recover(
     num_halves: int = 0,
     seed: int = 0,
     choices: Choices | None = None,
+    unfinished: UnfinishedDocument | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/measure.md).
 
@@ -119,7 +121,8 @@ def recover(
     from the first place to one past the last, each evaluated as one target. Without `controls`
     there is neither placebo nor unrelated text; recovery should not be reported without them.
     `num_halves`: random halves of the distant units that `lds` is computed from. `choices`: ranked
-    units of another measurement, in place of the selectors' own."""
+    units of another measurement, in place of the selectors' own. `unfinished`: what an earlier
+    start has evaluated of this document, which is not evaluated again; rows are stored there."""
     if targets is None:
         targets = np.arange(windows.first_target, len(document.tokens))
     if not isinstance(targets, Mapping):
@@ -135,6 +138,7 @@ def recover(
         num_halves=num_halves,
         seed=seed,
         choices=choices,
+        unfinished=unfinished,
     )
     blocks = dict(sorted(_by_block(windows, document, targets).items()))
     if windows.has_all:
@@ -144,7 +148,8 @@ def recover(
     else:
         for bounds, block_targets in blocks.items():
             evaluation.add({bounds: block_targets})
-    return {name: _frame(name, columns) for name, columns in evaluation.tables.items()}
+    tables = evaluation.frames()
+    return tables if unfinished is None else unfinished.joined(tables)
 
 
 def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -202,8 +207,12 @@ class _Evaluation:
     num_halves: int
     seed: int
     choices: Choices | None
+    unfinished: UnfinishedDocument | None
     tables: dict[str, dict[str, list[np.ndarray]]] = field(default_factory=_empty_tables)
-    """Table → column → its parts."""
+    """Table → column → its parts, of the texts that are not stored yet."""
+
+    texts: list[str] = field(default_factory=list)
+    """Names of these texts."""
 
     last_start: int = 0
     """The first target of the last of the blocks that `add` evaluates together."""
@@ -222,13 +231,34 @@ class _Evaluation:
             for bounds, targets in blocks.items():
                 self._add_unrelated_texts(bounds, targets, draw)
 
+    def frames(self) -> dict[str, pd.DataFrame]:
+        return {name: _frame(name, columns) for name, columns in self.tables.items()}
+
+    def _is_stored(self, text: str) -> bool:
+        """Return whether an earlier start has evaluated the text of this name."""
+        return self.unfinished is not None and text in self.unfinished.texts
+
+    def _finish(self, text: str) -> None:
+        """Store the rows of all texts that are not stored yet, every few seconds."""
+        if self.unfinished is None:
+            return
+        self.texts.append(text)
+        if self.unfinished.is_due:
+            self.unfinished.store(self.texts, self.frames())
+            self.texts = []
+            self.tables = _empty_tables()
+
     def _add_own_text(self, bounds: Bounds, distant_part: str, targets: Spans) -> None:
+        name = f"own, {distant_part}, {bounds}"
+        if self._is_stored(name):
+            return
         block = self._block(bounds)
         before = self.scorer.token_forwards
         distant = self._own_distant_text(block, distant_part)
         text = self._text(block, distant, control="own", draw=0, targets={distant_part: targets})
         self._add_cost("all", "shared", before, len(targets))
         self._evaluate(text)
+        self._finish(name)
 
     def _add_unrelated_texts(self, bounds: Bounds, targets: dict[str, Spans], draw: int) -> None:
         """Evaluate the unrelated texts of one draw: one for the whole block, or, with other
@@ -239,9 +269,14 @@ class _Evaluation:
             distant_part: (self._own_distant_text(block, distant_part), spans)
             for distant_part, spans in targets.items()
         }
-        for distant, served in self.controls.control_texts(self.document, block, own, draw):
+        texts = self.controls.control_texts(self.document, block, own, draw)
+        for number, (distant, served) in enumerate(texts):
+            name = f"unrelated, draw {draw}, text {number}, {bounds}"
+            if self._is_stored(name):
+                continue
             text = self._text(block, distant, control="unrelated", draw=draw, targets=served)
             self._evaluate(text)
+            self._finish(name)
 
     def _block(self, bounds: Bounds) -> Block:
         return self.windows.block(self.document.tokens, *bounds)

@@ -14,8 +14,9 @@ import torch
 
 from olmo_sparsity import measure
 from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
-from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.measurement.parts import Parts, UnfinishedDocument
 from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.recovery import _Evaluation
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.results.summary import conclude, describe
@@ -125,6 +126,41 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
     assert len(calls) == len(set(calls)), "a finished document was measured again"
     assert_same_tables(tmp_path, measured)
     assert not read_results(tmp_path).missing
+
+
+@pytest.mark.parametrize("long", ["all", 16])
+def test_a_stop_in_the_middle_of_a_document_loses_no_finished_text(
+    model: Any, tmp_path: Path, long: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = np.random.default_rng(1).integers(0, VOCAB, (4, 60))
+    settings = replace(FEW, long=long, short=6, stride=8, share=0.5, draws=2, max_targets="all")
+    plan = Plan.of(loaded(model), Documents.of(list(tokens)), settings)
+    really, num_evaluated = _Evaluation._evaluate, []
+
+    def run_until(num_texts: int, folder: Path) -> int:
+        """Stop before the text of this number. Return how many were evaluated."""
+        num_evaluated.clear()
+
+        def evaluate(self: _Evaluation, text: Any) -> None:
+            if len(num_evaluated) == num_texts:
+                raise KeyboardInterrupt
+            num_evaluated.append(1)
+            really(self, text)
+
+        monkeypatch.setattr(_Evaluation, "_evaluate", evaluate)
+        with suppress(KeyboardInterrupt):
+            run(plan, folder)
+        return len(num_evaluated)
+
+    num_all = run_until(-1, tmp_path / "whole")
+    monkeypatch.setattr(UnfinishedDocument, "is_due", True)  # after each text
+    assert run_until(3, tmp_path / "stopped") == 3
+    assert run_until(2, tmp_path / "stopped") == 2
+    assert run_until(-1, tmp_path / "stopped") == num_all - 5 > 5
+    whole, stopped = (read_results(tmp_path / name) for name in ("whole", "stopped"))
+    for name in set(TABLES) - {"costs"}:  # the states of a text are computed again
+        pd.testing.assert_frame_equal(getattr(stopped, name), getattr(whole, name))
+    assert not list(tmp_path.glob("stopped/parts/unfinished/*"))
 
 
 @pytest.mark.parametrize("launched", [False, True], ids=["shards", "one launch"])

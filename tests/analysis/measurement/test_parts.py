@@ -165,3 +165,56 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     rows["losses"]["loss_long"][3] = np.inf
     with pytest.raises(DataError, match=r"document 1, table losses: loss_long .* 1 of 5 rows"):
         Parts(tmp_path, IDENTITY).write("losses", 1, rows)
+
+
+# --- a document that is not finished --------------------------------------------------------------
+
+TARGETS = {"document": np.array([[5, 6], [9, 10]])}
+
+
+def rows_of_text(target: int) -> dict[str, pd.DataFrame]:
+    rows = {"target": [target], "units": ["tokens"], "selector": ["add_one"], "lds": [target / 8]}
+    return {"lds": pd.DataFrame(rows)}
+
+
+def test_rows_of_an_unfinished_document_are_taken_up_before_later_ones(tmp_path: Path) -> None:
+    unfinished = Parts(tmp_path, IDENTITY).unfinished(3, TARGETS)
+    unfinished.store(["first"], rows_of_text(5))
+    taken_up = Parts(tmp_path, IDENTITY).unfinished(3, TARGETS)
+    assert taken_up.texts == {"first"}
+    rows = taken_up.joined(rows_of_text(9))["lds"]
+    assert rows.target.tolist() == [5, 9]
+    assert rows.lds.tolist() == [0.625, 1.125]
+
+
+def test_a_damaged_piece_of_an_unfinished_document_is_evaluated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Parts(tmp_path, IDENTITY).unfinished(3, TARGETS).store(["first"], rows_of_text(5))
+    (piece,) = tmp_path.glob("parts/unfinished/000003/*")
+    flip_a_byte(piece / "lds.parquet")
+    assert not Parts(tmp_path, IDENTITY).unfinished(3, TARGETS).texts
+    assert "its targets are evaluated again" in capsys.readouterr().err
+
+
+def test_an_unfinished_document_with_other_targets_is_evaluated_again(tmp_path: Path) -> None:
+    Parts(tmp_path, IDENTITY).unfinished(3, TARGETS).store(["first"], rows_of_text(5))
+    others = {"document": np.array([[5, 6], [8, 9]])}
+    assert not Parts(tmp_path, IDENTITY).unfinished(3, others).texts
+
+
+def test_a_text_that_two_processes_evaluated_counts_once(tmp_path: Path) -> None:
+    first, second = (Parts(tmp_path, IDENTITY).unfinished(3, TARGETS) for _ in range(2))
+    first.store(["text"], rows_of_text(5))
+    second.store(["text"], rows_of_text(5))
+    tables = {"lds": rows_of_text(5)["lds"][:0]}
+    taken_up = Parts(tmp_path, IDENTITY).unfinished(3, TARGETS)
+    assert taken_up.joined(tables)["lds"].target.tolist() == [5]
+
+
+def test_a_finished_document_leaves_no_pieces(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, IDENTITY)
+    parts.unfinished(0, TARGETS).store(["first"], rows_of_text(5))
+    write(parts, 0)
+    parts.flush()
+    assert not list(tmp_path.glob("parts/unfinished/*"))
