@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +93,49 @@ def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list
     if len(names) != len(default):
         raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")
     return names
+
+
+def short_labels(names: Iterable[str], most: int = 30) -> dict[str, str]:
+    """Return a label of at most `most` characters for each name: its end, as that of a path says
+    most. Names with the same end keep as much more as tells them apart."""
+    names = list(dict.fromkeys(names))
+    labels = {}
+    for name in names:
+        length = most
+        if len(name) > length:
+            # One character of a shortened label is the sign that more precedes it.
+            while length < len(name) and _ends_alike(name[1 - length :], name, names):
+                length += 1
+        labels[name] = name if len(name) <= length else "…" + name[1 - length :]
+    return labels
+
+
+def _ends_alike(end: str, name: str, names: Iterable[str]) -> bool:
+    return any(other.endswith(end) for other in names if other != name)
+
+
+def labels_of_folders(folders: Sequence[str | Path]) -> list[str]:
+    """Return the last part of each path, and of folders with the same one as many parts before it
+    as tell them apart."""
+    parts = [Path(folder).absolute().parts for folder in folders]
+    if len(set(parts)) < len(parts):
+        twice = next(
+            str(folder) for folder in folders if parts.count(Path(folder).absolute().parts) > 1
+        )
+        raise ConfigError(f"{twice} is named twice; name each folder once")
+    labels = []
+    for own in parts:
+        num = 1
+        while num < len(own) and any(own[-num:] == other[-num:] for other in parts if other != own):
+            num += 1
+        labels.append(str(Path(*own[-num:])))
+    return labels
+
+
+def refuse_equal_labels(labels: Sequence[str]) -> None:
+    """Raise ConfigError if two curves would have the same entry in the legend."""
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(
+                f"--labels: '{label}' is there twice; give each run a label of its own"
+            )

@@ -14,11 +14,12 @@ from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place
 
 class OLMoCoreLosses(Callback):
     """Record `loss_by_place/FIRST-END` every `interval` steps, of a copy of the model for
-    transformers. `text` and `settings` are those of `losses_by_place`. All processes make the copy,
-    as weights may be spread over them."""
+    transformers. `text` and `settings` are those of `losses_by_place`."""
 
     def __init__(self, interval: int, tokenizer: Any, text: Any, **settings: Any) -> None:
-        self.interval, self.tokenizer, self.text = interval, tokenizer, text
+        self.interval = interval
+        self.tokenizer = tokenizer
+        self.text = text
         self.settings = settings
 
     def post_step(self) -> None:
@@ -27,10 +28,11 @@ class OLMoCoreLosses(Callback):
         module = self.trainer.train_module
         config = get_hf_config(module.model)
         config.max_position_embeddings = module.max_sequence_length
-        weights = module.model.state_dict()
-        weights = {name: get_full_tensor(part) for name, part in weights.items()}
+        # Weights may be spread over processes, so all of them take part, and each has a copy.
+        parts = module.model.state_dict()
+        weights = {name: get_full_tensor(part) for name, part in parts.items()}
         copy = AutoModelForCausalLM.from_config(config)
         copy.load_state_dict(convert_state_to_hf(config, weights))
-        found = losses_by_place(copy, self.tokenizer, text=self.text, **self.settings)
-        for row in found.table.itertuples():
+        losses = losses_by_place(copy, self.tokenizer, text=self.text, **self.settings)
+        for row in losses.table.itertuples():
             self.trainer.record_metric(f"loss_by_place/{row.first}-{row.end}", row.loss)

@@ -19,11 +19,14 @@ class TrainerLosses(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, tokenizer: Any, text: Any, **settings: Any) -> None:
-        self.trainer, self.tokenizer, self.text = trainer, tokenizer, text
+        self.trainer = trainer
+        self.tokenizer = tokenizer
+        self.text = text
         self.settings = settings
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = losses_by_place(kwargs["model"], self.tokenizer, text=self.text, **self.settings)
-        self.trainer.log(
-            {f"loss_by_place/{row.first}-{row.end}": row.loss for row in found.table.itertuples()}
-        )
+        losses = losses_by_place(kwargs["model"], self.tokenizer, text=self.text, **self.settings)
+        numbers = {}
+        for row in losses.table.itertuples():
+            numbers[f"loss_by_place/{row.first}-{row.end}"] = row.loss
+        self.trainer.log(numbers)

@@ -1,6 +1,9 @@
 """Draw Figure 2: how much distant text reduces the loss, by the length of the window and the step;
 and how much of it a few distant units recover, next to unrelated text and placebo targets, and
-whether they are needed. Never imports torch."""
+whether they are needed.
+
+Place in the flow: last, after `Results`. Never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,27 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 """Marker of each kind of units."""
 
 _UNRELATED: Any = (0, (3, 1.6))
+"""Line of the best units of an unrelated text: dashes."""
+
 _PLACEBO: Any = ":"
-_INK, _FAINT, _FILL = "#1a1a1a", "#767676", "#d9d9d9"
+"""Line of placebo targets."""
+
+_INK = "#1a1a1a"
+_FAINT = "#767676"
+_FILL = "#d9d9d9"
+_WHITE = "#ffffff"
+
 _SETTINGS = {
-    **dict.fromkeys(("text.color", "xtick.labelcolor", "ytick.labelcolor"), _INK),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), _FAINT),
-    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "#ffffff"),
+    "text.color": _INK,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
     "axes.labelcolor": _INK,
+    "axes.edgecolor": _FAINT,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "axes.facecolor": _WHITE,
+    "figure.facecolor": _WHITE,
+    "savefig.facecolor": _WHITE,
 }
 
 
@@ -87,9 +104,15 @@ class Missing:
 
     @property
     def place(self) -> str:
-        length = {None: "", float("inf"): "all text"}.get(self.length, f"{self.length or 0:,.0f}")
-        step = f"step {self.step:,}" if self.step else ""
-        return ", ".join(part for part in (length, step) if part)
+        """Return length and step in words, as far as they are known."""
+        parts = []
+        if self.length == float("inf"):
+            parts.append("all text")
+        elif self.length is not None:
+            parts.append(f"{self.length:,.0f}")
+        if self.step:
+            parts.append(f"step {self.step:,}")
+        return ", ".join(parts)
 
 
 def draw_figure2(
@@ -102,25 +125,23 @@ def draw_figure2(
     Default: the names of these. Results of one label are of one scheme, such as its seeds."""
     if not results and not missing:
         raise ConfigError("no results to draw; pass at least one folder")
-    if (
-        len(
-            {
-                interpretation_of(result.meta.windows["distant_states"]).replaces
-                for result in results
-            }
-        )
-        > 1
-    ):
+    replaces = set()
+    for result in results:
+        interpretation = interpretation_of(result.meta.windows["distant_states"])
+        replaces.add(interpretation.replaces)
+    if len(replaces) > 1:
         raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
     names = [_run_of(result) for result in results]
     runs = list(dict.fromkeys(names))
     if labels is not None and len(labels) == len(runs):
-        names, labels = [labels[runs.index(name)] for name in names], None
+        names = [labels[runs.index(name)] for name in names]
+        labels = None
     curves = curves_of(results, drawing.one_label_each(labels, names))
     drawing.save(lambda: draw_headline(curves, missing), Path(out), **_SETTINGS)
 
 
 def _run_of(result: Drawn) -> str:
+    """Return the run that a checkpoint is of, or the model's name."""
     return str(result.meta.model["name"]).partition("/checkpoints/")[0]
 
 
@@ -152,73 +173,84 @@ class Curve:
     """Recovery by units that another model chose, by k."""
 
     @property
-    def name(self) -> str:
-        return f"{_shown(self.label)}, {spell(self.rows.selector.iloc[0])}"
+    def selector(self) -> str:
+        return spell(self.rows.selector.iloc[0])
 
     def along(self, axis: str) -> pd.DataFrame:
-        """Rows that differ by this alone, in its order."""
-        fixed = {"k": [], "length": ["step"], "step": ["length"]}[axis]
-        rows = (self.of_run if fixed else self.rows).sort_values(axis)
-        return rows[(rows[fixed] == self.rows[fixed].iloc[0]).all(axis=1)]
-
-
-def _shown(name: str) -> str:
-    return name if len(name) <= 30 else "…" + name[-29:]  # the end of a path
+        """Return rows that differ in `axis` alone (k, length or step), in its order."""
+        if axis == "k":
+            return self.rows.sort_values(axis)
+        fixed = "step" if axis == "length" else "length"
+        rows = self.of_run.sort_values(axis)
+        return rows[rows[fixed] == self.rows[fixed].iloc[0]]
 
 
 def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
-    """The first selector of each measurement, at its main target set. Those of one name and one
-    run are a curve if they differ in length and step alone; otherwise each says what differs."""
+    """Return the curves of the first selector of each measurement, at its main target set. Those of
+    one name and one run are a curve if they differ in length and step alone; otherwise each says
+    what differs."""
     pairs = list(zip(results, names, strict=True))
-    evaluated = {name for result, name in pairs if not _is_transfer(result)}
-    points: dict[str, list[pd.DataFrame]] = {}
+    # What evaluated units of another model is drawn as points beside a curve of its name, and is a
+    # curve itself only if there is none.
+    with_own_choices = {name for result, name in pairs if not _is_transfer(result)}
+    transferred: dict[str, list[pd.DataFrame]] = {}
     groups: dict[tuple[str, str], list[Drawn]] = {}
     for result, name in pairs:
-        if _is_transfer(result) and name in evaluated:
-            points.setdefault(name, []).append(_rows_of(result))
+        if _is_transfer(result) and name in with_own_choices:
+            transferred.setdefault(name, []).append(_rows_of(result))
         else:
             groups.setdefault((name, _run_of(result)), []).append(result)
     curves = []
-    for (name, _), own in groups.items():
-        of_conditions: dict[str, list[Drawn]] = {}
-        for result in own:
-            of_conditions.setdefault(repr(_conditions(result)), []).append(result)
-        alike = list(of_conditions.values())
-        for some in alike:
-            differing = _differing(some[0], [others[0] for others in alike])
-            label = ", ".join([name, *differing])
-            curves += _curves(label, some, points.pop(name, []))
+    for (name, _), group in groups.items():
+        by_conditions: dict[str, list[Drawn]] = {}
+        for result in group:
+            by_conditions.setdefault(repr(_conditions(result)), []).append(result)
+        firsts = [alike[0] for alike in by_conditions.values()]
+        for alike in by_conditions.values():
+            label = ", ".join([name, *_differing(alike[0], firsts)])
+            curves += _curves(label, alike, transferred.pop(name, []))
     return curves
 
 
 def _curves(label: str, results: list[Drawn], transferred: list[pd.DataFrame]) -> list[Curve]:
-    tables = [(result, rows) for result in results if len(rows := _rows_of(result))]
-    places = {tuple(rows[["step", "length"]].iloc[0]): (result, rows) for result, rows in tables}
-    is_one = len(places) == len(tables) > 1
+    """Return one curve of results that are alike but for length and step, or, if two of them are of
+    one length and step, a curve for each."""
+    tables = []
+    for result in results:
+        rows = _rows_of(result)
+        if len(rows):
+            tables.append((result, rows))
+    by_place = {}
+    for result, rows in tables:
+        by_place[tuple(rows[["step", "length"]].iloc[0])] = (result, rows)
+    is_one = len(by_place) == len(tables) > 1
     curves = []
-    for result, rows in [places[max(places)]] if is_one else tables:
-        every = tables if is_one else [(result, rows)]
-        joined = pd.concat([of_place for _, of_place in every])
+    # By k, a run is drawn at its last step and its longest windows.
+    for result, rows in [by_place[max(by_place)]] if is_one else tables:
+        of_curve = tables if is_one else [(result, rows)]
+        joined = pd.concat([rows_of_place for _, rows_of_place in of_curve])
+        gaps = [_gap_of(drawn, rows_of_place) for drawn, rows_of_place in of_curve]
         curve = Curve(
             label=label,
             rows=rows,
             of_run=joined[joined.k == joined.k.min()],
-            gaps=pd.DataFrame([_gap_of(one, of_place) for one, of_place in every]),
+            gaps=pd.DataFrame(gaps),
             trained=result.meta.model.get("trained") or {},
             transferred=pd.concat(transferred) if transferred else rows[:0],
         )
         curves.append(curve)
-        transferred = []
+        transferred = []  # they are drawn once
     return curves
 
 
 def _is_transfer(result: Drawn) -> bool:
+    """Return whether a measurement evaluated units that another model chose."""
     return "choices" in result.meta.targets
 
 
 def _conditions(result: Drawn) -> dict[str, Any]:
-    """What measurements of one curve share. Not the sampled share of blocks: --blocks N makes it
-    depend on the window, and it decides how exact a point is, not what it means."""
+    """Return what measurements of one curve share. Not the sampled share of blocks: --blocks N
+    makes it depend on the window, and it decides how exact a point is, not what it means."""
     windows = result.meta.windows
     conditions = {name: windows.get(name) for name in ("short", "stride", "distant_states")}
     conditions["text"] = str(result.meta.data.get("fingerprint"))[:8]
@@ -227,7 +259,7 @@ def _conditions(result: Drawn) -> dict[str, Any]:
 
 
 def _differing(result: Drawn, others: Sequence[Drawn]) -> list[str]:
-    """The conditions of a measurement in which some of these differ."""
+    """Return the conditions of a measurement in which some of the others differ."""
     conditions = [_conditions(other) for other in others]
     return [
         f"{name}={value}"
@@ -237,18 +269,24 @@ def _differing(result: Drawn, others: Sequence[Drawn]) -> list[str]:
 
 
 def _rows_of(result: Drawn) -> pd.DataFrame:
+    """Return the rows of the main target set and the first selector, with windows and step."""
     target_set = main_set(result.targets.target_set)
     rows = result.summary[result.summary.target_set == target_set]
     if not len(rows):
         return rows
     rows = rows[rows.selector == rows.selector.iloc[0]]
-    long, short = (result.meta.windows[name] for name in ("long", "short"))
-    step = (result.meta.model.get("trained") or {}).get("step") or 0
-    length = long_window(long).length
-    return rows.assign(windows=f"{long} / {short}", length=length, step=step)
+    long = result.meta.windows["long"]
+    short = result.meta.windows["short"]
+    trained = result.meta.model.get("trained") or {}
+    return rows.assign(
+        windows=f"{long} / {short}",
+        length=long_window(long).length,
+        step=trained.get("step") or 0,
+    )
 
 
 def _gap_of(result: Drawn, rows: pd.DataFrame) -> dict[str, float]:
+    """Return the mean gap of all tokens with its interval, and the place of these rows."""
     gap, low, high = mean_gap(result.reported)
     place = {name: float(rows[name].iloc[0]) for name in ("length", "step")}
     return place | {"gap": gap, "gap_low": low, "gap_high": high}
@@ -258,8 +296,8 @@ def _gap_of(result: Drawn, rows: pd.DataFrame) -> dict[str, float]:
 
 
 def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[str, str]:
-    """The colour of each label: that of its position scheme, or the next free one. It does not
-    depend on the order of results, nor on which of them are there."""
+    """Return the colour of each label: that of its position scheme, or the next free one. It does
+    not depend on the order of results, nor on which of them are there."""
     schemes = {curve.label: curve.trained.get("positions") for curve in curves}
     for point in missing:
         schemes[point.label] = schemes.get(point.label) or point.positions
@@ -297,17 +335,13 @@ _PANELS = (
 def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
     """Draw the gap by length and step; recovery and removal by k, own text against placebo targets
     and unrelated text; where a run was measured at several lengths or steps, recovery by these."""
-    varied = [
-        axis
-        for axis in ("length", "step")
-        if any(curve.along(axis)[axis].nunique() > 1 for curve in curves)
-    ]
-    by_place = [
-        _Panel(axis, f"({letter}) {_TITLES[axis]}", "recovery", "", _CONTROLS_OF_RECOVERY)
-        for letter, axis in zip("de", varied, strict=False)
-    ]
-    panels = [*_PANELS, *by_place]
-    num_panels = 1 + len(panels)
+    panels = list(_PANELS)
+    letters = iter("de")
+    for axis in ("length", "step"):
+        if any(curve.along(axis)[axis].nunique() > 1 for curve in curves):
+            title = f"({next(letters)}) {_TITLES[axis]}"
+            panels.append(_Panel(axis, title, "recovery", "", _CONTROLS_OF_RECOVERY))
+    num_panels = 1 + len(panels)  # the first is that of gaps
     num_columns = 2 if num_panels == 4 else 3
     num_rows = math.ceil(num_panels / num_columns)
     height = 3.1 + 2.3 * (num_rows - 1) + 0.13 * len(missing)
@@ -320,7 +354,8 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         axes.set_visible(False)
     colors = colors_of(curves, missing)
     _draw_gaps(grid[0], curves, missing, colors)
-    handles = _draw_curves(figure, list(grid[1:]), panels, curves, colors)
+    names = drawing.short_labels([*(c.label for c in curves), *(m.label for m in missing)])
+    handles = _draw_curves(figure, list(grid[1:]), panels, curves, colors, names)
     for axes, panel in zip(grid[1:], panels, strict=False):
         values = set[float]().union(*(curve.along(panel.axis)[panel.axis] for curve in curves))
         _draw_axis(axes, panel.axis, values)
@@ -329,9 +364,10 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         for level in (0, 1):
             axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
         _cut_at_shares(axes)
-    handles += _handles_of_missing(missing, colors)
-    ncols = 1 if max(len(str(handle.get_label())) for handle in handles) > 55 else 3
-    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)
+    handles += _handles_of_missing(missing, colors, names)
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    num_entries = 1 if longest > 55 else 3  # in a row of the legend
+    figure.legend(handles=handles, loc="outside lower center", ncols=num_entries, frameon=False)
     return figure
 
 
@@ -352,57 +388,88 @@ def _draw_curves(
     panels: Sequence[_Panel],
     curves: Sequence[Curve],
     colors: Mapping[str, str],
+    names: Mapping[str, str],
 ) -> list[Artist]:
-    """Draw all panels but that of gaps; returns what the legend says."""
-    sizes = [
-        f"windows {curve.rows.windows.iloc[0]} tokens, "
-        f"n = {curve.rows.num_targets.iloc[0]:,.0f} targets, "
-        f"{curve.rows.num_documents.iloc[0]:,.0f} documents"
-        for curve in curves
-    ]
+    """Draw all panels but that of gaps, and return the entries of the legend. `names`: what the
+    legend calls each label."""
+    sizes = [_describe_size(curve) for curve in curves]
     is_shared = len(set(sizes)) == 1
     figure.suptitle(sizes[0] if is_shared else "", fontsize=7.5)
-    kinds = list(dict.fromkeys(units for curve in curves for units in curve.rows.units))
-    kinds.sort(key=lambda units: units != "tokens")
+    kinds = _kinds_of_units(curves)
     handles: dict[str, Artist] = {}
     for curve, size in zip(curves, sizes, strict=True):
-        for units in [kind for kind in kinds if kind in set(curve.rows.units)]:
+        for units in kinds:
+            if units not in set(curve.rows.units):
+                continue
             color = colors[curve.label]
             marker = _MARKERS[kinds.index(units) % len(_MARKERS)]
             style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
             for axes, panel in zip(grid, panels, strict=False):
-                rows = curve.along(panel.axis)
-                rows = rows[rows.units == units]
-                # Where the targets have no gap, a control has nothing to be compared with.
-                rows = rows[rows[panel.value].notna()]
-                at = rows[panel.axis]
-                axes.plot(at, rows[panel.value], **style)
-                low, high = rows[f"{panel.ends}low"], rows[f"{panel.ends}high"]
-                drawing.band(axes, at, low, high, color)
-                for column, line in panel.controls.items():
-                    axes.plot(at, rows[column], linestyle=line, linewidth=0.9, color=color)
-            moved = curve.transferred
-            moved = moved[moved.units == units] if len(moved) else moved
-            if len(moved):
-                starred: dict[str, Any] = {
-                    "color": color,
-                    "marker": "*",
-                    "markersize": 6,
-                    "linestyle": "none",
-                }
-                grid[0].plot(moved.k, moved.recovery, **starred)
-            name = f"{curve.name}, {units}" + ("" if is_shared else f"; {size}")
+                _draw_curve(axes, panel, curve, units, style)
+            _draw_transferred(grid[0], curve, units, color)
+            name = f"{names[curve.label]}, {curve.selector}, {units}"
+            if not is_shared:
+                name += f"; {size}"
             handles.setdefault(name, Line2D([], [], label=name, **style))
-    legend = list(handles.values())
+    return [*handles.values(), *_handles_of_controls(curves)]
+
+
+def _describe_size(curve: Curve) -> str:
+    """Return the windows of a curve, and over how many targets it is."""
+    first = curve.rows.iloc[0]
+    return (
+        f"windows {first.windows} tokens, n = {first.num_targets:,.0f} targets, "
+        f"{first.num_documents:,.0f} documents"
+    )
+
+
+def _kinds_of_units(curves: Sequence[Curve]) -> list[str]:
+    """Return the kinds of units that are drawn, tokens first."""
+    kinds: dict[str, None] = {}
+    for curve in curves:
+        kinds |= dict.fromkeys(curve.rows.units)
+    return sorted(kinds, key=lambda units: units != "tokens")
+
+
+def _draw_curve(
+    axes: Axes, panel: _Panel, curve: Curve, units: str, style: Mapping[str, Any]
+) -> None:
+    """Draw the value of a panel with its interval, and its controls."""
+    rows = curve.along(panel.axis)
+    rows = rows[rows.units == units]
+    # Where the targets have no gap, a control has nothing to be compared with.
+    rows = rows[rows[panel.value].notna()]
+    at = rows[panel.axis]
+    axes.plot(at, rows[panel.value], **style)
+    low = rows[f"{panel.ends}low"]
+    high = rows[f"{panel.ends}high"]
+    drawing.band(axes, at, low, high, style["color"])
+    for column, line in panel.controls.items():
+        axes.plot(at, rows[column], linestyle=line, linewidth=0.9, color=style["color"])
+
+
+def _draw_transferred(axes: Axes, curve: Curve, units: str, color: str) -> None:
+    """Draw recovery by units that another model chose, as stars."""
+    rows = curve.transferred
+    if not len(rows):
+        return
+    rows = rows[rows.units == units]
+    axes.plot(rows.k, rows.recovery, color=color, marker="*", markersize=6, linestyle="none")
+
+
+def _handles_of_controls(curves: Sequence[Curve]) -> list[Artist]:
+    """Return the entries of the legend that all curves share."""
+    if not curves:
+        return []
+    handles: list[Artist] = []
     controls = ((_PLACEBO, "placebo targets"), (_UNRELATED, "best k of unrelated text"))
-    for line, label in controls if curves else ():
-        legend.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
+    for line, label in controls:
+        handles.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
     if any(len(curve.transferred) for curve in curves):
-        about: dict[str, Any] = {"marker": "*", "linestyle": "none", "color": _FAINT}
-        legend.append(Line2D([], [], label="units that another seed chose", **about))
-    if curves:
-        legend.append(Patch(color=_FILL, label="95% over documents"))
-    return legend
+        label = "units that another seed chose"
+        handles.append(Line2D([], [], marker="*", linestyle="none", color=_FAINT, label=label))
+    handles.append(Patch(color=_FILL, label="95% over documents"))
+    return handles
 
 
 def _draw_gaps(
@@ -411,74 +478,109 @@ def _draw_gaps(
     missing: Sequence[Missing],
     colors: Mapping[str, str],
 ) -> None:
-    """Mean L_short − L_long of all tokens by the long window; the steps before the last are
+    """Draw mean L_short − L_long of all tokens by the long window; the steps before the last are
     fainter. The lengths beyond the trained one are shaded."""
     axes.set_title("(a) What distant text adds", loc="left", fontweight="bold")
     axes.set_ylabel("L_short − L_long, mean of all tokens (nats)")
     axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
-    finite = [gap for curve in curves for gap in curve.gaps.length if np.isfinite(gap)]
-    finite += [point.length for point in missing if point.length not in (None, float("inf"))]
-    all_text = 2 * max(finite, default=1.0)  # the place of long="all"
-    steps = sorted({step for curve in curves for step in curve.gaps.step})
+    lengths = _finite_lengths(curves, missing)
+    all_text = 2 * max(lengths, default=1.0)  # the place of long="all"
+    steps: set[float] = set()
     for curve in curves:
-        color = colors[curve.label]
-        for step, rows in curve.gaps.groupby("step"):
-            rows = rows.sort_values("length")
-            at = rows.length.replace(float("inf"), all_text)
-            rank = steps.index(step) + 1
-            alpha = 0.25 + 0.75 * rank / len(steps)
-            errors = [rows.gap - rows.gap_low, rows.gap_high - rows.gap]
-            style: dict[str, Any] = {"color": color, "alpha": alpha, "marker": "o"}
-            axes.errorbar(at, rows.gap, errors, markersize=4, linewidth=1, capsize=2, **style)
-            if step != steps[-1]:
-                last = (at.iloc[-1], rows.gap.iloc[-1])
-                said = f" step {step:,.0f}"
-                axes.annotate(said, last, fontsize=5, color=color, va="center")
+        steps |= set(curve.gaps.step)
+    for curve in curves:
+        _draw_gaps_of(axes, curve, sorted(steps), all_text, colors[curve.label])
     for point in missing:
-        if point.length is not None:
-            place = all_text if point.length == float("inf") else point.length
-            axes.plot(
-                [place],
-                [0.03],
-                marker="x",
-                color=colors[point.label],
-                linestyle="none",
-                transform=axes.get_xaxis_transform(),
-                clip_on=False,
-            )
-    _draw_axis(axes, "length", finite)
+        if point.length is None:
+            continue
+        place = all_text if point.length == float("inf") else point.length
+        # At the lower end of the panel, as the point has no value.
+        axes.plot(
+            [place],
+            [0.03],
+            marker="x",
+            color=colors[point.label],
+            linestyle="none",
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+        )
+    _draw_axis(axes, "length", lengths)
     has_all = any((curve.gaps.length == float("inf")).any() for curve in curves)
     if has_all or any(point.length == float("inf") for point in missing):
-        axes.set_xticks([*sorted(set(finite)), all_text])
-        axes.set_xticklabels([*(f"{length:,.0f}" for length in sorted(set(finite))), "all"])
-        axes.set_xlim((min(finite, default=all_text)) * 0.8, all_text * 1.25)
+        ticks = sorted(set(lengths))
+        axes.set_xticks([*ticks, all_text])
+        axes.set_xticklabels([*(f"{length:,.0f}" for length in ticks), "all"])
+        axes.set_xlim(min(ticks, default=all_text) * 0.8, all_text * 1.25)
     _shade_beyond(axes, {int(c.trained["length"]) for c in curves if c.trained.get("length")})
 
 
+def _finite_lengths(curves: Sequence[Curve], missing: Sequence[Missing]) -> list[float]:
+    """Return the lengths of all points but those of all text."""
+    lengths: list[float] = []
+    for curve in curves:
+        lengths += [length for length in curve.gaps.length if np.isfinite(length)]
+    for point in missing:
+        if point.length is not None and np.isfinite(point.length):
+            lengths.append(point.length)
+    return lengths
+
+
+def _draw_gaps_of(
+    axes: Axes, curve: Curve, steps: Sequence[float], all_text: float, color: str
+) -> None:
+    """Draw the gaps of a curve, a line for each step."""
+    for step, rows in curve.gaps.groupby("step"):
+        rows = rows.sort_values("length")
+        at = rows.length.replace(float("inf"), all_text)
+        rank = steps.index(step) + 1
+        axes.errorbar(
+            at,
+            rows.gap,
+            [rows.gap - rows.gap_low, rows.gap_high - rows.gap],
+            color=color,
+            alpha=0.25 + 0.75 * rank / len(steps),
+            marker="o",
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+        )
+        if step != steps[-1]:
+            end = (at.iloc[-1], rows.gap.iloc[-1])
+            axes.annotate(f" step {step:,.0f}", end, fontsize=5, color=color, va="center")
+
+
 def _shade_beyond(axes: Axes, trained: set[int]) -> None:
+    """Mark the trained lengths, and shade what is beyond if there is one."""
     left, right = axes.get_xlim()
     for length in trained:
         if left < length < right:
             axes.axvline(length, color=_FAINT, linewidth=0.8, linestyle="--", zorder=0)
     if len(trained) == 1 and max(trained) < right:
         axes.axvspan(max(left, *trained), right, color=_FILL, alpha=0.5, linewidth=0, zorder=0)
-        said = f"beyond the trained {max(trained):,}"
-        axes.text(0.98, 0.97, said, transform=axes.transAxes, ha="right", va="top", fontsize=6)
+        label = f"beyond the trained {max(trained):,}"
+        axes.text(0.98, 0.97, label, transform=axes.transAxes, ha="right", va="top", fontsize=6)
         axes.set_xlim(left, right)
 
 
-def _handles_of_missing(missing: Iterable[Missing], colors: Mapping[str, str]) -> list[Artist]:
-    """A line of the legend for each label and reason, with the places that lack a point."""
+def _handles_of_missing(
+    missing: Iterable[Missing], colors: Mapping[str, str], names: Mapping[str, str]
+) -> list[Artist]:
+    """Return an entry of the legend for each label and reason, with the places that lack a
+    point."""
     places: dict[tuple[str, str], list[str]] = {}
     for point in missing:
         places.setdefault((point.label, point.reason), []).append(point.place)
     handles: list[Artist] = []
-    for (label, reason), of_label in places.items():
-        shown = "; ".join(dict.fromkeys(place for place in of_label if place))  # of all seeds
-        text = f"{label}{f' ({shown})' if shown else ''}: {' '.join(reason.split())}"
-        style: dict[str, Any] = {"marker": "x", "linestyle": "none", "color": colors[label]}
-        shown_text = textwrap.shorten(text, 240, placeholder=" …")
-        handles.append(Line2D([], [], label="\n".join(textwrap.wrap(shown_text, 120)), **style))
+    for (label, reason), places_of_label in places.items():
+        name = names[label]
+        shown = "; ".join(dict.fromkeys(place for place in places_of_label if place))
+        if shown:
+            name += f" ({shown})"
+        text = textwrap.shorten(f"{name}: {' '.join(reason.split())}", 240, placeholder=" …")
+        entry = "\n".join(textwrap.wrap(text, 120))
+        handles.append(
+            Line2D([], [], marker="x", linestyle="none", color=colors[label], label=entry)
+        )
     return handles
 
 
@@ -490,6 +592,8 @@ _LABELS = {"k": "k, number of distant units", "length": "long window, tokens", "
 
 
 def _draw_axis(axes: Axes, name: str, values: Collection[float]) -> None:
+    """Label an axis of k, length or step; the first two are logarithmic, with a tick for each of
+    the finite values."""
     axes.set_xlabel(_LABELS[name])
     if name == "step":
         return

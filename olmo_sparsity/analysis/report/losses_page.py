@@ -20,10 +20,12 @@ from olmo_sparsity.analysis.results.losses_by_place import (
 from olmo_sparsity.analysis.results.view import escape, html_table
 from olmo_sparsity.base import drawing
 
-COLORS = drawing.PALETTE[1:]
+COLORS = drawing.PALETTE[1:]  # without black, the colour of the text
+MARKERS = "os^Dv"
 
 
 def write_losses(losses: LossesByPlace, path: Path) -> None:
+    """Write the page: the differences of each pair of models, and all losses."""
     rows = losses.table
     tables = [_differences(losses, first, second) for first, second in losses.pairs()]
     columns = {
@@ -47,6 +49,7 @@ def write_losses(losses: LossesByPlace, path: Path) -> None:
 
 
 def _differences(losses: LossesByPlace, first: Checkpoint, second: Checkpoint) -> str:
+    """Return the table of the first checkpoint's losses less the second's."""
     rows = losses.compare(first, second)
     columns = {
         "places": [spell_places(row.first, row.end) for row in rows.itertuples()],
@@ -58,7 +61,9 @@ def _differences(losses: LossesByPlace, first: Checkpoint, second: Checkpoint) -
 
 
 def draw(losses: LossesByPlace) -> Figure:
-    """A panel for each range of places, the farthest first, by step; a colour for each model."""
+    """Draw a panel for each range of places, the farthest first, by step; a colour for each
+    model."""
+    names = drawing.short_labels(losses.models)
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True).flat
     for axes, (first, end) in zip(panels, losses.places, strict=True):
@@ -68,12 +73,13 @@ def draw(losses: LossesByPlace) -> Figure:
         is_here = (losses.table["first"] == first) & (losses.table.end == end)
         for number, (model, rows) in enumerate(losses.table[is_here].groupby("model", sort=False)):
             color = COLORS[number % len(COLORS)]
-            marker = "os^Dv"[number % 5]
-            axes.plot(rows.step, rows.loss, label=model, color=color, marker=marker, markersize=3)
+            marker = MARKERS[number % len(MARKERS)]
+            label = names[model]
+            axes.plot(rows.step, rows.loss, label=label, color=color, marker=marker, markersize=3)
             drawing.band(axes, rows.step, rows.low, rows.high, color)
             if len(rows) == 1:  # a band of one point is not visible
-                axes.errorbar(
-                    rows.step, rows.loss, [rows.loss - rows.low, rows.high - rows.loss], color=color
-                )
-    figure.axes[0].legend(frameon=False).set_in_layout(False)  # as names may be long
+                errors = [rows.loss - rows.low, rows.high - rows.loss]
+                axes.errorbar(rows.step, rows.loss, errors, color=color)
+    # Names may be long, and would press the panels together.
+    figure.axes[0].legend(frameon=False).set_in_layout(False)
     return figure

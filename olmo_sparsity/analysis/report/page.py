@@ -1,6 +1,9 @@
-"""Fill a template: one HTML file that loads nothing from the network. Everything from a document,
-model or meta.json is untrusted: Python writes it through `escape`, a script shows it as
-textContent, and the Content-Security-Policy allows only script and style of the hashes it names."""
+"""Fill a template: one HTML file that loads nothing from the network.
+
+Everything from a document, model or meta.json is untrusted: Python writes it through `escape`, a
+script shows it as textContent, and the Content-Security-Policy allows only script and style of the
+hashes it names.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ _HEAD = """\
 <link rel="icon" href="data:,">
 """
 _PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+"""An optional part of a template, with its name."""
 
 
 def write_html(
@@ -42,15 +46,14 @@ def write_html(
     """Write `template`, a file of this folder, with its `{{slots}}` filled and only those of its
     optional parts that `parts` names. `style` follows the template's own; `script` is a file."""
     refuse_suffix("path", path, ".html")
-    text, common, code = (
-        (_FOLDER / name).read_text(encoding="utf-8") if name else ""
-        for name in (template, "page.css", script)
-    )
-    before, own, after = re.split(r"(?<=<style>)|(?=</style>)", _HEAD + text)
-    style = common + own + style
+    code = _read(script) if script else ""
+    head, own_style, body = re.split(r"(?<=<style>)|(?=</style>)", _HEAD + _read(template))
+    style = _read("page.css") + own_style + style
     policy = f"default-src 'none'; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
-    policy += "form-action 'none'" + (f"; script-src {_hash(code)}" if code else "")
-    text = _PART.sub(lambda part: part[2] if part[1] in parts else "", before + style + after)
+    policy += "form-action 'none'"
+    if code:
+        policy += f"; script-src {_hash(code)}"
+    text = _PART.sub(lambda part: part[2] if part[1] in parts else "", head + style + body)
     # One pass, so that text in a slot is not searched for slots.
     filled = {**slots, "policy": policy, "script": code}
     text = re.sub(r"\{\{(\w+)\}\}", lambda slot: filled[slot[1]], text)
@@ -58,8 +61,12 @@ def write_html(
     write_atomically(path, text)
 
 
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
 def json_for_html(value: Any) -> str:
-    """JSON that is safe inside a script element, for HTML parsers and old script parsers."""
+    """Return JSON that is safe inside a script element, for HTML parsers and old script parsers."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.translate(DIRECTIONS)
     for character in "<>&\u2028\u2029":
@@ -68,5 +75,6 @@ def json_for_html(value: Any) -> str:
 
 
 def _hash(source: str) -> str:
+    """Return what a Content-Security-Policy calls a script or style."""
     digest = hashlib.sha256(source.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,6 +1,7 @@
 """The mean loss by place of checkpoints on the same documents, with paired intervals.
 
-Place in the flow: sums of each document → **losses by place** → page. Never imports torch."""
+Place in the flow: sums of each document → **losses by place** → page. Never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ class LossesByPlace:
     """Of the text."""
 
     def __post_init__(self) -> None:
+        # Differences are over pairs of documents: all checkpoints must have read the same tokens.
         samples = self.rows.groupby(["model", "step"]).apply(
             lambda rows: tuple(rows[["document", *PLACES, "count"]].itertuples(index=False)),
             include_groups=False,
@@ -41,6 +43,7 @@ class LossesByPlace:
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
+        """Return all checkpoints, in the order in which they were measured."""
         pairs = self.rows[["model", "step"]].drop_duplicates()
         return list(pairs.itertuples(index=False, name=None))
 
@@ -54,26 +57,39 @@ class LossesByPlace:
 
     @property
     def length(self) -> int:
-        """Tokens that are read of each document."""
+        """Return how many tokens are read of each document."""
         return int(self.rows.end.max())
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row for each checkpoint and range of places, the farthest first: the mean loss, its 95%
-        interval over documents (Student's t), and how many documents and tokens it is over."""
-        found = []
+        """Return a row for each checkpoint and range of places, the farthest first: the mean loss,
+        its 95% interval over documents (Student's t), and how many documents and tokens it is
+        over."""
+        rows = []
         for model, step in self.checkpoints:
-            means, counts = self._means(model, step), self._of(model, step).groupby(PLACES)["count"]
-            for places in self.places:
-                size = {"documents": len(means), "tokens": int(counts.sum()[places])}
-                loss, low, high = t_interval(means[places].to_numpy())
-                found.append((model, step, *places, *size.values(), loss, low, high))
+            means = self._means(model, step)
+            num_tokens = self._rows_of(model, step).groupby(PLACES)["count"].sum()
+            for first, end in self.places:
+                loss, low, high = t_interval(means[(first, end)].to_numpy())
+                rows.append(
+                    {
+                        "model": model,
+                        "step": step,
+                        "first": first,
+                        "end": end,
+                        "documents": len(means),
+                        "tokens": int(num_tokens[(first, end)]),
+                        "loss": loss,
+                        "low": low,
+                        "high": high,
+                    }
+                )
         names = ["model", "step", *PLACES, "documents", "tokens", "loss", "low", "high"]
-        return pd.DataFrame(found, columns=names)
+        return pd.DataFrame(rows, columns=names)
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """The ranges, the farthest first."""
+        """Return the ranges of places, the farthest first."""
         pairs = self.rows[PLACES].drop_duplicates().sort_values("first", ascending=False)
         return list(pairs.itertuples(index=False, name=None))
 
@@ -81,27 +97,29 @@ class LossesByPlace:
         """Return the first checkpoint's mean losses less the second's, the farthest places first,
         with 95% intervals of Student's t over the differences of documents. Below 0 the first
         checkpoint is better."""
-        apart = self._means(*first) - self._means(*second)
-        found = [
-            (*places, len(apart), *t_interval(apart[places].to_numpy())) for places in self.places
-        ]
-        names = [*PLACES, "documents", "difference", "low", "high"]
-        return pd.DataFrame(found, columns=names)
+        differences = self._means(*first) - self._means(*second)
+        rows = []
+        for places in self.places:
+            difference, low, high = t_interval(differences[places].to_numpy())
+            rows.append((*places, len(differences), difference, low, high))
+        return pd.DataFrame(rows, columns=[*PLACES, "documents", "difference", "low", "high"])
 
     def pairs(self) -> list[tuple[Checkpoint, Checkpoint]]:
-        """Each other model and the first one, both at the last step that both have; without one,
-        the last checkpoint of each."""
+        """Return each other model and the first one, both at the last step that both have; without
+        one, the last checkpoint of each."""
         if not self.models:
             return []
         base, *others = self.models
-        steps = {m: {step for name, step in self.checkpoints if name == m} for m in self.models}
-        found = []
+        steps: dict[str, set[int]] = {model: set() for model in self.models}
+        for model, step in self.checkpoints:
+            steps[model].add(step)
+        pairs = []
         for other in others:
             common = steps[base] & steps[other]
-            of_other = max(common or steps[other])
-            of_base = max(common or steps[base])
-            found.append(((other, of_other), (base, of_base)))
-        return found
+            other_step = max(common or steps[other])
+            base_step = max(common or steps[base])
+            pairs.append(((other, other_step), (base, base_step)))
+        return pairs
 
     def describe(self) -> str:
         """Return the tables as text."""
@@ -125,7 +143,7 @@ class LossesByPlace:
             lines.append(_text_table(columns))
         return "\n".join(lines)
 
-    def _of(self, model: str, step: int) -> pd.DataFrame:
+    def _rows_of(self, model: str, step: int) -> pd.DataFrame:
         rows = self.rows[(self.rows.model == model) & (self.rows.step == step)]
         if rows.empty:
             raise DataError(f"{model} has no checkpoint of step {step}")
@@ -134,32 +152,35 @@ class LossesByPlace:
     def _means(self, model: str, step: int) -> pd.DataFrame:
         """A row for each document, a column for each range. Every document has as many tokens in a
         range, so that the mean of means is the mean of tokens."""
-        rows = self._of(model, step)
+        rows = self._rows_of(model, step)
         means = rows.assign(mean=rows.total / rows["count"])
         return means.pivot(index="document", columns=PLACES, values="mean")
 
 
 def spell(checkpoint: Checkpoint) -> str:
+    """Return a readable name of a checkpoint."""
     model, step = checkpoint
     return f"{model}, step {step:,}" if step else model
 
 
 def spell_places(first: int, end: int) -> str:
+    """Return a range of places with its last one."""
     return f"{first:,} … {end - 1:,}"
 
 
 def _sizes(table: pd.DataFrame) -> dict[str, list]:
+    """Return the columns that say which places a row is of, and over how many documents."""
     places = [spell_places(row.first, row.end) for row in table[PLACES].itertuples()]
     return {"places": places, "documents": [f"{number:,}" for number in table.documents]}
 
 
 def _intervals(table: pd.DataFrame, name: str) -> list[str]:
-    values = table[[name, "low", "high"]].to_numpy().tolist()
+    """Return a column with the ends of its interval."""
     sign = "+" if name == "difference" else ""
-    return [interval(*map(float, row), digits=4, sign=sign) for row in values]
+    values = table[[name, "low", "high"]].to_numpy(float).tolist()
+    return [interval(*ends, digits=4, sign=sign) for ends in values]
 
 
 def _text_table(columns: dict) -> str:
-    return pd.DataFrame({name: list(values) for name, values in columns.items()}).to_string(
-        index=False
-    )
+    frame = pd.DataFrame({name: list(values) for name, values in columns.items()})
+    return frame.to_string(index=False)

@@ -31,7 +31,9 @@ class Meta:
     model: dict = field(default_factory=dict)
     data: dict = field(default_factory=dict)
     dtype: str = ""
-    windows: dict = field(default_factory=dict)  # long, short, stride, prefix, distant_states
+    windows: dict = field(default_factory=dict)
+    """long, short, stride, prefix, distant_states, …"""
+
     units: list = field(default_factory=list)
     selectors: list = field(default_factory=list)
     ks: list = field(default_factory=list)
@@ -44,7 +46,10 @@ class Meta:
     sink: dict = field(default_factory=dict)
     """The sink check, where no prefix precedes the windows: whether one is needed."""
 
-    reliability: list = field(default_factory=list)  # of replacements, by target set and units
+    reliability: list = field(default_factory=list)
+    """How well halves of the unrelated texts that replace distant text agree, by target set and
+    units."""
+
     intervals: str = ""
     """How the intervals of the stored summary were made; empty: by an earlier version, which stored
     bootstrap intervals without Student's t, and of any number of targets."""

@@ -1,6 +1,10 @@
-"""Show targets and their distant units in their text, in a terminal and a notebook; tables in HTML.
-Never imports torch. `targets` has target, end, text, loss_short, loss_long, gap; `distant` has
-target, rank, first, end, text, nats."""
+"""Show targets and their distant units in their text, in a terminal and a notebook; numbers and
+tables as text and HTML.
+
+Place in the flow: below summary, page and explanation. Of tables, `targets` has the columns target,
+end, text, loss_short, loss_long, gap, and `distant` target, rank, first, end, text, nats. Never
+imports torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,15 @@ import pandas as pd
 
 from olmo_sparsity.base.errors import printable
 
-REACH = 6  # tokens shown on either side of a distant unit
-MARGIN = 40  # tokens shown before the first highlighted one, and after the last
+REACH = 6
+"""Tokens shown on either side of a distant unit."""
+
+MARGIN = 40
+"""Tokens shown before the first highlighted one, and after the last."""
 
 
 def quoted(text: str) -> str:
-    """Untrusted text on one line of a terminal."""
+    """Return untrusted text on one line of a terminal."""
     return _line(text).strip()
 
 
@@ -30,6 +36,8 @@ def _line(text: str) -> str:
 
 
 def number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> str:
+    """Return a number as text, or a dash for what is no finite number. `sign`: `+` gives numbers
+    above 0 a sign, too; `minus`: the sign of those below."""
     if not isinstance(value, int | float) or not np.isfinite(value):
         return "–"
     # Adding 0 turns a rounded −0 into 0.
@@ -44,8 +52,10 @@ def num_of(count: int, noun: str) -> str:
 def interval(value: Any, low: Any, high: Any, **how: Any) -> str:
     """Return a value and its interval, or the value alone if it has none; `how`: as in `number`."""
     shown = number(value, **how)
-    ends = f"{number(low, **how)}, {number(high, **how)}"
-    return shown if "–" in (shown, number(low, **how)) else f"{shown} [{ends}]"
+    shown_low = number(low, **how)
+    if "–" in (shown, shown_low):
+        return shown
+    return f"{shown} [{shown_low}, {number(high, **how)}]"
 
 
 def html_table(
@@ -54,54 +64,65 @@ def html_table(
     """Return a table. The first column groups the rows, and is shown once per group. `quoted_row`:
     the index of the row to quote, which is marked."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    lines, before = [], None
+    lines = []
+    previous_group = None
     for index, (group, *values) in enumerate(zip(*columns.values(), strict=True)):
-        cells = "".join(f"<td>{_cell(value)}</td>" for value in values)
-        classes = [] if group == before else ["group"]
+        classes = [] if group == previous_group else ["group"]
         if index == quoted_row:
             classes.append("quote")
         marks = f' class="{" ".join(classes)}"' if classes else ""
+        cells = "".join(f"<td>{_cell(value)}</td>" for value in values)
         lines.append(f'<tr{marks}><th scope="row">{escape(group)}</th>{cells}</tr>')
-        before = group
+        previous_group = group
+    name = escape(caption)
     return (
-        f"<details{' open' if is_open else ''}><summary>{escape(caption)}</summary>"
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f"<details{' open' if is_open else ''}><summary>{name}</summary>"
+        # A wide table scrolls by itself, so it takes the focus of the keyboard and needs a name.
+        f'<div class="wide" tabindex="0" role="region" aria-label="{name}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
     )
 
 
 def _cell(value: Any) -> str:
+    """Return a cell: text, a number, or a number with the ends of its interval."""
     if isinstance(value, tuple):
         return interval(*value)
-    digits = 0 if isinstance(value, int) else 2
-    return escape(value) if isinstance(value, str) else number(value, digits)
+    if isinstance(value, str):
+        return escape(value)
+    return number(value, digits=0 if isinstance(value, int) else 2)
 
 
 def spell(name: Any) -> str:
+    """Return a name as words."""
     return str(name).replace("_", " ")
 
 
 def sentence(text: str) -> str:
+    """Return a text of the terminal as a sentence of a page, with typographic minus signs."""
     return re.sub(r"-(?=\d)", "−", f"{text[:1].upper()}{text[1:]}.")
 
 
 def places(first: int, end: int) -> str:
-    """As `--at` takes them."""
+    """Return the places of a target as `--at` takes them."""
     return f"token {first}" if end == first + 1 else f"tokens {first}:{end}"
 
 
-# Unicode marks of writing direction, which would reorder the page around a text.
-DIRECTIONS = {c: f"⟨U+{c:04X}⟩" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+DIRECTIONS = {code: f"⟨U+{code:04X}⟩" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""Unicode's marks of writing direction, which would reorder the page around a text."""
 
 
 def escape(text: Any) -> str:
-    """Untrusted text as HTML."""
+    """Return untrusted text as HTML."""
     return html.escape(str(text).translate(DIRECTIONS), quote=True)
+
+
+# --- targets with their distant units -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Shows as the text with highlighted distant units in a notebook, as a list in a terminal."""
+    """Targets of a text with their distant units: highlighted in a notebook, a list in a
+    terminal."""
 
     texts: list[str]
     targets: pd.DataFrame
@@ -109,10 +130,10 @@ class Shown:
     short: int
 
     def describe(self, bold: bool = False) -> str:
-        """For a terminal. `bold`: whether it understands ANSI codes."""
-        rows = self.targets.itertuples()
+        """Return the list for a terminal. `bold`: whether it understands ANSI codes."""
         return "\n\n".join(
-            described(self.texts, row, self.distant, self.short, bold) for row in rows
+            described(self.texts, target, self.distant, self.short, bold)
+            for target in self.targets.itertuples()
         )
 
     def __repr__(self) -> str:
@@ -125,8 +146,8 @@ class Shown:
 def described(
     texts: Sequence[str], target: Any, distant: pd.DataFrame, short: int, bold: bool = False
 ) -> str:
-    """A target with its distant units, one per line, in the text around them. `short`: tokens of
-    the short window."""
+    """Describe a target with its distant units, one per line, in the text around them. `short`:
+    tokens of the local window."""
     lines = [
         f"{strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
         f"{target.loss_short:.2f} with the last {short} tokens alone, {target.loss_long:.2f} with "
@@ -134,12 +155,8 @@ def described(
     ]
     units = distant[distant.target == target.target]
     for unit in units.itertuples():
-        bounds = (max(0, unit.first - REACH), unit.first, unit.end, unit.end + REACH)
-        before, inside, after = (_line("".join(texts[a:b])) for a, b in pairwise(bounds))
-        if not inside:  # a token that only begins a character, which the next ones complete
-            inside = f"part of {next((text for text in texts[unit.end :] if text), '')[:1]}"
         back = f"{target.target - unit.first:,} back"
-        around = f"…{before}{strong(f'[{inside}]', bold)}{after}…"
+        around = _around(texts, unit.first, unit.end, bold)
         lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
     if "loss_without" in units:
         last = units.iloc[-1]
@@ -150,28 +167,44 @@ def described(
     return "\n".join(lines)
 
 
+def _around(texts: Sequence[str], first: int, end: int, bold: bool) -> str:
+    """Return a unit with the text before and after it, on one line."""
+    before = _line("".join(texts[max(0, first - REACH) : first]))
+    inside = _line("".join(texts[first:end]))
+    after = _line("".join(texts[end : end + REACH]))
+    if not inside:  # a token that only begins a character, which the next ones complete
+        completed = next((text for text in texts[end:] if text), "")
+        inside = f"part of {completed[:1]}"
+    return f"…{before}{strong(f'[{inside}]', bold)}{after}…"
+
+
 def strong(text: str, bold: bool) -> str:
+    """Return a text in bold type, if the terminal has it."""
     return f"\x1b[1m{text}\x1b[0m" if bold else text
 
 
 def lit_text(texts: Sequence[str], targets: pd.DataFrame, distant: pd.DataFrame) -> str:
-    """HTML of the text from before the first distant unit to after the last target. The brightness
-    of a unit is its effect relative to the strongest unit of its target."""
-    lit, is_target = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)
-    most = distant.groupby("target").nats.max()
+    """Return HTML of the text from before the first distant unit to after the last target. The
+    brightness of a unit is its effect relative to the strongest unit of its target."""
+    brightness = np.zeros(len(texts))
+    strongest = distant.groupby("target").nats.max()
     for unit in distant.itertuples():
-        share = max(0.0, unit.nats) / max(most[unit.target], 1e-9)
-        lit[unit.first : unit.end] = np.maximum(lit[unit.first : unit.end], share)
+        share = max(0.0, unit.nats) / max(strongest[unit.target], 1e-9)
+        # A token may be in units of several targets.
+        brightness[unit.first : unit.end] = np.maximum(brightness[unit.first : unit.end], share)
+    is_target = np.zeros(len(texts), dtype=bool)
     for target in targets.itertuples():
         is_target[target.target : target.end] = True
-    shown = np.flatnonzero((lit > 0) | is_target)
-    first, end = max(0, shown.min() - MARGIN), min(len(texts), shown.max() + MARGIN)
+    highlighted = np.flatnonzero((brightness > 0) | is_target)
+    first = max(0, highlighted.min() - MARGIN)
+    end = min(len(texts), highlighted.max() + MARGIN)
     spans = ["…"] if first else []
     for place in range(first, end):
         text = escape(texts[place])
-        if lit[place] > 0:
-            text = f'<mark style="background:rgba(255,150,0,{lit[place]:.2f})">{text}</mark>'
+        if brightness[place] > 0:
+            color = f"rgba(255,150,0,{brightness[place]:.2f})"
+            text = f'<mark style="background:{color}">{text}</mark>'
         spans.append(f"<b><u>{text}</u></b>" if is_target[place] else text)
-    return (
-        f'<div style="white-space:pre-wrap">{"".join(spans)}{"…" if end < len(texts) else ""}</div>'
-    )
+    if end < len(texts):
+        spans.append("…")
+    return f'<div style="white-space:pre-wrap">{"".join(spans)}</div>'

@@ -458,6 +458,20 @@ def test_measurements_that_differ_in_more_than_length_are_curves_of_their_own(
     draw_figure2([results, results], tmp_path / "equal.svg", ["one", "one"])
 
 
+def test_runs_whose_names_end_alike_are_told_apart_in_the_legend(
+    results: Results, tmp_path: Path
+) -> None:
+    from olmo_sparsity.analysis.report.figures import draw_figure2
+
+    end = "seeds/of/the/same/model/and/text/step9"
+    names = [f"/disk/{scheme}/{end}" for scheme in ("pose", "rope")]
+    every = [replace(results, meta=replace(META, model={"name": name})) for name in names]
+    draw_figure2(every, tmp_path / "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text()
+    for scheme in ("se", "pe"):  # as few letters more as it takes
+        assert drawn.count(f"…{scheme}/{end}, add one, tokens") == 1
+
+
 def test_a_missing_point_says_its_reason(results: Results, tmp_path: Path) -> None:
     from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
 
