@@ -14,6 +14,7 @@ in `resume`, which has no estimate.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,10 +43,35 @@ def model_of(layers: int) -> ModelConfig:
     return ModelConfig(n_layers=layers, vocab_size=16384, weight_tying=True)
 
 
-def gathered_numbers(layers: int) -> int:
-    from olmo_sparsity.training.estimate import gathered_at_once, without_memory
+def estimates_of(engine: str, layers: int, count: int) -> dict[str, float]:
+    """Return what the estimate says of each phase, in MiB."""
+    from olmo_sparsity.models.transformers_folder import count_parameters
+    from olmo_sparsity.training.estimate import (
+        activation_bytes,
+        gathered_at_once,
+        start_bytes,
+        state_bytes,
+        without_memory,
+    )
 
-    return gathered_at_once(without_memory(model_of(layers)), model_of(layers))
+    sizes = model_of(layers)
+    model = without_memory(sizes)
+    parameters = count_parameters(model)
+    largest_weight = max(weight.numel() for weight in model.parameters())
+    state = state_bytes(
+        "bf16",
+        parameters,
+        engine,
+        count,
+        gathered=gathered_at_once(model, sizes),
+        sums_whole_gradients=TRAINING.batch_size // count > 1,
+    )
+    in_bytes = {
+        "build": start_bytes("bf16", parameters, engine, count, largest_weight),
+        "step": state + activation_bytes(sizes, TRAINING, 1),
+        "save": parameters * (HELD[engine] + (SHARED[engine] + 12) / count),
+    }
+    return {phase: number / 2**20 for phase, number in in_bytes.items()}
 
 
 def resident_mib(name: str) -> float:
@@ -59,24 +86,18 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
 
     import olmo_sparsity.models.olmo  # noqa: F401 (OLMo, as building does)
     from olmo_sparsity.command.cli import give_back_freed_memory
-    from olmo_sparsity.config.sections import CheckpointConfig, EngineConfig, OptimizerConfig
+    from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.models.build import build_model
-    from olmo_sparsity.models.checkpoint_files import (
-        StoredWeights,
-        fill,
-        part_name,
-        save_weights,
-        write_index,
-    )
-    from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
+    from olmo_sparsity.models.checkpoint_files import StoredWeights, fill
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.deepspeed_engine import import_deepspeed
     from olmo_sparsity.training.deferred import Deferred
     from olmo_sparsity.training.distributed import connect, start_alone
     from olmo_sparsity.training.fsdp_engine import FSDPEngine  # noqa: F401 (imports DTensor)
 
-    give_back_freed_memory(2**20)
+    # Small enough for a shard of any matrix: what stays in holes of the heap is nobody's estimate.
+    give_back_freed_memory(2**16)
     torch.set_num_threads(1)
     sizes = model_of(layers)
     checkpoint, found = out / "checkpoints/step000001", {}
@@ -84,6 +105,8 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
         if engine_name.startswith("zero"):
             start_alone()
             import_deepspeed(torch.device("cpu"))
+        Deferred(partial(build_model, model_of(layers=1)))  # PyTorch's first call of anything
+        gc.collect()
         empty = resident_mib("VmRSS")
 
         def note(phase: str) -> None:
@@ -92,14 +115,14 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
 
         Path("/proc/self/clear_refs").write_text("5")
         torch.manual_seed(0)
-        source = None if engine_name == "ddp" else Deferred(partial(build_model, sizes))
+        is_built_whole = engine_name == "ddp"
+        source = None if is_built_whole else Deferred(partial(build_model, sizes))
         model = source.model if source else build_model(sizes)
         stored = StoredWeights(checkpoint / "model.safetensors") if resumes else None
         if stored is not None and source is None:
             fill(model, stored, "stored")
         sections = EngineConfig(name=engine_name), TRAINING, OptimizerConfig()
         engine = build_engine(model, *sections, processes, source and (stored or source))
-        found["parameters"] = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         if resumes:
             engine.load_moments(checkpoint / "engine", step=1)
             note("resume")
@@ -111,23 +134,34 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
             for _ in range(2):
                 engine.step(batch, 1e-4)
             note("step")
-            weights, moments = engine.copy_weights(), engine.copy_moments()
-            name = part_name(processes.rank, processes.world_size)
-
-            def write_part(folder: Path) -> list[Path]:
-                return [save_weights(weights, folder / name), moments(folder / "engine")]
-
-            def write_once(folder: Path) -> None:
-                if processes.world_size > 1:
-                    write_index(folder, engine.part_of)
-
-            with CheckpointWriter(out, CheckpointConfig(), processes) as writer:
-                writer.save(TrainerState(1, 1, ""), write_once, write_part)
-                writer.wait()
+            save(engine, out)
             note("save")
         (out / f"{processes.rank}-{resumes}.json").write_text(json.dumps(found))
         processes.gather(None)
     os._exit(0)
+
+
+def save(engine: Any, out: Path) -> None:
+    """Write a checkpoint, in each process its part."""
+    from olmo_sparsity.config.sections import CheckpointConfig
+    from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
+    from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
+
+    processes = engine.processes
+    weights = engine.copy_weights()
+    moments = engine.copy_moments()
+    name = part_name(processes.rank, processes.world_size)
+
+    def write_part(folder: Path) -> list[Path]:
+        return [save_weights(weights, folder / name), moments(folder / "engine")]
+
+    def write_once(folder: Path) -> None:
+        if processes.world_size > 1:
+            write_index(folder, engine.part_of)
+
+    with CheckpointWriter(out, CheckpointConfig(), processes) as writer:
+        writer.save(TrainerState(1, 1, ""), write_once, write_part)
+        writer.wait()
 
 
 def launch(engine: str, layers: int, count: int) -> dict[str, float]:
@@ -147,8 +181,6 @@ def launch(engine: str, layers: int, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    from olmo_sparsity.training.estimate import activation_bytes, start_bytes, state_bytes
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--processes", default="1,2,4")
@@ -163,20 +195,11 @@ def main() -> None:
     for engine in options.engines.split(","):
         for count in map(int, options.processes.split(",")):
             peaks = launch(engine, options.layers, count)
-            size = int(peaks["parameters"])
-            gathered = gathered_numbers(options.layers) if engine == "fsdp" else 0
-            several_micro_batches = TRAINING.batch_size // count > 1
-            step = state_bytes("bf16", size, engine, count, gathered, several_micro_batches)
-            estimates = {
-                "build": start_bytes("bf16", size, engine, count),
-                "step": step + activation_bytes(model_of(options.layers), TRAINING, 1),
-                "save": size * (HELD[engine] + (SHARED[engine] + 12) / count),
-            }
+            estimates = estimates_of(engine, options.layers, count)
             cells = [engine, str(count)]
             for phase, estimate in estimates.items():
-                cells += [f"{peaks[phase]:,.0f}", f"{estimate / 2**20:,.0f}"]
-            peak = max(peaks[phase] for phase in estimates)
-            ratio = peak / (max(estimates.values()) / 2**20)
+                cells += [f"{peaks[phase]:,.0f}", f"{estimate:,.0f}"]
+            ratio = max(peaks[phase] for phase in estimates) / max(estimates.values())
             cells += [f"{peaks['resume']:,.0f}", f"{ratio:.2f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
     return None

@@ -118,8 +118,17 @@ def state_bytes(
     return int(weights + gradients + 12 * part + in_use)
 
 
-def start_bytes(precision: Precision, parameters: int, engine: str = "ddp", count: int = 1) -> int:
-    """The peak on the device of a process while its engine is built, before the first step."""
+def start_bytes(
+    precision: Precision,
+    parameters: int,
+    engine: str = "ddp",
+    count: int = 1,
+    largest_weight: int = 0,
+) -> int:
+    """Return the peak on the device of a process while its engine is built, before the first step.
+
+    `largest_weight`: with `zero3`, the numbers of the largest weight, which is whole for a while.
+    """
     size = 2 if precision == "bf16" else 4
     part = parameters / count
     # DeepSpeed makes Adam's moments in the first step.
@@ -129,7 +138,11 @@ def start_bytes(precision: Precision, parameters: int, engine: str = "ddp", coun
         # All weights are copied into one flat tensor; their fp32 part, and one of zeros, follow.
         return int(max(2 * size * parameters, size * parameters + 8 * part))
     if engine == "zero3":
-        return int((size + 8) * part)
+        # A weight is made in fp32 and cast before its first shard is kept. Later, beside all shards
+        # and places for their gradients, it is made again for DeepSpeed's fp32 copy.
+        made_first = size * part + (4 + size) * largest_weight
+        made_again = (size + 8) * part + 4 * largest_weight
+        return int(max(made_first, made_again))
     if engine == "fsdp":
         return int(4 * part)
     # DDP makes its buckets, which become the gradients, when it is built.
@@ -269,8 +282,15 @@ def needed_bytes(config: RunConfig, hardware: Hardware, micro_batch_size: int) -
 
 
 def start_of(config: RunConfig, hardware: Hardware) -> int:
-    parameters = count_parameters(without_memory(config.model))
-    return start_bytes(config.training.precision, parameters, config.engine.name, hardware.count)
+    """Return the peak on each device before the first step."""
+    model = without_memory(config.model)
+    return start_bytes(
+        config.training.precision,
+        count_parameters(model),
+        config.engine.name,
+        hardware.count,
+        largest_weight=max(weight.numel() for weight in model.parameters()),
+    )
 
 
 def with_engine(config: RunConfig, engine: str) -> RunConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.memory import estimates_of, launch
 from olmo_sparsity.base.devices import find_gpu, known_gpu
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
@@ -184,6 +185,21 @@ def test_zero_1_and_2_need_room_for_two_copies_of_the_weights_at_the_start() -> 
     assert cost.start > cost.state + cost.activations
     assert cost.peak == cost.start + cost.context
     assert not replace(hardware, memory=cost.start - 1).memory >= needed_bytes(config, hardware, 1)
+
+
+def test_zero_3_holds_its_largest_weight_whole_at_the_start() -> None:
+    on_64 = start_bytes("bf16", 10**9, "zero3", 64, largest_weight=10**8)
+    assert on_64 == 2 * 10**9 / 64 + (4 + 2) * 10**8, "when it is made, before other shards"
+    on_4 = start_bytes("bf16", 10**9, "zero3", 4, largest_weight=10**8)
+    assert on_4 == (2 + 8) * 10**9 / 4 + 4 * 10**8, "beside all shards"
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("engine", ["fsdp", "zero3"])
+def test_peaks_of_sharded_engines_are_within_15_percent_of_their_estimates(engine: str) -> None:
+    measured = launch(engine, layers=24, count=4)
+    for phase, estimated in estimates_of(engine, layers=24, count=4).items():
+        assert measured[phase] == pytest.approx(estimated, rel=0.15), phase
 
 
 def test_recomputed_layers_cost_a_third_more() -> None:
