@@ -23,13 +23,6 @@ given = {{"words": sys.argv[1:], "variables": dict(os.environ)}}
 open(os.environ["GIVEN"], "w").write(json.dumps(given))
 sys.exit(int(os.environ.get("EXIT", 0)))
 """
-# Three nodes, of which this one reaches the last through ib0.
-COMMANDS = {
-    "srun": SRUN,
-    "scontrol": '#!/bin/sh\n[ "$1 $2" = "show hostnames" ] && printf "n1\\nn2\\nn3\\n"',
-    "getent": '#!/bin/sh\n[ "$2" = n3 ] && echo "10.1.2.3 STREAM n3"',
-    "ip": '#!/bin/sh\n[ "$4" = 10.1.2.3 ] && echo "10.1.2.3 dev ib0 src 10.1.2.1 uid 0"',
-}
 ONE_NODE = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
 THREE_NODES = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
 
@@ -38,9 +31,9 @@ class Submitted:
     """A job's script, run with an srun that writes down what it is given."""
 
     def __init__(self, folder: Path, *words: str, **variables: str) -> None:
-        for name, text in COMMANDS.items():
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o755)
+        srun = folder / "srun"
+        srun.write_text(SRUN)
+        srun.chmod(0o755)
         environment = {"PATH": f"{folder}:/usr/bin:/bin", "GIVEN": str(folder / "given.json")}
         environment |= {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "12345"}
         self.done = subprocess.run(
@@ -90,14 +83,9 @@ def test_tasks_share_the_cores_of_a_node(
 
 @pytest.mark.parametrize(
     ("variables", "interface"),
-    [
-        (ONE_NODE, None),
-        (THREE_NODES, "ib0"),
-        (THREE_NODES | {"GLOO_SOCKET_IFNAME": "eth7"}, "eth7"),
-        (ONE_NODE | {"GLOO_SOCKET_IFNAME": "eth7"}, "eth7"),
-    ],
+    [(THREE_NODES, None), (THREE_NODES | {"GLOO_SOCKET_IFNAME": "eth7"}, "eth7")],
 )
-def test_messages_take_the_interface_between_nodes(
+def test_the_first_node_chooses_no_interface_for_the_others(
     tmp_path: Path, variables: dict[str, str], interface: str | None
 ) -> None:
     assert train(tmp_path, **variables).variables.get("GLOO_SOCKET_IFNAME") == interface
@@ -173,6 +161,24 @@ def accept(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
     )
+
+
+def test_acceptance_hands_on_the_least_speeds_of_links(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tools / "srun").chmod(0o755)
+    accept(
+        tmp_path,
+        PATH=f"{tools}:/usr/bin:/bin",
+        SLURM_NTASKS="4",
+        SLURM_JOB_NUM_NODES="2",
+        OLMO_SPARSITY_LEAST_WITHIN="150",
+    )
+    page = (tmp_path / "clone/results/accept/accept.md").read_text()
+    within, between = (line for line in page.splitlines() if line.startswith("| all-reduce"))
+    assert "--ntasks=2 python -m olmo_sparsity.training.all_reduce --least=150 |" in within
+    assert "python -m olmo_sparsity.training.all_reduce |" in between
 
 
 def test_acceptance_takes_no_variable_of_the_login_shell(tmp_path: Path) -> None:

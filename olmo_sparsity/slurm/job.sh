@@ -14,7 +14,8 @@
 # SLURM itself requeues a job that it preempts or that loses a node, and never one that you cancel.
 #
 # From the environment: OLMO_SPARSITY_SRUN_FLAGS="--container-image=… --cpu-bind=…", further flags
-# of srun; OMP_NUM_THREADS; HF_HUB_OFFLINE=0, to download what is not in the cache; GLOO_SOCKET_IFNAME.
+# of srun; OMP_NUM_THREADS; HF_HUB_OFFLINE=0, to download what is not in the cache; GLOO_SOCKET_IFNAME,
+# without which each process chooses the interface of its own node (training/interface.py).
 
 if [[ ! -f $SLURM_SUBMIT_DIR/slurm/job.sh ]]; then
   echo "submit from the root of olmo-sparsity, not from $SLURM_SUBMIT_DIR" >&2
@@ -68,9 +69,6 @@ environment() {
   export SRUN_CPUS_PER_TASK=$cores OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
   # Without it, a node that has no internet waits for the hub before it looks into the cache.
   export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
-  # gloo otherwise takes the address of the node's own name, which may be one of loopback.
-  local interface=${GLOO_SOCKET_IFNAME:-$(interface_between_nodes)}
-  [[ -n $interface ]] && export GLOO_SOCKET_IFNAME=$interface
 }
 
 # The job's cores on a node, shared by its tasks there; 1 where nodes differ.
@@ -79,15 +77,6 @@ cores_per_task() {
   [[ $tasks$cores == *,* ]] && tasks=1 cores=1 # as 4(x2),3
   tasks=${tasks%(*} cores=${cores%(*}
   echo $((cores > tasks ? cores / tasks : 1))
-}
-
-# Through which the first node reaches the last one; nothing on one node, or where that is not known.
-interface_between_nodes() {
-  ((${SLURM_JOB_NUM_NODES:-1} > 1)) || return 0
-  local last address
-  last=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
-  address=$(getent ahostsv4 "$last" | awk '{ print $1; exit }')
-  ip -o route get "$address" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p'
 }
 
 # The deaths of this job so far. Preemptions are none, so SLURM_RESTART_COUNT does not tell.

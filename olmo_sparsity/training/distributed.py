@@ -19,6 +19,7 @@ import torch.distributed as dist
 from olmo_sparsity.base.errors import ConfigError, ReportedElsewhere, UserError, one_line
 from olmo_sparsity.base.launch import Launch, read_launch
 from olmo_sparsity.config.sections import EngineConfig
+from olmo_sparsity.training.interface import choose_interface
 
 
 class LostProcess(Exception):
@@ -144,6 +145,7 @@ def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
         # torchrun keeps one store for all its attempts.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
         _wait_for_all(store, launch, limit)
+        choose_interface(store, launch, address)
         rank, size = launch.rank, launch.world_size
         dist.init_process_group(_backend(), None, patience, size, rank, store)
     except (dist.DistError, RuntimeError, ValueError) as error:

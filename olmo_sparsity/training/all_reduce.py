@@ -1,0 +1,96 @@
+"""Measure how fast the processes of a job sum numbers, and fail below a least speed.
+
+    srun … python -m olmo_sparsity.training.all_reduce [--least GB/s]
+
+Place in the flow: two rows of slurm/accept.sbatch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from olmo_sparsity.base.devices import PCIE_GIGABYTES_PER_S, device_name, find_gpu
+from olmo_sparsity.training.distributed import Processes, connect
+from olmo_sparsity.training.engine import own_device
+
+# Of what `train --dry-run` assumes for a link. A cluster with less is slower than its dry run says.
+LEAST_SHARE = 0.5
+INFINIBAND_GIGABYTES_PER_S = 25.0
+"""Of a card of 200 Gbit/s, which NCCL uses for one GPU at least."""
+
+LEAST_OVER_TCP = 0.5
+"""GB/s, about half of what ten-gigabit Ethernet carries."""
+
+LEAST_ON_CPU = 0.02
+"""GB/s of gloo. Processes on CPUs only try a job out."""
+
+NUM_REPETITIONS = 5
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="Measure an all-reduce of all processes.")
+    parser.add_argument("--least", type=float, help="GB/s below which this fails; 0: never")
+    options = parser.parse_args(words)
+    with connect() as processes:
+        device = own_device("auto", processes)
+        speed = measure(device, processes)
+        if not processes.is_first:
+            return 0
+        link, least = least_speed(device, processes)
+        if options.least is not None:
+            least = options.least
+        print(
+            f"{processes.world_size} processes, {speed:.2f} GB/s each ({link}; at least {least:g})",
+            flush=True,
+        )
+        return int(speed < least)
+
+
+def measure(device: torch.device, processes: Processes) -> float:
+    """Return the GB/s that each process sends, as in a ring: the median of some repetitions."""
+    numbers = torch.ones(2**26 if device.type == "cuda" else 2**20, device=device)
+    seconds = []
+    for _ in range(1 + NUM_REPETITIONS):
+        began = time.perf_counter()
+        dist.all_reduce(numbers)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    count = processes.world_size
+    sent = 2 * (count - 1) / count * numbers.nbytes
+    after_connecting = seconds[1:]  # the first one also opens connections
+    return sent / statistics.median(after_connecting) / 1e9
+
+
+def least_speed(device: torch.device, processes: Processes) -> tuple[str, float]:
+    """Return the kind of link between the processes, and the least GB/s that it should have."""
+    if device.type != "cuda":
+        return "gloo", LEAST_ON_CPU
+    if processes.world_size == processes.local_world_size:
+        gpu = find_gpu(device_name(device))
+        speed = gpu.gigabytes_per_s if gpu else PCIE_GIGABYTES_PER_S
+        link = "NVLink" if speed > PCIE_GIGABYTES_PER_S else "PCIe"
+        return link, LEAST_SHARE * speed
+    if has_infiniband():
+        return "InfiniBand or RoCE", LEAST_SHARE * INFINIBAND_GIGABYTES_PER_S
+    return "TCP", LEAST_OVER_TCP
+
+
+def has_infiniband() -> bool:
+    """Return whether this node has a card that NCCL uses without TCP."""
+    cards = Path("/sys/class/infiniband")
+    return cards.is_dir() and any(cards.iterdir())
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(exit_code)  # threads of gloo may wait for each other for ever
