@@ -69,7 +69,7 @@ def attribute(options: argparse.Namespace) -> int:
 
 def _attribute_questions(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement.plan import load
-    from olmo_sparsity.sources import gate, questions, suite
+    from olmo_sparsity.sources import expectations, gate, questions, suite
     from olmo_sparsity.sources.request import AttributeRequest
 
     _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)
@@ -91,7 +91,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         model=loaded, decoys=options.decoys, settings=settings, loading=loading
     )
     if options.gate:
-        gate.read_expectations(path)  # a wrong one is an error before anything is computed
+        expectations.read_expectations(path)  # a wrong one is an error before anything is computed
     if options.dry_run:
         print(questions.count_questions(common, path))
         return 0

@@ -45,7 +45,8 @@ class StoredCell:
     @property
     def most(self) -> float:
         """The larger of both effects, in nats."""
-        return max((nats for nats in (self.gives, self.lost) if nats is not None), default=-inf)
+        evaluated = [nats for nats in (self.gives, self.lost) if nats is not None]
+        return max(evaluated, default=-inf)
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,22 @@ class StoredStatement:
     number: int
     text: str
     kind: str
-    nats: float  # that all sources give
+    nats: float
+    """That all sources give."""
+
     sources: list[str]
-    open: list[str]  # sources that are neither named nor excluded
+    open: list[str]
+    """Sources that are neither named nor excluded."""
+
     origins: list[str]
-    is_undecided: bool  # the statement, or a sentence of the reasoning that it relies on
+    """Sources that it relies on, also through reasoning."""
+
+    is_undecided: bool
+    """The statement, or a sentence of the reasoning that it relies on."""
+
     verdict: str
-    cells: dict[str, StoredCell]  # by source
+    cells: dict[str, StoredCell]
+    """By source."""
 
     @property
     def rests_on_none(self) -> bool:
@@ -78,8 +88,14 @@ class StoredAnswer:
     question: int
     id: str
     asked: str
+    """The text of the question."""
+
     seconds: float
-    source_texts: dict[str, str]  # hashes, by source
+    """That the question took."""
+
+    source_texts: dict[str, str]
+    """A hash of the text of each source."""
+
     statements: list[StoredStatement]
 
     @staticmethod
@@ -87,55 +103,70 @@ class StoredAnswer:
         number: int, asked: str, attribution: Attribution, id: str = "", seconds: float = 0.0
     ) -> StoredAnswer:
         """Return what is stored of the attribution of question `number`."""
-        numbers = attribution.matrix[[item.name for item in fields(StoredCell)]]
-        statements = [
-            StoredStatement(
-                number=row.Index,
-                text=row.text,
-                kind=row.kind,
-                nats=row.nats,
-                sources=row.sources,
-                open=row.open,
-                origins=row.origins,
-                is_undecided=attribution.is_undecided(row),
-                verdict=row.verdict,
-                cells={
-                    name: StoredCell(*values)
-                    for name, *values in numbers.loc[row.Index].itertuples()
-                },
-            )
-            for row in attribution.statements.itertuples()
-        ]
         hashes = {
             name: hash_of(attribution.source_text(i)) for i, name in enumerate(attribution.names)
         }
-        return StoredAnswer(number, id, asked, seconds, hashes, statements)
+        return StoredAnswer(
+            question=number,
+            id=id,
+            asked=asked,
+            seconds=seconds,
+            source_texts=hashes,
+            statements=[
+                _stored_statement(attribution, row) for row in attribution.statements.itertuples()
+            ],
+        )
 
     @staticmethod
     def without_sources(
         number: int, asked: str, texts: Sequence[str], id: str = ""
     ) -> StoredAnswer:
         """Return the answer to a question whose prompt has no sources: statements rest on none."""
-        statements = [
-            StoredStatement(
-                number=i,
-                text=text,
-                kind="none",
-                nats=0.0,
-                sources=[],
-                open=[],
-                origins=[],
-                is_undecided=False,
-                verdict="rests on no source (the prompt has none)",
-                cells={},
-            )
-            for i, text in enumerate(texts)
-        ]
-        return StoredAnswer(number, id, asked, 0.0, {}, statements)
+        return StoredAnswer(
+            question=number,
+            id=id,
+            asked=asked,
+            seconds=0.0,
+            source_texts={},
+            statements=[_statement_without_sources(i, text) for i, text in enumerate(texts)],
+        )
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """The text of each statement."""
         return tuple(statement.text for statement in self.statements)
+
+
+def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
+    """Return a statement with its numbers. `row`: of `Attribution.statements`."""
+    numbers = attribution.matrix[[field.name for field in fields(StoredCell)]].loc[row.Index]
+    return StoredStatement(
+        number=row.Index,
+        text=row.text,
+        kind=row.kind,
+        nats=row.nats,
+        sources=row.sources,
+        open=row.open,
+        origins=row.origins,
+        is_undecided=attribution.is_undecided(row),
+        verdict=row.verdict,
+        cells={name: StoredCell(*values) for name, *values in numbers.itertuples()},
+    )
+
+
+def _statement_without_sources(number: int, text: str) -> StoredStatement:
+    return StoredStatement(
+        number=number,
+        text=text,
+        kind="none",
+        nats=0.0,
+        sources=[],
+        open=[],
+        origins=[],
+        is_undecided=False,
+        verdict="rests on no source (the prompt has none)",
+        cells={},
+    )
 
 
 def identity_in(folder: str | Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from olmo_sparsity.sources.answers import StoredAnswer, read_answers
 HEAD = '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Questions</title>\n'
 
 WORDS_OF_CHECKS = {True: "passed", False: "failed", None: "none"}
+"""By whether all checks of a question passed; None: it has none."""
 
 
 def page_file(pages: Path, number: int) -> Path:
@@ -22,8 +23,9 @@ def page_file(pages: Path, number: int) -> Path:
     return pages / f"{number:06d}.html"
 
 
-def write_page_without_sources(pages: Path, number: int, asked: str) -> None:
-    text = escape(f"{asked}: the prompt has no sources, so no statement rests on one")
+def write_page_without_sources(pages: Path, number: int, question: str) -> None:
+    """Write the page of a question whose prompt has no sources."""
+    text = escape(f"{question}: the prompt has no sources, so no statement rests on one")
     write_atomically(page_file(pages, number), f"{HEAD}<p>{text}</p></html>\n")
 
 
@@ -46,8 +48,8 @@ def write_index(
 
 
 def _cells(answer: StoredAnswer) -> list[str]:
-    asked = f"{answer.id}: {answer.asked}" if answer.id else answer.asked
-    link = f'<a href="{page_file(Path(), answer.question)}">{escape(asked)}</a>'
+    title = f"{answer.id}: {answer.asked}" if answer.id else answer.asked
+    link = f'<a href="{page_file(Path(), answer.question)}">{escape(title)}</a>'
     num_undecided = sum(row.is_undecided for row in answer.statements)
     num_sourced = sum(not row.is_undecided and bool(row.sources) for row in answer.statements)
     return [link, str(len(answer.statements)), str(num_sourced), str(num_undecided)]

@@ -35,7 +35,7 @@ from olmo_sparsity.sources.answers import (
 from olmo_sparsity.sources.documents import read_turns
 from olmo_sparsity.sources.index_page import page_file, write_index, write_page_without_sources
 from olmo_sparsity.sources.prompt import statement_texts
-from olmo_sparsity.sources.questions_file import MOST_DECOYS, read_objects, read_questions
+from olmo_sparsity.sources.questions_file import MOST_DECOYS, read_lines, read_questions
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.statements import Attributing, cost_of
 from olmo_sparsity.text.inputs import open_documents
@@ -51,16 +51,19 @@ def measure_questions(
 ) -> pd.DataFrame | None:
     """Explain each question of a .jsonl file (docs/sources.md). Writes statements.parquet and
     matrix.parquet into `out`, and returns the first; None: other processes have questions left.
-    `common`: a loaded model, options, and `decoys`; default: the sources of other questions.
-    `pages`: a folder that gets a page for each question; a question without its page is asked
-    again."""
+
+    common: A loaded model, options, and `decoys`; default: the sources of other questions.
+    shard: Number of this process, and of all that share the questions.
+    pages: A folder that gets a page for each question. A question without its page is answered
+        again.
+    """
     model = common.model
     requests = read_questions(common, questions)
-    ids = [str(record.get("id", "")) for _, record, _ in read_objects(questions)]
+    ids = [line.id for line in read_lines(questions)]
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
-    first, step = shard
-    mine = range(len(requests))[first::step]
+    index, num_shards = shard
+    mine = range(len(requests))[index::num_shards]
     left = [number for number in mine if not _is_finished(folder.path, pages, number)]
     with using(model), Progress("explaining", len(mine), "questions") as progress:
         measured = identity_of_questions(common, questions)
@@ -117,13 +120,18 @@ def _answered_without_sources(
 def _write_tables(folder: Path, num_questions: int) -> pd.DataFrame:
     """Write the tables of all questions, and return that of statements."""
     answers = [stored for _, stored in read_stored(folder, num_questions)]
-    tables = dict[str, pd.DataFrame]()
-    for name in ("statements", "matrix"):
-        rows = [pd.DataFrame(stored[name]).assign(question=i) for i, stored in enumerate(answers)]
-        tables[name] = pd.concat(rows, ignore_index=True)
-        with writing(folder / f"{name}.parquet") as partial:
-            tables[name].to_parquet(partial)
-    return tables["statements"]
+    _write_table(folder, "matrix", answers)
+    return _write_table(folder, "statements", answers)
+
+
+def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.DataFrame:
+    rows = [
+        pd.DataFrame(stored[name]).assign(question=number) for number, stored in enumerate(answers)
+    ]
+    table = pd.concat(rows, ignore_index=True)
+    with writing(folder / f"{name}.parquet") as partial:
+        table.to_parquet(partial)
+    return table
 
 
 def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
@@ -138,15 +146,15 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
 def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:
     """Return what results are of: model, tokenizer, template, questions, settings, decoys."""
     may_change = ("expect", "id")  # they change no number
-    asked = [
-        {key: value for key, value in record.items() if key not in may_change}
-        for _, record, _ in read_objects(questions)
-    ]
+    records = list[dict[str, Any]]()
+    for line in read_lines(questions):
+        kept = {key: value for key, value in line.record.items() if key not in may_change}
+        records.append(kept)
     return identity_of(common.model) | {
         "version": VERSION,
         "random_streams": STREAMS,
-        "questions": hash_of(asked),
-        "num_questions": len(asked),
+        "questions": hash_of(records),
+        "num_questions": len(records),
         "settings": asdict(common.settings),
         "prefix": common.loading.prefix,
         "decoys": _fingerprint_of_decoys(common),
@@ -173,5 +181,6 @@ def describe(statements: pd.DataFrame) -> str:
     }
     shares = statements.kind.value_counts(normalize=True)
     lines = [f"{len(statements):,} statements of {statements.question.nunique():,} questions"]
-    lines += [f"  {shares.get(kind, 0.0):6.1%} {words}" for kind, words in words_of_kinds.items()]
+    for kind, words in words_of_kinds.items():
+        lines.append(f"  {shares.get(kind, 0.0):6.1%} {words}")
     return "\n".join(lines)

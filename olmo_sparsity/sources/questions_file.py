@@ -7,38 +7,69 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.base.conform import conform, unique
-from olmo_sparsity.base.errors import DataError, UserError
-from olmo_sparsity.sources.documents import Answer, Segment, read_turns
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError, printable
+from olmo_sparsity.sources.documents import (
+    Answer,
+    Segment,
+    parts_of,
+    read_turns,
+    refuse_half_letters,
+)
 from olmo_sparsity.sources.request import AttributeRequest
 
 MOST_DECOYS = 200
 """Without decoys, so many sources of other questions are a question's decoys at most."""
 
 FIELDS = (
-    *("id", "sources", "question", "answer", "reasoning", "expect"),
-    *("messages", "message", "passages"),
+    "id",
+    "sources",
+    "question",
+    "answer",
+    "reasoning",
+    "expect",
+    "messages",
+    "message",
+    "passages",
 )
 """Fields of a question. A request to a chat API, with `messages`, may have others of its own."""
 
 ANSWER_WITH_SPANS = '{"text": …, "spans": [[first, end], …]}'
 
 
+@dataclass(frozen=True)
+class QuestionLine:
+    """A line of a questions file."""
+
+    place: str
+    """Path and number of the line, for messages."""
+
+    record: dict[str, Any]
+    raw: bytes
+    """The line as it is written, in which numbers have all their digits."""
+
+    @property
+    def id(self) -> str:
+        """Empty: the line has none."""
+        return str(self.record.get("id", ""))
+
+
 def read_questions(common: AttributeRequest, path: str | Path) -> list[AttributeRequest]:
     """Return a request for each line: `common` with the line's sources, question and answer.
     Without `decoys`, these are the sources of other lines."""
     requests = list[AttributeRequest]()
-    for where, record, line in read_objects(path):
+    for line in read_lines(path):
         try:
-            requests.append(replace(common, **_request_fields(record, line)).checked())
+            request = replace(common, **_request_fields(line)).checked()
         except (UserError, ValueError) as error:
-            raise DataError(f"{where}: {error}") from None
+            raise DataError(f"{line.place}: {error}") from None
+        requests.append(request)
     if not requests:
         raise DataError(f"{path} has no questions; write one JSON object a line")
     if common.decoys is None:
@@ -46,27 +77,42 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
     return requests
 
 
-def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
-    """Yield the place of each line that is not blank, its JSON object, and the line."""
+def read_lines(path: str | Path) -> Iterator[QuestionLine]:
+    """Yield each line that is not blank."""
+    place_of_id = dict[str, str]()
     # Not splitlines: a text in JSON may hold U+2028.
-    for number, line in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
-        if not line.strip():
+    for number, raw in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
+        if not raw.strip():
             continue
-        where = f"{path}:{number}"
-        try:
-            record = json.loads(line, object_pairs_hook=unique)
-            json.dumps(record, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{where} holds half of a surrogate pair, no text") from None
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            raise DataError(f"{where} is not a JSON object; write one object a line, no key twice")
-        _refuse_unknown(record, where)
-        yield where, record, line
+        line = _read_line(raw, f"{path}:{number}")
+        # A baseline is compared by id, so questions must not share one.
+        if line.id and line.id in place_of_id:
+            raise DataError(
+                f"{line.place} and {place_of_id[line.id]} have the same id, {line.id!r:.40}; "
+                "give each question an id of its own, or omit it"
+            )
+        place_of_id[line.id] = line.place
+        yield line
 
 
-def _refuse_unknown(record: dict[str, Any], where: str) -> None:
+def _read_line(raw: bytes, place: str) -> QuestionLine:
+    try:
+        record = json.loads(raw, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise DataError(f"{place} is not a JSON object; write one object a line, no key twice")
+    try:
+        for name, value in record.items():
+            refuse_half_letters(name, f"the field {printable(name)}")
+            refuse_half_letters(value, printable(name))
+    except ConfigError as error:
+        raise DataError(f"{place}: {error}") from None
+    _refuse_unknown(record, place)
+    return QuestionLine(place, record, raw)
+
+
+def _refuse_unknown(record: dict[str, Any], place: str) -> None:
     """Raise where a field has no effect: a misspelt `expect` would check nothing."""
     for name in record:
         if name in FIELDS:
@@ -75,21 +121,22 @@ def _refuse_unknown(record: dict[str, Any], where: str) -> None:
         # A request to a chat API has fields of its own, such as `model` and `tools`.
         if "messages" in record and not similar:
             continue
-        remedy = f"the fields are {', '.join(FIELDS)}"
-        if similar:
-            remedy = f"did you mean {similar[0]}?"
-        raise DataError(f"{where} has the unknown field {name!r:.40}; {remedy}")
+        remedy = f"did you mean {similar[0]}?" if similar else f"fields are {', '.join(FIELDS)}"
+        raise DataError(f"{place} has the unknown field {name!r:.40}; {remedy}")
     id = record.get("id", "")
     if not isinstance(id, str | int) or isinstance(id, bool):
-        raise DataError(f"{where}: id={id!r:.40} must be a text or a whole number")
+        raise DataError(f"{place}: id={id!r:.40} must be a text or a whole number")
 
 
-def _request_fields(record: dict[str, Any], line: bytes) -> dict[str, Any]:
-    """Return the fields of `AttributeRequest` that a line gives."""
+def _request_fields(line: QuestionLine) -> dict[str, Any]:
+    """Return the fields of `AttributeRequest` that a line has."""
+    record = line.record
     if "messages" in record:
         excluded = record.keys() & {"sources", "question", "answer", "reasoning"}
         if excluded:
-            raise DataError(f"it has messages and {min(excluded)}; omit one")
+            raise DataError(
+                f"it has messages and {min(excluded)}, which messages hold; omit {min(excluded)}"
+            )
         return {
             "messages": record,
             "message": record.get("message", -1),
@@ -104,18 +151,18 @@ def _request_fields(record: dict[str, Any], line: bytes) -> dict[str, Any]:
         "question": record["question"],
         "reasoning": record.get("reasoning"),
         "sources": _as_sources(record["sources"]),
-        "answer": _as_answer(record.get("answer"), line),
+        "answer": _as_answer(record.get("answer"), line.raw),
     }
 
 
-def _as_answer(answer: Any, line: bytes) -> str | list[str] | Answer | None:
+def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
     """Return an answer from JSON; a number is the text that the file has."""
     if isinstance(answer, dict) and set(answer) == {"text", "spans"}:
         spans = conform(answer["spans"], list[list[int]], "answer.spans")
         text = conform(answer["text"], str, "answer.text")
         return Answer(text, [(first, end) for first, end in spans])
     # Read again with numbers as texts: 1.50 would become 1.5.
-    as_written = json.loads(line, parse_int=str, parse_float=str).get("answer")
+    as_written = json.loads(raw, parse_int=str, parse_float=str).get("answer")
     statements = as_written if isinstance(as_written, list) else [as_written]
     if as_written is None or all(isinstance(text, str) for text in statements):
         return as_written
@@ -133,28 +180,24 @@ def _as_sources(sources: Any) -> Any:
     if isinstance(sources, Mapping) and set(sources) == {"name", "text"}:
         return Segment(sources["name"], sources["text"])
     if isinstance(sources, Mapping) and isinstance(sources.get("content"), list):
-        return {**sources, "content": [*map(_as_sources, sources["content"])]}
+        content = [_as_sources(part) for part in sources["content"]]
+        return {**sources, "content": content}
     return sources
 
 
 def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:
     """Return the requests with the named sources of the others as decoys, later lines first, so
     that neighbours do not all get the same."""
-    texts = [_named_texts(request) for request in requests]
-    return [
-        replace(request, decoys=_joined([*texts[i + 1 :], *texts[:i]])[:MOST_DECOYS])
-        for i, request in enumerate(requests)
-    ]
+    texts_of = [_named_texts(request) for request in requests]
+    with_decoys = list[AttributeRequest]()
+    for number, request in enumerate(requests):
+        decoys = list[str]()
+        for texts in [*texts_of[number + 1 :], *texts_of[:number]]:
+            decoys += texts
+        with_decoys.append(replace(request, decoys=decoys[:MOST_DECOYS]))
+    return with_decoys
 
 
 def _named_texts(request: AttributeRequest) -> list[str]:
-    return [
-        part.text
-        for turn in read_turns(request.sources)
-        for part in turn.parts
-        if part.name  # a text without a name is no source
-    ]
-
-
-def _joined(lists: list[list[str]]) -> list[str]:
-    return [text for texts in lists for text in texts]
+    # A text without a name is not a source.
+    return [part.text for part in parts_of(read_turns(request.sources)) if part.name]

@@ -61,6 +61,15 @@ from olmo_sparsity.sources.verdicts import (
 NEW_TOKENS = 256
 """Tokens of a generated answer at most, unless the user says otherwise."""
 
+HOW_TO_READ = (
+    "A nat is a unit of loss: 1 nat less means that the words are 2.7 times as likely. A decoy is "
+    "an unrelated text that replaces a source. A statement rests on a source if it loses much more "
+    "without it than decoys explain. How often this is right: in 52 test questions that lost 2 "
+    "nats or more without the right source, SmolLM2-135M's verdicts named it, and no other, in "
+    "0.92; in 83 without the right source, they named another in 0.00."
+)
+"""Printed above the verdicts. The rates are those of docs/sources.md."""
+
 SHOWN = 3
 """Statements that a failed assertion shows."""
 
@@ -383,8 +392,9 @@ class Attribution:
         return prompt_texts
 
     def describe(self, bold: bool = False) -> str:
-        """Return the verdicts as text for a terminal. `bold`: whether it understands ANSI codes."""
-        lines = list[str]()
+        """Return the verdicts as text for a terminal, with how to read them and their error rate.
+        `bold`: whether it understands ANSI codes."""
+        lines = [HOW_TO_READ, ""]
         for row in self.statements.itertuples():
             lines.append(strong(quoted(row.text), bold))
             lines.append(f"  {printable(row.verdict)}")

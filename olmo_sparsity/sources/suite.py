@@ -17,6 +17,8 @@ from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.config.schema import kinds_of
 from olmo_sparsity.sources import gate, questions
+from olmo_sparsity.sources.expectations import read_expectations
+from olmo_sparsity.sources.gate_report import GateReport
 from olmo_sparsity.sources.index_page import write_index
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 from olmo_sparsity.sources.request import AttributeRequest
@@ -36,7 +38,7 @@ def check(
     new_need_source: bool = False,
     pages: str | Path | None = None,
     **options: Any,
-) -> gate.GateReport:
+) -> GateReport:
     """Run the gate, and return a report that is true if enough checks pass.
 
     Args:
@@ -58,17 +60,19 @@ def check(
             assert check("smollm2", "questions.jsonl", tmp_path, decoys="my_texts", prefix="\\n")
     """
     known = {*kinds_of(SourceSettings), *kinds_of(ModelOptions), *kinds_of(ServerOptions)}
-    if unknown := sorted(options.keys() - known):
+    unknown = sorted(options.keys() - known)
+    if unknown:
         raise TypeError(f"check has no option {', '.join(unknown)}")
     settings = build(SourceSettings, options)
     loading = build(ModelOptions, options)
     gate.refuse_margin(margin)
     path = _as_file(questions, Path(out))
-    gate.read_expectations(path)  # a wrong one is an error before a model is loaded
+    # A wrong expectation is an error before a model is loaded, which may take minutes.
+    read_expectations(path)
     serving = build(ServerOptions, options)
     loaded = load(model, tokenizer, loading, True, whole_prompts=True, **serving.loading)
     common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
-    return run(
+    _, report = run(
         common,
         path,
         out,
@@ -78,7 +82,8 @@ def check(
         margin=margin,
         must_pass=must_pass,
         new_need_source=new_need_source,
-    )[1]
+    )
+    return report
 
 
 def run(
@@ -90,7 +95,7 @@ def run(
     baseline: str | Path | None = None,
     allow_other_model: bool = False,
     **tolerance: Any,
-) -> tuple[pd.DataFrame, gate.GateReport]:
+) -> tuple[pd.DataFrame, GateReport]:
     """Answer the questions, check the answers, and write gate.xml and gate.json into `out`.
     `tolerance`: of `gate.check`."""
     identity = questions.identity_of_questions(common, path)
@@ -106,10 +111,12 @@ def run(
 
 
 def _as_file(questions: str | Path | Sequence[Mapping[str, Any]], out: Path) -> Path:
+    """Return the file of the questions, which is written if they are objects."""
     if isinstance(questions, str | Path):
         return Path(questions)
     # Beside the folder of results, which holds nothing else.
     path = out.with_name(f"{out.name}.questions.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "\n".join(json.dumps(dict(record)) for record in questions) + "\n")
+    lines = [json.dumps(dict(record)) + "\n" for record in questions]
+    write_atomically(path, "".join(lines))
     return path

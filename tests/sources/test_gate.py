@@ -24,12 +24,9 @@ from olmo_sparsity.sources.answers import (
     identity_in,
     read_answers,
 )
-from olmo_sparsity.sources.gate import (
-    SIMILAR,
-    check,
-    read_expectations,
-    refuse_without_checks,
-)
+from olmo_sparsity.sources.baseline import SIMILAR
+from olmo_sparsity.sources.expectations import read_expectations
+from olmo_sparsity.sources.gate import check, refuse_without_checks
 from tests.support.sources import SOURCES, asked, saved, with_verdicts
 
 FIRST, SECOND = {"a": 4.0, "b": 0.0}, {"a": 0.2, "b": 0.1}

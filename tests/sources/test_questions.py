@@ -17,6 +17,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources import gate
+from olmo_sparsity.sources.expectations import read_expectations
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.questions import count_questions, measure_questions
 from olmo_sparsity.sources.questions_file import read_questions
@@ -174,6 +175,7 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
         '{"question": "w1"}',
         json.dumps(RECORDS[0] | {"anwser": "w1"}),
         json.dumps(RECORDS[0] | {"sources": {"\ud800": "w1"}}),
+        json.dumps(RECORDS[0] | {"\ud800": "w1"}),
         *(
             json.dumps(RECORDS[0] | wrong)
             for wrong in (
@@ -217,3 +219,33 @@ def test_an_answer_is_read_as_it_is_written(answer: str, read: Any, path: Path) 
     path.write_text(GOOD.replace('["w1 w2 w3", "w8 w9"]', answer) + "\n" + GOOD)
     found = read_questions(common(None), path)
     assert [one.answer for one in found] == [read, ["w1 w2 w3", "w8 w9"]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"question": "w1 \ud83d"}, r"q\.jsonl:2: question: character 3 is \\ud83d"),
+        ({"sources": {"a": "w1", "b": "\udc00"}}, r"q\.jsonl:2: sources, key 'b': character 0"),
+        ({"answer": ["w1", "w\udc00"]}, r"q\.jsonl:2: answer, number 1: character 1"),
+    ],
+)
+def test_half_a_letter_is_named_by_line_and_field(
+    wrong: dict[str, Any], place: str, path: Path
+) -> None:
+    path.write_text(GOOD + "\n" + json.dumps(RECORDS[0] | wrong))
+    with pytest.raises(DataError, match=place):
+        read_questions(common(None), path)
+
+
+@pytest.mark.parametrize("second", ["opening", 7])
+def test_two_questions_of_one_id_are_refused_by_their_lines(second: Any, path: Path) -> None:
+    ids = [str(second), "other", None, None, second]
+    records = [RECORDS[0] | ({} if id is None else {"id": id}) for id in ids]
+    path.write_text("\n".join(map(json.dumps, records)))
+    lines = rf"q\.jsonl:5 and .*q\.jsonl:1 have the same id, '{second}'"
+    with pytest.raises(DataError, match=lines):
+        read_questions(common(None), path)
+    with pytest.raises(DataError, match=r"q\.jsonl:5"):
+        read_expectations(path)
+    path.write_text("\n".join(map(json.dumps, records[:-1])))
+    assert len(read_questions(common(None), path)) == 4

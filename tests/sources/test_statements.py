@@ -18,6 +18,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.statements import HOW_TO_READ
 from olmo_sparsity.sources.trials import Trials, next_round
 from olmo_sparsity.sources.verdicts import mean_of_tried
 from tests.support.explanations import make_tokenizer
@@ -143,6 +144,35 @@ def test_the_answer_is_shown_with_citations(citations: str, shown: str) -> None:
         with pytest.raises(ConfigError, match="must hold 1 or name once"):
             found.text(citations=wrong)
     assert asked(answer=answer).text() == answer.text  # none is named
+
+
+def test_the_rates_above_the_verdicts_are_those_of_the_page() -> None:
+    page = Path("docs/sources.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+ \| \d+) \|$", page, re.MULTILINE))
+    named = rows[
+        "the right source is named, and no other, where 2 nats or more are lost without it"
+    ]
+    missing = rows["a source is named although the right one is missing"]
+    for row, words in ((named, "in 52 test questions"), (missing, "in 83 without")):
+        share, num = re.fullmatch(r"([\d.]+) \[.*\] \| (\d+)", row).groups()  # type: ignore[union-attr]
+        assert num in words
+        assert words in HOW_TO_READ
+        assert f"in {share}" in HOW_TO_READ.split(words)[1]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/sources.md"])
+def test_samples_of_the_output_show_all_lines_that_are_printed(page: str) -> None:
+    samples = re.findall(r"```text\n(.*?)```", Path(page).read_text(), re.DOTALL)
+    (sample, *_) = [sample for sample in samples if "rests on" in sample]
+    first, blank, *lines, last = sample.splitlines()
+    found = with_verdicts(asked())
+    printed = found.describe().splitlines()
+    assert (first, blank) == (printed[0], printed[1]) == (HOW_TO_READ, "")
+    assert lines[-1] == printed[-2] == ""
+    assert len(printed) == 2 + 2 * len(found.texts) + 2
+    assert all(line.startswith("  rests on ") for line in [*lines[1:-1:2], *printed[3:-2:2]])
+    counts = r"statements: \d+, sources: \d+"
+    assert re.sub(counts, "", last) == re.sub(counts, "", printed[-1])
 
 
 def test_json_has_the_schema_that_the_page_says() -> None:

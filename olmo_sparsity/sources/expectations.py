@@ -1,0 +1,130 @@
+"""Read what a questions file expects of verdicts, and compare a verdict with it.
+
+Place in the flow: field `expect` of a line → **expectations** → gate.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.sources.answers import StoredStatement
+from olmo_sparsity.sources.questions_file import QuestionLine, read_lines
+
+FORMS = '{"both": [name, …]}, {"either": [name, …]}, each with "nats": least number if wanted'
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a statement, or all statements together, must rely on."""
+
+    sources: tuple[str, ...]
+    """That the verdict must name. Empty: it must name none."""
+
+    nats: float = 0.0
+    """That each of them must give, or that must be lost without it."""
+
+    statement: int | None = None
+    """None: one statement must rely on the sources; or, without sources, none on any."""
+
+    is_either: bool = False
+    """One of the sources is enough."""
+
+    def __str__(self) -> str:
+        if not self.sources:
+            return "no source"
+        least = f", {self.nats:g} nats or more" if self.nats else ""
+        joint = " or " if self.is_either else " and "
+        return joint.join(self.sources) + least
+
+
+def read_expectations(path: str | Path) -> list[list[Expectation]]:
+    """Return the field `expect` of each question of a .jsonl file: `none`, the name of a source,
+    or {"both": …} or {"either": …} with several, for all statements together; or a list of these,
+    one for each statement, in which null accepts any verdict."""
+    return [_expectations_of(line) for line in read_lines(path)]
+
+
+def _expectations_of(line: QuestionLine) -> list[Expectation]:
+    expect = line.record.get("expect")
+    if not isinstance(expect, list):
+        return [] if expect is None else [_expectation(expect, None, line.place)]
+    _refuse_other_length(expect, line.record.get("answer"), line.place)
+    return [
+        _expectation(entry, number, line.place)
+        for number, entry in enumerate(expect)
+        if entry is not None
+    ]
+
+
+def _refuse_other_length(expect: list[Any], answer: Any, place: str) -> None:
+    """Raise unless each statement has an entry. A text is split later, and checked then."""
+    if not expect:
+        raise DataError(f"{place}: expect=[] checks nothing; omit it, or write one for each")
+    if isinstance(answer, Mapping):
+        answer = answer.get("spans")
+    if isinstance(answer, list) and len(answer) != len(expect):
+        raise DataError(
+            f"{place}: expect has {len(expect)} entries, and the answer {len(answer)} statements; "
+            "null accepts any verdict of a statement"
+        )
+
+
+def _expectation(entry: Any, statement: int | None, place: str) -> Expectation:
+    names = entry
+    nats: Any = 0.0
+    is_either = False
+    if isinstance(entry, Mapping):
+        ways = [way for way in ("sources", "both", "either") if way in entry]
+        if len(ways) == 1 and set(entry) <= {ways[0], "nats"}:
+            names = entry[ways[0]]
+            nats = entry.get("nats", 0.0)
+            is_either = ways[0] == "either"
+            if ways[0] == "sources" and isinstance(names, list) and len(names) > 1:
+                # It would be read as "both" by some and as "either" by others.
+                several = json.dumps(names, ensure_ascii=False)
+                forms = f'{{"both": {several}}} or {{"either": {several}}}'
+                raise DataError(f"{place}: expect names several sources; write {forms}")
+    if isinstance(names, str):
+        names = [names]
+    is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not are_names or not names or not is_number:
+        raise DataError(f"{place}: expect={entry!r:.60} must be none, a source, {FORMS}, or a list")
+    if len(names) > 1 and "none" in names:
+        raise DataError(f"{place}: expect={entry!r:.60} mixes none with sources; write one of them")
+    return Expectation(
+        sources=() if names == ["none"] else tuple(names),
+        nats=float(nats),
+        statement=statement,
+        is_either=is_either,
+    )
+
+
+def fits(expected: Expectation, row: StoredStatement, margin: float) -> bool:
+    """Return whether a verdict is as expected, up to `margin` nats of an effect. An undecided
+    statement rests on no source only if what it may lose is within the margin."""
+    if not expected.sources:
+        return row.rests_on_none or (margin > 0 and row.most <= margin)
+    are_named = [_is_named(row, name, expected.nats, margin) for name in expected.sources]
+    if expected.is_either:
+        return any(are_named)
+    if len(expected.sources) > 1 and row.kind == "either":
+        return False
+    return all(are_named)
+
+
+def _is_named(row: StoredStatement, name: str, nats: float, margin: float) -> bool:
+    """Return whether a verdict names a source, or would with `margin` nats more. A source whose
+    effect is small, or a small share of the nats, is not open, and no margin names it."""
+    cell = row.cells.get(name)
+    is_candidate = name in row.sources or name in row.open
+    if cell is None or not is_candidate:
+        # Through reasoning a source has no nats of its own.
+        return name in row.origins and not nats
+    is_near = margin > 0 and cell.above is not None and cell.above >= -margin
+    return (name in row.sources or is_near) and cell.most >= nats - margin

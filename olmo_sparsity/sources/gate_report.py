@@ -1,0 +1,170 @@
+"""The checks of a file of questions, as text, JUnit XML and JSON.
+
+Place in the flow: gate.py and baseline.py make checks; this module reports them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+from xml.etree import ElementTree
+
+from olmo_sparsity.base.errors import printable
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.sources.answers import StoredAnswer
+
+VERSION = 3
+"""Of gate.json, whose checks have the fields of `Check` as keys."""
+
+
+@dataclass(frozen=True)
+class Check:
+    question: int | None
+    """From 1, as all numbers here. None: of the whole baseline."""
+
+    statement: int | None
+    """None: all of them."""
+
+    text: str
+    expected: str
+    found: str
+    passed: bool
+    kind: str = "expect"
+    """Or "baseline", or "new": a statement that the baseline does not have."""
+
+    by_margin: bool = False
+    """It fails without the margin."""
+
+    id: str = ""
+    """Of the question."""
+
+    asked: str = ""
+    """The text of the question."""
+
+    seconds: float = 0.0
+    """That the question took."""
+
+    @property
+    def place(self) -> str:
+        """The question and the statement, in words."""
+        question = "all questions" if self.question is None else f"question {self.question}"
+        if self.id:
+            question += f" ({self.id})"
+        return question if self.statement is None else f"{question}, statement {self.statement}"
+
+
+def check_of(answer: StoredAnswer, **fields: Any) -> Check:
+    """Return a check of an answer, with these other fields of `Check`."""
+    return Check(
+        question=answer.question + 1,
+        id=answer.id,
+        asked=answer.asked,
+        seconds=answer.seconds,
+        **fields,
+    )
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """The checks of a file of questions. It is true if enough of them pass, and shows what failed,
+    so a test may say `assert check(…)`."""
+
+    checks: Sequence[Check]
+    notes: Sequence[str] = ()
+    """What passes only by the margin, and what differs from the baseline without failing."""
+
+    must_pass: float = 1.0
+    """The share of checks that must pass."""
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+    @property
+    def passed(self) -> bool:
+        # A baseline without a question in common is no share of failures: nothing was compared.
+        if any(check.question is None for check in self.failures):
+            return False
+        # In whole checks: 0.9 of 10 is 9, also where a product of floats is not.
+        least = math.ceil(self.must_pass * len(self.checks) - 1e-9)
+        return len(self.checks) - len(self.failures) >= least
+
+    @property
+    def passes_by_question(self) -> dict[int, bool]:
+        """By question, from 0, whether all its checks passed."""
+        passes = dict[int, bool]()
+        for check in self.checks:
+            if check.question is not None:
+                number = check.question - 1
+                passes[number] = passes.get(number, True) and check.passed
+        return passes
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def describe(self) -> str:
+        """Return failures and notes as text for a terminal."""
+        counts = f"{len(self.failures)} of {len(self.checks)} checks failed"
+        if self.must_pass < 1:
+            verdict = "passed" if self.passed else "failed"
+            counts += f"; {self.must_pass:.4g} of them must pass: {verdict}"
+        lines = [counts, *self.notes]
+        for check in self.failures:
+            lines.append(f"{check.place}: {check.text}")
+            lines.append(f"  expected ({check.kind}): {check.expected}")
+            lines.append(f"  found: {check.found}")
+        return "\n".join(printable(line) for line in lines)
+
+    def write(self, folder: Path, suite: str) -> None:
+        """Write gate.xml (JUnit) and gate.json. `suite`: the name of the questions file."""
+        write_atomically(folder / "gate.xml", self._as_junit(printable(suite)))
+        report = {
+            "schema": "olmo-sparsity/gate",
+            "version": VERSION,
+            "passed": self.passed,
+            "must_pass": self.must_pass,
+            "notes": [*self.notes],
+            "checks": [asdict(check) for check in self.checks],
+        }
+        write_atomically(folder / "gate.json", json.dumps(report, indent=1))
+
+    def _as_junit(self, suite: str) -> str:
+        num_checks = Counter(check.question for check in self.checks)
+        seconds = {check.question: check.seconds for check in self.checks}
+        totals = {
+            "tests": str(len(self.checks)),
+            "failures": str(len(self.failures)),
+            "time": f"{sum(seconds.values()):.3f}",
+        }
+        root = ElementTree.Element("testsuites", totals)
+        element = ElementTree.SubElement(root, "testsuite", {"name": suite} | totals)
+        for check in self.checks:
+            # Checks of one question share its time, so that the sum is that of the suite.
+            share_s = check.seconds / num_checks[check.question]
+            _add_case(element, check, suite, share_s)
+        notes = "\n".join(printable(note) for note in self.notes)
+        ElementTree.SubElement(element, "system-out").text = notes
+        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _add_case(parent: ElementTree.Element, check: Check, suite: str, seconds: float) -> None:
+    question = f": {shorten(check.asked, 80)}" if check.asked else ""
+    attributes = {
+        "classname": suite,
+        "name": printable(f"{check.place} ({check.kind}){question}"),
+        "time": f"{seconds:.3f}",
+    }
+    case = ElementTree.SubElement(parent, "testcase", attributes)
+    if not check.passed:
+        message = printable(f"expected {check.expected}; found: {check.found}")
+        failure = ElementTree.SubElement(case, "failure", {"message": message})
+        failure.text = printable(f"{check.text}\n{message}")
