@@ -104,7 +104,7 @@ def one_at_a_time(model: Any, block: Block, distant: list[int], target: int) -> 
     found = []
     for chosen in [[], *([j] for j in distant)]:
         places = np.concatenate(
-            [block.earlier(np.array(chosen, dtype=np.int64)), block.near(target + 1)]
+            [block.earlier(np.array(chosen, dtype=np.int64)), block.local(target + 1)]
         )
         tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
         logits = model(
@@ -119,7 +119,7 @@ def one_at_a_time(model: Any, block: Block, distant: list[int], target: int) -> 
 
 def captum_inputs(tokenizer: Any, block: Block) -> dict[str, Any]:
     """As its tutorial has it: every token of the long window replaced in turn. And the nearest it
-    comes to our question: each distant token put before the short window (as text, so IDs are
+    comes to our question: each distant token put before the local window (as text, so IDs are
     contiguous and words may be cut anew)."""
     words = [tokenizer.decode([token]) for token in block.distant_F.tolist()]
     near = tokenizer.decode(block.tokens[LONG - SHORT : LONG].tolist())
@@ -177,7 +177,7 @@ def dense(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor, labels
 @torch.no_grad()
 def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
     """influence_FW of distant tokens with their context, the plain way: the long window for each,
-    in batches, with a mask that hides the other distant tokens from the short window."""
+    in batches, with a mask that hides the other distant tokens from the local window."""
     places = np.arange(len(block.tokens) - 1)
     tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
     targets_W = torch.from_numpy(block.targets_W.astype(np.int64))

@@ -361,12 +361,12 @@ def _attend_to_pairs(
     scores_HLL = torch.einsum("lhk,mhk->hlm", q_LHK, k_PHK[window_L]).float()
     scores_HLL += causal_bias(len(window_L), scores_HLL.device)[0]
     weights_HLL = scores_HLL.softmax(-1).to(v_PHK.dtype)
-    near_LHK = torch.einsum("hlm,mhk->lhk", weights_HLL, v_PHK[window_L])
+    local_LHK = torch.einsum("hlm,mhk->lhk", weights_HLL, v_PHK[window_L])
     scores_BLH = torch.einsum("lhk,bhk->blh", q_LHK, k_PHK[distant_B]).float()
     share_BLH = (scores_BLH - scores_HLL.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
-    mixed_BLHK = near_LHK.new_empty(*pair_BL.shape, *near_LHK.shape[1:])
+    mixed_BLHK = local_LHK.new_empty(*pair_BL.shape, *local_LHK.shape[1:])
     mixed_BLHK[:, 0] = v_PHK[distant_B]
-    torch.lerp(near_LHK, v_PHK[distant_B, None], share_BLH[..., None], out=mixed_BLHK[:, 1:])
+    torch.lerp(local_LHK, v_PHK[distant_B, None], share_BLH[..., None], out=mixed_BLHK[:, 1:])
     return mixed_BLHK[:, -last:]
 
 

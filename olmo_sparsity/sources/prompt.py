@@ -105,7 +105,7 @@ class SourcePrompt:
     """Of the sources, or of their judged parts."""
 
     pieces: list[Piece]
-    near_ids: list[int]
+    local_ids: list[int]
     """The question, and what a chat template puts after it."""
 
     prefix_ids: list[int]
@@ -127,7 +127,7 @@ class SourcePrompt:
             first_text = parts[0][0].text
             prefix_ids = model.prefix_ids(request.loading.prefix, first_text)
         after_texts = [after for _, after in parts]
-        near_ids, *after_ids = model.encode([closing, *after_texts], follow=True)
+        local_ids, *after_ids = model.encode([closing, *after_texts], follow=True)
         text_ids = _encode_parts(model, [part for part, _ in parts], settings.control_tokens)
         pieces = list[Piece]()
         for number, (part, _) in enumerate(parts):
@@ -135,13 +135,13 @@ class SourcePrompt:
             pieces.append(Piece(text_ids[number], after_ids[number], source, source))
         if settings.units != "sources":
             names, pieces = _divided(model, names, pieces, settings.units)
-        return SourcePrompt(model, names, pieces, near_ids, prefix_ids)
+        return SourcePrompt(model, names, pieces, local_ids, prefix_ids)
 
     def through(self, ids: list[int], spans: Spans) -> SourcePrompt:
         """Return the prompt continued by the tokens of the reasoning, whose sentences, `spans`, are
         sources, too."""
         if not spans:
-            return replace(self, near_ids=[*self.near_ids, *ids])
+            return replace(self, local_ids=[*self.local_ids, *ids])
         sentence_names = [f"reasoning {i + 1}" for i in range(len(spans))]
         duplicates = sorted(set(self.names) & set(sentence_names))
         if duplicates:
@@ -151,7 +151,7 @@ class SourcePrompt:
         # The last token stays in view: the local window must not be empty, and precedes the answer.
         last_end = min(spans[-1][1], len(ids) - 1)
         ends = [*(end for _, end in spans[:-1]), last_end]
-        pieces = [*self.pieces, Piece([*self.near_ids, *ids[: spans[0][0]]], [])]
+        pieces = [*self.pieces, Piece([*self.local_ids, *ids[: spans[0][0]]], [])]
         for number, (first, _) in enumerate(spans):
             source = len(self.names) + number
             pieces.append(Piece(ids[first : ends[number]], [], source, source))
@@ -159,7 +159,7 @@ class SourcePrompt:
             self,
             names=[*self.names, *sentence_names],
             pieces=pieces,
-            near_ids=ids[last_end:],
+            local_ids=ids[last_end:],
             num_reasoning=len(spans),
         )
 
@@ -196,7 +196,7 @@ class SourcePrompt:
                 end[piece.source] = text_ends[piece.source] + len(piece.after_ids)
             tokens += piece.text_ids
             tokens += piece.after_ids
-        tokens += self.near_ids
+        tokens += self.local_ids
         start = len(tokens)
         for ids in answer.pieces:
             tokens += ids
@@ -249,7 +249,7 @@ class SourcePrompt:
         for piece in self.pieces:
             before += piece.text_ids
             before += piece.after_ids
-        before += self.near_ids
+        before += self.local_ids
         before += reasoning_ids
         with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
             return generate(

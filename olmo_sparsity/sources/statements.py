@@ -385,7 +385,7 @@ class Attribution:
         texts = self.layout.document.texts
         prompt_texts = list[tuple[str, int | None]]()
         first = 0
-        for piece in [*self.prompt.pieces, Piece(self.prompt.near_ids, [])]:
+        for piece in [*self.prompt.pieces, Piece(self.prompt.local_ids, [])]:
             end = first + len(piece.text_ids)
             prompt_texts.append(("".join(texts[first:end]), piece.source))
             first = end + len(piece.after_ids)
@@ -536,7 +536,7 @@ class Attributing:
         if request.answer is None:
             placeholder = Answer("?", [(0, 1)])
             ids = prompt.answer_ids(placeholder, self._num_new, True, request.reasoning)
-            ids = replace(ids, pieces=[prompt.near_ids[:1] * self._num_new])
+            ids = replace(ids, pieces=[prompt.local_ids[:1] * self._num_new])
         else:
             ids = prompt.answer_ids(request.answer, self._num_new, True, request.reasoning)
         return [(part, part.lay_out(part_ids)) for part, part_ids in self._chain(ids)]

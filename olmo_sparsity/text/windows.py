@@ -165,6 +165,7 @@ class Block:
 
     num_far = OldAttribute("num_distant")
     far_F = OldAttribute("distant_F")
+    near = OldAttribute("local")
 
     def with_distant(self, distant_F: np.ndarray) -> Block:
         """Return the same local window and targets after other distant tokens."""
@@ -178,8 +179,8 @@ class Block:
         distant tokens, rising)."""
         return np.concatenate([np.arange(self.num_prefix), self.num_prefix + distant])
 
-    def near(self, last: int | None = None) -> np.ndarray:
-        """Return the position IDs of the short window and of the targets that are inputs for the
+    def local(self, last: int | None = None) -> np.ndarray:
+        """Return the position IDs of the local window and of the targets that are inputs for the
         first `last` targets (all by default)."""
         if last is None:
             last = self.num_targets

@@ -66,7 +66,7 @@ class Brute:
         start = target - (target - first) % windows.stride if start is None else start
         self.origin = 0 if windows.long == "all" else start - windows.long
         self.prefix = list(windows.prefix)
-        self.near = list(range(start - windows.short, target))
+        self.local = list(range(start - windows.short, target))
         self.distant = list(range(self.origin, start - windows.short))
         self.known: dict[tuple[int, ...], torch.Tensor] = {}
 
@@ -80,9 +80,9 @@ class Brute:
     @torch.no_grad()
     def _log_p(self, chosen: list[int]) -> torch.Tensor:
         if self.distant_states == "isolated":
-            return self._read([*chosen, *self.near])
+            return self._read([*chosen, *self.local])
         # The long text, of which the window sees the chosen distant tokens only.
-        places = [*self.distant, *self.near]
+        places = [*self.distant, *self.local]
         first, end = len(self.prefix), len(self.prefix) + len(self.distant)
         seen = torch.ones(first + len(places), first + len(places)).tril().bool()
         seen[end:, first:end] &= ~torch.tensor([place not in chosen for place in self.distant])
@@ -124,7 +124,7 @@ class Brute:
 
     def gradient_times_input(self) -> np.ndarray:
         embedding = self.model.embedding.weight
-        tokens, positions = self.inputs([*self.distant, *self.near])
+        tokens, positions = self.inputs([*self.distant, *self.local])
         change = torch.zeros(1, tokens.shape[1], embedding.shape[1], requires_grad=True)
         hook = self.model.embedding.register_forward_hook(lambda m, i, out: out + change)
         log_p = self.model(tokens, positions)[0, -1].float().log_softmax(-1)

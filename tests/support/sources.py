@@ -50,7 +50,7 @@ class Plain:
         self.model, read = model_of(family), make_tokenizer(bos=False)
         self.parts = [read(text).input_ids for text in SOURCES.values()]
         self.answer = [read(text).input_ids for text in GIVEN["answer"]]
-        self.near = [*read(GIVEN["question"]).input_ids, *[*chain(*self.answer)]]
+        self.local = [*read(GIVEN["question"]).input_ids, *[*chain(*self.answer)]]
 
     def with_decoys(self, decoys: dict[int, list[int]]) -> Plain:
         """… in place of some sources, by number."""
@@ -60,7 +60,7 @@ class Plain:
 
     @torch.no_grad()
     def losses(self) -> np.ndarray:
-        logits = self.model(torch.tensor([[1, *chain(*self.parts), *self.near]])).logits[0]
+        logits = self.model(torch.tensor([[1, *chain(*self.parts), *self.local]])).logits[0]
         num_answer = sum(map(len, self.answer))
         log_p = logits[-num_answer - 1 : -1].log_softmax(-1)
         nll = -log_p[range(num_answer), [*chain(*self.answer)]].numpy()

@@ -63,9 +63,9 @@ def test_a_block_gives_the_positions_of_its_inputs(
         num_prefix, num_distant = len(windows.prefix), block.num_distant
         every = list(range(len(block.tokens)))
         inputs = every[num_prefix + num_distant : -1]  # the last target is no input
-        assert block.near().tolist() == inputs
+        assert block.local().tolist() == inputs
         last = data.draw(st.integers(1, block.num_targets))
-        assert block.near(last).tolist() == inputs[: windows.short + last - 1]
+        assert block.local(last).tolist() == inputs[: windows.short + last - 1]
         distant = np.flatnonzero(
             data.draw(st.lists(st.booleans(), min_size=num_distant, max_size=num_distant))
         )

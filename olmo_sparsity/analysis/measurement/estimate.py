@@ -135,13 +135,13 @@ def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
         context_losses(scorer, document, windows, plan.controls, blocks)
         return scorer.token_forwards
     short, num_prefix = plan.settings.short, len(plan.settings.prefix_ids)
-    near = sum(short + block.num_targets - 1 for block in blocks)
+    local = sum(short + block.num_targets - 1 for block in blocks)
     if not plan.settings.windows.has_all:
         long = sum(len(block.tokens) - 1 for block in blocks)
-        return near + num_prefix * len(blocks) + 2 * long
+        return local + num_prefix * len(blocks) + 2 * long
     last = blocks[-1]
     own, placebo = len(last.tokens) - 1, num_prefix + last.num_distant
-    return near + num_prefix * len(blocks) + own + placebo + near
+    return local + num_prefix * len(blocks) + own + placebo + local
 
 
 @dataclass

@@ -91,7 +91,7 @@ class Context:
             last = max(min(first + TOGETHER, block.num_targets), span[1])
             span = (span[0] - first, span[1] - first)
         earlier = block.earlier(distant)
-        local = block.near(last)
+        local = block.local(last)
         if self.states is not None and len(earlier):
             return Row(self, local, last - first, distant=earlier, span=span)
         return Row(self, np.concatenate([earlier, local]), last - first, span=span)
@@ -612,7 +612,7 @@ def _begins(block: Block, longer: Block) -> bool:
 
 def bigrams(block: Block) -> np.ndarray:
     """Return for each target, from the text alone, whether its token and the one before it occur
-    together among the distant tokens, and nowhere in the short window."""
+    together among the distant tokens, and nowhere in the local window."""
     tokens = block.tokens.astype(np.int64)
     pairs = (tokens[:-1] << 32) + tokens[1:]  # pairs[i]: the tokens at places i and i + 1
     first_distant = block.num_prefix

@@ -2,7 +2,7 @@
 
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
 costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a
-distant unit is the fall in the target's loss when it alone is added to the short window.
+distant unit is the fall in the target's loss when it alone is added to the local window.
 
 Dimension key: T chosen targets, F distant places, U distant units, K ranks, W targets of a block.
 """
@@ -92,7 +92,7 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
     """Return I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
 
-    One forward of [distant unit + short window + block] serves all W targets.
+    One forward of [distant unit + local window + block] serves all W targets.
     """
     alone = [context.set_row(units.places(unit)) for unit in range(len(units))]
     (short_W,) = scorer.losses([context.set_row(NOTHING)])
@@ -108,7 +108,7 @@ def add_one(scorer: Scorer, question: Question) -> Choice:
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     """add_one on the max(16, 2k) candidates that a gradient ranks highest.
 
-    One forward and backward of the short window with all distant tokens, each nearly masked: its
+    One forward and backward of the local window with all distant tokens, each nearly masked: its
     column of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to
     the gate predicts the effect of opening it.
     """
@@ -229,7 +229,7 @@ WEIGHT_OF_ALL = 16  # as many open distant tokens the nearly masked ones weigh t
 
 
 def pairs(scorer: Scorer, question: Question) -> Choice:
-    """The pair of units that lowers the loss most when both are added to the short window, then the
+    """The pair of units that lowers the loss most when both are added to the local window, then the
     units of the next best pairs. It finds tokens that help only together, and tokens that each help
     no more alone than the best of thousands does by chance.
 
@@ -357,7 +357,7 @@ def attention(scorer: Scorer, question: Question) -> Choice:
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:
-    """Control: the distant units next to the short window."""
+    """Control: the distant units next to the local window."""
     scores_U = question.units.end.astype(float)
     return best_of(np.tile(scores_U, (len(question.spans), 1)), question.k)
 

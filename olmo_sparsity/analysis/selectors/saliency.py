@@ -34,7 +34,7 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
     for first, end in spans:
         token_attention = []
         for target in range(first, end):
-            window = Row(context, block.near(target + 1), 1)
+            window = Row(context, block.local(target + 1), 1)
             tokens_BL, positions_BL = as_tensors([window], scorer.device)
             scorer.token_forwards += tokens_BL.numel()
             with in_use(scorer.model), fast_kernels(scorer.device):
@@ -142,8 +142,8 @@ def gate_gradients(
     states = context.states
     if states is None:
         states = _states_alone(scorer, context)
-    num_keys = states.num_places + len(block.near())
-    num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
+    num_keys = states.num_places + len(block.local())
+    num_scores = len(block.local()) * num_keys * states.num_heads * len(states.layers)
     num_tokens = max(1, num_scores // SCORES)
     pairs = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
     of_batch = partial(_gate_batch, scorer, context, states, gate)
@@ -182,7 +182,7 @@ def _gate_batch(
     device = scorer.device
     spans = [span for span, _ in pairs]
     opened = [row * block.num_distant + places for row, (_, places) in enumerate(pairs)]
-    window = Row(context, block.near(max(end for _, end in spans)), 0)
+    window = Row(context, block.local(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
     num_keys = states.num_places + tokens_BL.shape[1]
     num_passes = 3 + scorer.model.recomputes(tokens_BL.numel(), num_keys)

@@ -193,7 +193,7 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
         np.testing.assert_allclose(choice.influence_TK[0], exact[choice.unit_TK[0]], atol=2e-5)
         best = np.sort(exact[candidates[:num_exact]])[::-1][:k]
         np.testing.assert_allclose(choice.influence_TK[0], best, atol=2e-5)
-        # The gate's forward and backward over the window alone, the short window, the candidates;
+        # The gate's forward and backward over the window alone, the local window, the candidates;
         # distant tokens that are shown alone have states of their own.
         length = 6 if distant_states == "contextual" else 6 + len(by_hand[0])
         alone = 0 if distant_states == "contextual" else 54
