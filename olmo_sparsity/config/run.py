@@ -35,11 +35,13 @@ def load_saved_config(path: str | Path) -> RunConfig:
     settings = _with_transform(read_yaml(Path(path)))
     for section, removed in REMOVED.items():
         values = settings.get(section)
-        if isinstance(values, dict):
-            kept = {
-                name: value for name, value in values.items() if value not in removed.get(name, ())
-            }
-            settings = settings | {section: kept}
+        if not isinstance(values, dict):
+            continue
+        kept = {}
+        for name, value in values.items():
+            if value not in removed.get(name, ()):
+                kept[name] = value
+        settings = settings | {section: kept}
     # Runs that began before there was a choice have stored orders, of any length.
     data = settings.get("data")
     if isinstance(data, dict):
@@ -50,13 +52,18 @@ def load_saved_config(path: str | Path) -> RunConfig:
 def _with_transform(given: dict[str, Any]) -> dict[str, Any]:
     """Replace `data.planted` and `data.repeated`, which earlier versions saved. A run that was
     trained on such text can be loaded; it does not go on, as no transform has this name."""
-    if not isinstance(data := given.get("data"), dict):
+    data = given.get("data")
+    if not isinstance(data, dict):
         return given
-    sections = {name: data[name] for name in ("planted", "repeated") if name in data}
-    kept = {name: value for name, value in data.items() if name not in sections}
-    active = {name: of for name, of in sections.items() if isinstance(of, dict) and of.get("share")}
+    kept = dict(data)
+    active = {}
+    for name in ("planted", "repeated"):
+        section = kept.pop(name, None)
+        if isinstance(section, dict) and section.get("share"):
+            active[name] = section
     if active:
-        kept |= {"transform": "text of an earlier version", "transform_options": active}
+        kept["transform"] = "text of an earlier version"
+        kept["transform_options"] = active
     return given | {"data": kept}
 
 
@@ -224,6 +231,7 @@ def check_model(model: ModelConfig, origin: str) -> None:
 
 
 def _model(model: ModelConfig) -> Rules:
+    """Check what can be checked of a model by itself."""
     yield from _layers(model)
     yield from _places(model)
 

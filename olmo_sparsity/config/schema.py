@@ -3,7 +3,8 @@
 Place in the flow: ground. A schema is a dataclass of fields with types, defaults and, with
 `option`, ranges and help. `build` fills it, `to_yaml` writes it back, `add_options` derives options
 of the command line. Nothing given is ignored: an unknown key is an error that names the closest
-one, and so is a key that would have no effect."""
+one, and so is a key that would have no effect.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from olmo_sparsity.base.conform import conform
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, one_line
 from olmo_sparsity.base.files import read_bounded
 from olmo_sparsity.base.renamed import current_config
 
@@ -40,7 +41,7 @@ _MADE_FOR = {"grid": "experiment", "models": "experiment", "run_folder": "train"
 
 
 def option(default: Any, help: str = "", **about: Any) -> Any:
-    """A field with more than a type and a default. `about`:
+    """Return a field with more than a type and a default. `about`:
 
     least, most   range of the value, or of each value of a list
     some, distinct   a list has at least one value, and none twice
@@ -52,7 +53,8 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     other_names, other_values   {what other programs call the key, or one of its values: what to
                   write here}
     metavar, parse, hidden   on the command line: its placeholder, what reads its text, not there"""
-    about |= {"help": help} if help else {}
+    if help:
+        about["help"] = help
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=about)
     return field(default=default, metadata=about)
@@ -60,21 +62,29 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
 
 @cache
 def kinds_of(schema: type) -> dict[str, tuple[Field, Any]]:
-    """Each field of a schema and its type."""
+    """Return each field of a schema with its type, by name."""
     kinds = get_type_hints(schema)
     return {item.name: (item, kinds[item.name]) for item in fields(schema)}
 
 
 def _lists(schema: type) -> dict[str, str]:
-    """Keys that hold a section or a list of them, and the field of the list."""
-    found = {item.metadata.get("several"): name for name, (item, _) in kinds_of(schema).items()}
-    return {key: name for key, name in found.items() if key}
+    """Return the keys that hold a section or a list of them, each with the field of the list."""
+    lists = {}
+    for name, (item, _) in kinds_of(schema).items():
+        key = item.metadata.get("several")
+        if key is not None:
+            lists[key] = name
+    return lists
 
 
 def applies(section: Any, item: Field) -> bool:
     """Return whether a field has an effect next to its siblings."""
-    sibling, *values = item.metadata.get("only_if", ("",))
-    return "refused" not in item.metadata and (not sibling or getattr(section, sibling) in values)
+    if "refused" in item.metadata:
+        return False
+    if "only_if" not in item.metadata:
+        return True
+    sibling, *values = item.metadata["only_if"]
+    return getattr(section, sibling) in values
 
 
 # --- fill -----------------------------------------------------------------------------------------
@@ -95,7 +105,8 @@ def build(schema: type[Schema], given: Mapping[str, Any] | None, origin: str = "
 
 def validate(section: Any) -> None:
     """Check types and ranges of a dataclass that was not made by `build`."""
-    build(type(section), {item.name: getattr(section, item.name) for item in fields(section)})
+    values = {item.name: getattr(section, item.name) for item in fields(section)}
+    build(type(section), values)
 
 
 Rules = Iterator[str]
@@ -113,38 +124,60 @@ class _UnknownKey(ValueError):
 
 
 def _fill(given: dict, schema: type, where: str) -> Any:
-    known, lists, values = kinds_of(schema), _lists(schema), {}
+    """Return a section of these values; `where` is the dotted key of the section."""
+    known = kinds_of(schema)
+    lists = _lists(schema)
+    values = {}
     for key, value in given.items():
+        # A key of a section may hold a list of sections, which is another field.
         name = lists.get(key, key) if isinstance(value, list) else key
-        place = f"{where}.{key}".lstrip(".")
+        place = _place(where, key)
         if name not in known or key in lists.values():
             raise _UnknownKey(place)
         item, kind = known[name]
-        if value is None and type(None) not in (kind, *get_args(kind)) and kind is not Any:
+        if value is None and not _may_be_null(kind):
             continue
-        if reason := item.metadata.get("refused"):
-            raise ValueError(f"{place} would be ignored: {reason}")
+        if "refused" in item.metadata:
+            raise ValueError(f"{place} would be ignored: {item.metadata['refused']}")
         values[name] = _value(value, item, kind, place)
         if key != name and not value:
-            names = ", ".join(kinds_of(get_args(kind)[0]))
+            (section_of_list,) = get_args(kind)
+            names = ", ".join(kinds_of(section_of_list))
             raise ValueError(f"{place}=[] must be a list of sections with {names}")
     section = schema(**values)
     for name, (item, _) in known.items():
-        sibling, *uses = item.metadata.get("only_if", ("",))
-        place, beside = (f"{where}.{one}".lstrip(".") for one in (name, sibling))
-        beside_it = f"{beside}={_in_yaml(getattr(section, sibling))}" if sibling else ""
-        if values.get(name) is not None and not applies(section, item):
-            remedy = (
-                f"unset it (--{place}=null), or set {beside} to {' or '.join(map(_in_yaml, uses))}"
-            )
-            raise ValueError(f"{place} is set, but {beside_it} does not use it; {remedy}")
-        is_missing = "required" in item.metadata and getattr(section, name) is None
-        if is_missing and applies(section, item):
-            raise ValueError(f"{beside_it} needs {place}" if sibling else f"{place} is missing")
+        _check_use(section, item, _place(where, name), where, values.get(name) is not None)
     return section
 
 
+def _place(where: str, key: str) -> str:
+    """Return the dotted key of a key in a section."""
+    return f"{where}.{key}".lstrip(".")
+
+
+def _may_be_null(kind: Any) -> bool:
+    return kind is Any or type(None) in (kind, *get_args(kind))
+
+
+def _check_use(section: Any, item: Field, place: str, where: str, is_set: bool) -> None:
+    """Raise if a field is set and has no effect next to its siblings, or is missing where it has
+    one."""
+    sibling, *uses = item.metadata.get("only_if", ("",))
+    beside = _place(where, sibling)
+    beside_it = f"{beside}={_in_yaml(getattr(section, sibling))}" if sibling else ""
+    if is_set and not applies(section, item):
+        used_with = " or ".join(map(_in_yaml, uses))
+        raise ValueError(
+            f"{place} is set, but {beside_it} does not use it; unset it (--{place}=null), or set "
+            f"{beside} to {used_with}"
+        )
+    is_missing = "required" in item.metadata and getattr(section, item.name) is None
+    if is_missing and applies(section, item):
+        raise ValueError(f"{beside_it} needs {place}" if sibling else f"{place} is missing")
+
+
 def _in_yaml(value: Any) -> str:
+    """Return a value as YAML spells it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -153,50 +186,64 @@ LARGEST = 10**18
 
 
 def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
-    kinds, origin = (kind, *get_args(kind)), get_origin(kind)
-    if isinstance(value, str) and (remedy := item.metadata.get("other_values", {}).get(value)):
-        raise ValueError(f"{place}={value}: {remedy}")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(value, str) and "parse" in item.metadata:
-        value = item.metadata["parse"](value)
-    if origin is tuple:
+    """Return the value of a field, converted to its type and checked. `place` is its key."""
+    if isinstance(value, str):
+        remedy = item.metadata.get("other_values", {}).get(value)
+        if remedy is not None:
+            raise ValueError(f"{place}={value}: {remedy}")
+        if "parse" in item.metadata:
+            value = item.metadata["parse"](value)
+    kinds = (kind, *get_args(kind))
+    if get_origin(kind) is tuple:
         is_list = isinstance(value, Iterable) and not isinstance(value, str)
         value = tuple(value) if is_list else (value,)
-    elif any(get_origin(one) is list for one in kinds) and isinstance(value, str | int | float):
+    elif any(get_origin(k) is list for k in kinds) and isinstance(value, str | int | float):
         raise ValueError(f"{place} must be a list: {place}=[{value}]")
-    elif str in kinds and (is_number or isinstance(value, bool)):
-        what = "number" if is_number else "boolean"
+    elif str in kinds and isinstance(value, int | float):
+        what = "boolean" if isinstance(value, bool) else "number"
         raise ValueError(f"{place} must be a string, but {value} is a {what} in YAML; quote it")
     value = conform(value, kind, place, _fill)
+    _check_range(value, item, place)
+    return value
+
+
+def _check_range(value: Any, item: Field, place: str) -> None:
+    """Raise if a number, or one of a list, is out of range, or if a list is empty or has a value
+    twice where it must not."""
     least = item.metadata.get("least", -LARGEST)
     most = item.metadata.get("most", LARGEST)
     shown = spell(value) if isinstance(value, tuple) else value
     for number in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(number, int | float):
-            if not number >= least:  # rejects NaN too
-                raise ValueError(f"{place}={shown} must be at least {least}")
-            if number > most:
-                raise ValueError(f"{place}={shown} must be at most {most}")
+        if not isinstance(number, int | float):
+            continue
+        if not number >= least:  # rejects NaN too
+            raise ValueError(f"{place}={shown} must be at least {least}")
+        if number > most:
+            raise ValueError(f"{place}={shown} must be at most {most}")
     if "some" in item.metadata and not value:
         raise ValueError(f"{place} is empty; list at least one")
-    if "distinct" in item.metadata and any(value.count(one) > 1 for one in value):
+    if "distinct" in item.metadata and any(value.count(entry) > 1 for entry in value):
         raise ValueError(f"{place}={shown} holds one value twice")
-    return value
 
 
 def _explain_unknown(key: str, schema: type, given: Any) -> str:
+    """Return the message for an unknown key: what it may be meant for, or which keys there are."""
     for name, command in _MADE_FOR.items():
         if name in given and name not in kinds_of(schema):
             return f"'{name}' belongs to `olmo-sparsity {command}`"
-    known, plain = list(_known_keys(schema)), re.sub(r"\[\d+\]", "", key)
-    if remedy := _other_names(schema).get(plain.rpartition(".")[2]):
+    known = list(_known_keys(schema))
+    plain = re.sub(r"\[\d+\]", "", key)  # without the index of a list
+    section, _, name = plain.rpartition(".")
+    remedy = _other_names(schema).get(name)
+    if remedy is not None:
         return f"unknown key '{key}': {remedy}"
     # The right name in the wrong section first, then the closest spelling.
-    close = fnmatch.filter(known, f"*.{plain.rsplit('.', 1)[-1]}")
-    close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
-    section = f"{plain.rpartition('.')[0]}."
-    if f"{close and close[0]}." == section:  # the closest match is the section itself
-        close, known = [], [name for name in known if name.startswith(section)]
+    close = fnmatch.filter(known, f"*.{name}")
+    if not close:
+        close = difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
+    if close and close[0] == section:  # the closest match is the section itself
+        close = []
+        known = [other for other in known if other.startswith(f"{section}.")]
     if close:
         return f"unknown key '{key}'; did you mean '{close[0]}'?"
     few = f"; choose from {', '.join(known)}" if 0 < len(known) <= 20 else ""
@@ -214,6 +261,7 @@ def _other_names(schema: type) -> dict[str, str]:
 
 
 def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
+    """Yield all dotted keys of a schema, sections included."""
     for name, (item, kind) in kinds_of(schema).items():
         name = item.metadata.get("several", name)
         yield prefix + name
@@ -222,7 +270,7 @@ def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def _sections(kind: Any) -> Iterator[type]:
-    """The section that a key holds, or the sections in its list or mapping."""
+    """Yield the section that a key holds, or the sections in its list or mapping."""
     if is_dataclass(kind):
         yield kind  # type: ignore[misc] # also accepts instances, which a type hint never is
     for inner in get_args(kind):
@@ -234,8 +282,10 @@ def _sections(kind: Any) -> Iterator[type]:
 
 def used(section: Any) -> dict[str, Any]:
     """Return every setting that has an effect as nested plain values. `build` reads them back."""
-    lists = _lists(type(section))
-    unused = {key if getattr(section, name) else name for key, name in lists.items()}
+    # Of a section and a list of sections under one key, only one is used.
+    unused = set()
+    for key, name in _lists(type(section)).items():
+        unused.add(key if getattr(section, name) else name)
     return {
         item.metadata.get("several", item.name): _plain(getattr(section, item.name))
         for item in fields(section)
@@ -252,6 +302,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_yaml(section: Any) -> str:
+    """Return every setting that has an effect as YAML."""
     return yaml.dump(used(section), Dumper=_Dumper, allow_unicode=True, sort_keys=False)
 
 
@@ -268,37 +319,46 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str
     `--key.sub=value` words replace its values. `${key.sub}` in a text is replaced by that value."""
     given = _read_with_base(find_config(path))
     for override in overrides or []:
-        text = override.lstrip("-")
-        key, equals, value = text.partition("=")
-        if not equals:
-            kinds = f"an option (see --help), nor a setting with a value (--{text}=VALUE)"
-            raise ConfigError(f"'{override}' is neither {kinds}")
-        if not value.strip():
-            # A variable of the shell that is not set would otherwise choose the schema's default.
-            remedy = f"write --{key}=VALUE, or --{key}=null to unset it"
-            raise ConfigError(f"override '{override}' has no value; {remedy}")
-        try:
-            names = key.split(".")
-            nested = _parse_yaml(value, len(names))
-            for name in reversed(names):
-                nested = {name: nested}
-            given = merge(given, nested)
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"override '{override}' cannot be read: {reason}") from None
+        given = _with_override(given, override)
     return _interpolate(given, given, str(path))
+
+
+def _with_override(given: dict[str, Any], override: str) -> dict[str, Any]:
+    """Return settings in which a `--key.sub=value` word has replaced a value."""
+    text = override.lstrip("-")
+    key, equals, value = text.partition("=")
+    if not equals:
+        kinds = f"an option (see --help), nor a setting with a value (--{text}=VALUE)"
+        raise ConfigError(f"'{override}' is neither {kinds}")
+    if not value.strip():
+        # A variable of the shell that is not set would otherwise choose the schema's default.
+        remedy = f"write --{key}=VALUE, or --{key}=null to unset it"
+        raise ConfigError(f"override '{override}' has no value; {remedy}")
+    names = key.split(".")
+    try:
+        nested = _parse_yaml(value, len(names))
+        for name in reversed(names):
+            nested = {name: nested}
+        merged: dict[str, Any] = merge(given, nested)
+    except Exception as error:  # the YAML library raises several kinds
+        reason = one_line(error)
+        raise ConfigError(f"override '{override}' cannot be read: {reason}") from None
+    return merged
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one file by itself: no base, no references."""
     if not path.is_file():
-        state = "is not a regular file" if path.exists() else "does not exist"
-        state = "is a folder" if path.is_dir() else state
+        state = "does not exist"
+        if path.is_dir():
+            state = "is a folder"
+        elif path.exists():
+            state = "is not a regular file"
         raise ConfigError(f"config file '{path}' {state}{_closest_file(path)}")
     try:
         loaded = _parse_yaml(read_bounded(path, 2**24).decode())
-    except Exception as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # the YAML library raises several kinds
+        reason = one_line(error)
         raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"config file '{path}' must hold `key: value` lines")
@@ -306,6 +366,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _read_with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file over the one that it names as its base. `above`: the files that led here."""
     loaded = dict(read_yaml(path))
     if "base" not in loaded:
         return loaded
@@ -333,6 +394,8 @@ def merge(beneath: Any, above: Any, name: str = "") -> Any:
 
 
 def _interpolate(node: Any, root: dict[str, Any], origin: str, above: tuple[str, ...] = ()) -> Any:
+    """Return a value in which each reference is replaced by what `root` has of that key. `above`:
+    the references that led here, which must not be met again."""
     if isinstance(node, dict):
         return {key: _interpolate(value, root, origin, above) for key, value in node.items()}
     if isinstance(node, list):
@@ -348,7 +411,8 @@ def _interpolate(node: Any, root: dict[str, Any], origin: str, above: tuple[str,
 
     if not isinstance(node, str):
         return node
-    if whole := _REFERENCE.fullmatch(node):
+    whole = _REFERENCE.fullmatch(node)
+    if whole:  # a number stays a number
         return value_of(whole)
     return _REFERENCE.sub(lambda match: str(value_of(match)), node)
 
@@ -361,8 +425,10 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 class _Loader(_SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        # PyYAML would silently take the last value of a key.
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        if twice := {str(key) for key in keys if keys.count(key) > 1}:
+        twice = {str(key) for key in keys if keys.count(key) > 1}
+        if twice:
             raise ValueError(f"it has {', '.join(twice)} twice")
         return super().construct_mapping(node, deep)
 
@@ -397,9 +463,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 @lru_cache(maxsize=64)  # the models of an experiment share theirs
 def _parse_yaml(text: str, at_depth: int = 0) -> Any:
-    """Rejects what exhausts the stack of the library, which ends the process, or fills the memory:
-    deep nesting, and texts that refer to themselves or many times over."""
-    opened, num_aliases = [None] * at_depth, 0
+    """Return the value of a YAML text, at this depth of a larger one. Reject what exhausts the
+    stack of the library, which ends the process, or fills the memory: deep nesting, and texts that
+    refer to themselves or many times over."""
+    opened: list[str | None] = [None] * at_depth  # the anchor of each collection around an event
+    num_aliases = 0
     for event in yaml.parse(text, _SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append(event.anchor)
@@ -423,8 +491,8 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
-    """The file of this name, as seen from the folder of another one, or else the installed config
-    of this name."""
+    """Return the file of this name, as seen from the folder of another one, or else the installed
+    config of this name."""
     path = Path(name) if seen_from is None else seen_from.parent / name
     if path.exists() and path != seen_from:
         return path
@@ -433,21 +501,22 @@ def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
 
 
 def list_configs() -> str:
-    """A line for each: its name, and the first sentence of its comment."""
+    """Return a line for each installed config: its name, and the first sentence of its comment."""
     configs = shipped_configs()
     width = max(map(len, configs))
     return "\n".join(f"{name:<{width}}  {_purpose(path)}" for name, path in configs.items())
 
 
 def _purpose(path: Path) -> str:
+    """Return the first sentence of a config's comment."""
     lines = path.read_text().split("\n")
     comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
     return shorten(re.split(r"(?<=[.?])\s", comment, maxsplit=1)[0], 90, placeholder=" …")
 
 
 def read_config(name: str) -> str:
-    """Text of an installed config. What it builds on is named as installed, and is found wherever
-    a copy lies."""
+    """Return the text of an installed config. What it builds on is named as installed, and is found
+    wherever a copy lies."""
     path = shipped_configs().get(current_config(name.removeprefix("configs/")))
     if path is None:
         raise ConfigError(f"no config '{name}' is installed; `olmo-sparsity configs` lists them")
@@ -455,6 +524,7 @@ def read_config(name: str) -> str:
 
 
 def _closest_file(path: Path) -> str:
+    """Return a hint at the config that a missing one may be meant for; empty without any."""
     if path.exists():
         return ""
     names = [*map(str, path.parent.glob("*.yaml")), *shipped_configs()]
@@ -467,12 +537,13 @@ def _closest_file(path: Path) -> str:
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
     """Return what the docstring of a function says of each of its arguments (`Args:`)."""
-    found: dict[str, str] = {}
-    for part in re.split(r"\n    (?=\w)", (inspect.getdoc(function) or "").partition("Args:")[2]):
-        names, _, text = part.partition(": ")
+    _, _, section = (inspect.getdoc(function) or "").partition("Args:")
+    help_of: dict[str, str] = {}
+    for entry in re.split(r"\n    (?=\w)", section):
+        names, _, text = entry.partition(": ")
         text = " ".join(text.split()).removesuffix(".")
-        found |= dict.fromkeys(names.split(", "), text[:1].lower() + text[1:])
-    return found
+        help_of |= dict.fromkeys(names.split(", "), text[:1].lower() + text[1:])
+    return help_of
 
 
 def add_options(
@@ -482,33 +553,42 @@ def add_options(
     fields that have none. Options that are not given are absent from the parsed ones, so that
     defaults are in one place."""
     known = set[str]()
-    for name, (item, kind) in (pair for schema in schemas for pair in kinds_of(schema).items()):
-        if item.metadata.get("hidden") or name in known:
-            continue
-        known.add(name)
-        default = spell(item.default)
-        text = item.metadata.get("help") or (help or {})[name]
-        text += f" ({default})" if default else ""
-        words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
-        if "parse" in item.metadata:
-            words["metavar"] = item.metadata.get("metavar")  # `build` reads the text
-        elif kind is bool:
-            words["action"] = "store_true"
-        elif get_origin(kind) is Literal:
-            words["choices"] = get_args(kind)
-        else:
-            metavar = "A,B,…" if get_origin(kind) is tuple else None
-            words["metavar"] = item.metadata.get("metavar", metavar)
-            words["type"] = _reader(kind)
-        flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
-        parser.add_argument(flag, dest=name, **words)
+    for schema in schemas:
+        for name, (item, kind) in kinds_of(schema).items():
+            if item.metadata.get("hidden") or name in known:
+                continue
+            known.add(name)
+            text = item.metadata.get("help") or (help or {})[name]
+            flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
+            parser.add_argument(flag, dest=name, **_words_of(item, kind, text))
+
+
+def _words_of(item: Field, kind: Any, text: str) -> dict[str, Any]:
+    """Return what argparse needs to know of a field. `text`: its help."""
+    default = spell(item.default)
+    if default:
+        text += f" ({default})"
+    words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+    if "parse" in item.metadata:
+        words["metavar"] = item.metadata.get("metavar")  # `build` reads the text
+    elif kind is bool:
+        words["action"] = "store_true"
+    elif get_origin(kind) is Literal:
+        words["choices"] = get_args(kind)
+    else:
+        metavar = "A,B,…" if get_origin(kind) is tuple else None
+        words["metavar"] = item.metadata.get("metavar", metavar)
+        words["type"] = _reader(kind)
+    return words
 
 
 def spell(value: Any) -> str:
-    """A default as one would type it; nothing for none."""
+    """Return a default as one would type it; nothing for none."""
     if value is None or isinstance(value, bool):
         return ""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value)
 
 
 def _reader(kind: Any) -> Any:

@@ -1,4 +1,8 @@
-"""The settings of a training run, as dataclasses with defaults; other modules receive sections."""
+"""Declare the settings of a training run, as dataclasses with defaults.
+
+Place in the flow: YAML → **sections** → the modules that each section is for. `run.py` checks the
+rules between them.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +225,7 @@ class ModelConfig:
 
     @property
     def scales_queries(self) -> bool:
-        """Whether a query depends on the number of keys that it sees."""
+        """Return whether a query depends on the number of keys that it sees."""
         return self.query_scale_length is not None or self.query_scale_learned
 
     @property
@@ -310,13 +314,15 @@ class TrainingConfig:
         parse=lambda text: 0 if text == "auto" else text,
         other_names=dict.fromkeys(
             (
-                *(
-                    "gradient_accumulation_steps",
-                    "grad_accumulation_steps",
-                    "accumulate_grad_batches",
-                ),
-                *("gradient_accumulation", "grad_accum_steps", "device_train_microbatch_size"),
-                *("per_device_train_batch_size", "micro_batch", "accumulation_steps"),
+                "gradient_accumulation_steps",
+                "grad_accumulation_steps",
+                "accumulate_grad_batches",
+                "gradient_accumulation",
+                "grad_accum_steps",
+                "device_train_microbatch_size",
+                "per_device_train_batch_size",
+                "micro_batch",
+                "accumulation_steps",
             ),
             "set training.micro_batch_size (sequences per forward on one process, or auto); "
             "gradients are added up until training.batch_size sequences are read",
@@ -375,9 +381,11 @@ class TrainingConfig:
         return min((stage.tokens for stage in self.lengths), default=self.length)
 
     def length_at(self, step: int) -> int:
-        """Tokens of a sequence in a step; the first is 1."""
-        stages = (s.tokens for s in self.lengths if s.until is None or step <= s.until)
-        return next(stages, self.length)
+        """Return the tokens of a sequence in a step; the first step is 1."""
+        for stage in self.lengths:
+            if stage.until is None or step <= stage.until:
+                return stage.tokens
+        return self.length
 
 
 @dataclass
@@ -472,12 +480,15 @@ class CheckpointConfig:
         )
 
     def num_staying(self, after: int, until: int) -> int:
-        """An upper bound of the number of steps after + 1 … until that stay."""
+        """Return an upper bound of the number of steps after + 1 … until that stay. A step that
+        stays for two reasons counts twice."""
+        num_staying = sum(after < step <= until for step in self.keep_steps or ())
         interval = self.keep_every_steps
-        multiples = 0 if interval is None else until // interval - after // interval
-        named = sum(after < step <= until for step in self.keep_steps or ())
-        powers = until.bit_length() - after.bit_length() if self.keep_powers_of_two else 0
-        return multiples + named + powers
+        if interval is not None:
+            num_staying += until // interval - after // interval
+        if self.keep_powers_of_two:
+            num_staying += until.bit_length() - after.bit_length()
+        return num_staying
 
 
 @dataclass
@@ -527,5 +538,5 @@ class RunConfig:
 
     @property
     def largest_length(self) -> int:
-        """One more than the largest position ID a training batch can hold."""
+        """Return one more than the largest position ID that a training batch can hold."""
         return self.positions.target_length or self.training.length

@@ -1,4 +1,7 @@
-"""The sections of text and of position IDs. Imports nothing of OLMo."""
+"""Declare the sections of text and of position IDs. Imports nothing of OLMo.
+
+Place in the flow: below the sections of a run; reading text needs these without training.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class CorpusConfig:
 
     @property
     def fields(self) -> list[str]:
-        """The fields of a record that are read."""
+        """Return the fields of a record that are read."""
         names = (self.prompt_field, self.field, self.group_field)
         return [name for name in names if name is not None]
 
@@ -146,21 +149,23 @@ class DataConfig:
     def parts(self) -> dict[str, DataConfig]:
         """Return what `prepare` does for each of several corpora, by name: each has a folder of its
         own. Empty for a single corpus."""
-        return {
-            str(corpus.name): replace(
-                self, folder=f"{self.folder}/{corpus.name}", corpus=corpus.alone(), corpora=[]
+        parts = {}
+        for corpus in self.corpora:
+            folder = f"{self.folder}/{corpus.name}"
+            parts[str(corpus.name)] = replace(
+                self, folder=folder, corpus=corpus.alone(), corpora=[]
             )
-            for corpus in self.corpora
-        }
+        return parts
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights of several corpora, by name."""
+        """Return the weights of several corpora, by name; empty for a single one."""
         return {str(corpus.name): corpus.weight for corpus in self.corpora}
 
 
 _SPREAD = ("scheme", "pose", "randomized")
-_YARN, _LLAMA3 = ("scaling", "yarn"), ("scaling", "llama3")
+_YARN = ("scaling", "yarn")
+_LLAMA3 = ("scaling", "llama3")
 _TURNS = ("scaling", "yarn", "llama3")
 _SCALED = ("scaling", "linear", "ntk", "yarn", "llama3")
 
@@ -213,20 +218,21 @@ class PositionsConfig:
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """In the words of transformers; None without scaling."""
+        """Return the scaling in the words of transformers; None without one."""
         if self.scaling == "none":
             return None
-        found: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}
+        scaling: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}
         if self.scaling in ("yarn", "llama3"):
-            found["original_max_position_embeddings"] = self.original_length
+            scaling["original_max_position_embeddings"] = self.original_length
         if self.scaling == "yarn":
-            found |= {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
+            scaling["beta_fast"] = self.beta_fast
+            scaling["beta_slow"] = self.beta_slow
             if self.attention_factor is not None:
-                found["attention_factor"] = self.attention_factor
+                scaling["attention_factor"] = self.attention_factor
         if self.scaling == "llama3":
-            found["low_freq_factor"] = self.low_frequency_factor
-            found["high_freq_factor"] = self.high_frequency_factor
-        return found
+            scaling["low_freq_factor"] = self.low_frequency_factor
+            scaling["high_freq_factor"] = self.high_frequency_factor
+        return scaling
 
 
 SCALING_FIELDS = ["scaling"] + [

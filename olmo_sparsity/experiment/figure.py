@@ -1,5 +1,8 @@
 """Draw the figure of an experiment from what is finished; what is not is an empty point with its
-reason."""
+reason.
+
+Place in the flow: the last job of an experiment.
+"""
 
 from __future__ import annotations
 
@@ -18,40 +21,43 @@ def draw(experiment: Experiment) -> None:
     labels: list[str] = []
     missing: list[Missing] = []
     jobs = {job.name: job for job in jobs_of(experiment)}
-    for one in experiment.measurements:
-        label = experiment.label_of(one)
+    for measurement in experiment.measurements:
+        label = experiment.label_of(measurement)
         try:
-            results.append(read_results(one.folder))
+            results.append(read_results(measurement.folder))
             labels.append(label)
             continue
         except DataError as error:
-            state = jobs[one.name].state()
-            reason = state.detail or reason_to_skip(jobs[one.name], jobs) or str(error)
-        say(f"{one.name} is not drawn: {reason}")
-        if one.choices_of is None:
-            length = long_window(one.long).length
-            scheme = one.model.settings.positions.scheme
-            missing.append(Missing(label, reason, length, one.step, scheme))
+            job = jobs[measurement.name]
+            reason = job.state().detail or reason_to_skip(job, jobs) or str(error)
+        say(f"{measurement.name} is not drawn: {reason}")
+        if measurement.choices_of is None:
+            length = long_window(measurement.long).length
+            scheme = measurement.model.settings.positions.scheme
+            missing.append(Missing(label, reason, length, measurement.step, scheme))
     if not results:
         raise DataError(f"{experiment.folder}: no measurement is finished; nothing is drawn yet")
     draw_figure2(results, experiment.figure, labels, missing)
 
 
 def main_measurements(experiment: Experiment) -> list[Measurement]:
-    """One measurement of each model: of the last step, the longest window, the first reading."""
-    found: dict[str, Measurement] = {}
-    for one in experiment.measurements:
-        if one.choices_of is not None:
+    """Return one measurement of each model: of the last step, the longest window, the first of
+    distant_states."""
+    best: dict[str, Measurement] = {}
+    for measurement in experiment.measurements:
+        if measurement.choices_of is not None:
             continue
-        before = found.get(one.model.name)
-        if before is None or _rank(one, before) > _rank(before, before):
-            found[one.model.name] = one
-    if not found:
+        first = best.setdefault(measurement.model.name, measurement)
+        if _rank(measurement, first) > _rank(first, first):
+            best[measurement.model.name] = measurement
+    if not best:
         raise ConfigError(f"{experiment.path} measures nothing; add a section `measure`")
-    return list(found.values())
+    return list(best.values())
 
 
-def _rank(one: Measurement, first: Measurement) -> tuple[float, float, bool]:
-    step = float("inf") if one.step is None else one.step
-    length = long_window(one.long).length
-    return step, length, one.distant_states == first.distant_states
+def _rank(measurement: Measurement, first: Measurement) -> tuple[float, float, bool]:
+    """Return a number to order measurements by, with those of the first one's distant_states
+    before others."""
+    step = float("inf") if measurement.step is None else measurement.step
+    length = long_window(measurement.long).length
+    return step, length, measurement.distant_states == first.distant_states

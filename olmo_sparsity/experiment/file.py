@@ -1,7 +1,9 @@
 """Read the file of an experiment: which models are trained, and how each is measured.
 
-Models are all configs × all choices of a grid. In a value, `{seed}` is replaced by the axis's part
-of the model's name (seed1), so that an experiment can start from the runs of another."""
+Place in the flow: first. Models are all configs × all choices of a grid. In a value, `{seed}` is
+replaced by the axis's part of the model's name (seed1), so that an experiment can start from the
+runs of another.
+"""
 
 from __future__ import annotations
 
@@ -115,6 +117,8 @@ class Measurement:
 
     @property
     def checkpoint(self) -> Path:
+        """Return the folder that is measured: the run, of which the last checkpoint is taken, or
+        the checkpoint of a step."""
         if self.step is None:
             return self.model.folder
         return self.model.folder / "checkpoints" / f"step{self.step:06d}"
@@ -138,31 +142,34 @@ class Experiment:
         return Path(self.file.figure.out or self.folder / "figure2.png")
 
     def label_of(self, measurement: Measurement) -> str:
-        """What the figure calls a measurement's curve. All seeds of a scheme share it."""
+        """Return what the figure calls a measurement's curve. All seeds of a scheme share it."""
         model = measurement.model
         labels = self.file.figure.labels
-        states = {one.distant_states for one in self.measurements}
-        schemes = {one.model.scheme for one in self.measurements}
         fitting = [key for key in labels if _is_part(key, model.name)]
-        label = labels[max(fitting, key=len)] if fitting else model.scheme
+        label = model.scheme
+        if fitting:  # the longest says most of this model
+            label = labels[max(fitting, key=len)]
+        states = {other.distant_states for other in self.measurements}
         if len(states) == 1:
             return label
-        shown = labels.get(measurement.distant_states, measurement.distant_states)
-        return shown if len(schemes) == 1 and not fitting else f"{label}, {shown}"
+        state = labels.get(measurement.distant_states, measurement.distant_states)
+        schemes = {other.model.scheme for other in self.measurements}
+        # Where all curves are of one scheme, its name tells nothing apart.
+        return state if len(schemes) == 1 and not fitting else f"{label}, {state}"
 
     def save(self) -> None:
         """Keep the file in the folder, so that `figure`, `compare` and `report` find the rest."""
-        kept = asdict(self.file) | {
-            "models": [os.path.abspath(find_config(name, Path(self.path))) for name in
-                       self.file.models]
-        }  # fmt: skip
+        kept = asdict(self.file)
+        # The copy lies elsewhere, so that relative paths would not lead to the configs.
+        configs = [find_config(name, Path(self.path)) for name in self.file.models]
+        kept["models"] = [os.path.abspath(config) for config in configs]
         self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"file": kept, "overrides": self.overrides}, indent=1)
         write_atomically(self.folder / FILE_NAME, text + "\n")
 
 
 def saved_experiment(folder: str | Path) -> Experiment | None:
-    """The experiment whose folder this is; None for another folder."""
+    """Return the experiment whose folder this is; None for another folder."""
     path = Path(folder) / FILE_NAME
     if not path.is_file():
         return None
@@ -183,18 +190,25 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
         raise ConfigError(f"{path}: an experiment needs `folder` and `models`")
     _refuse_own_keys(file, path, overrides)
     section, options = _split_measure(file, path)
-    steps = [step for step in section.steps if step != "last"] if file.measure is not None else []
+    steps: list[int] = []
+    if file.measure is not None:
+        steps = [step for step in section.steps if step != "last"]
     models = list(_models(file, path, overrides, steps))
+    _refuse_equal_models(models, path)
+    measurements: list[Measurement] = []
+    if file.measure is not None:
+        measurements = _measurements(file, path, models, section, options)
+    return Experiment(path, overrides, file, models, measurements, section.shards)
+
+
+def _refuse_equal_models(models: Sequence[Model], path: str) -> None:
+    """Raise ConfigError if two models have one name or one folder."""
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
             raise ConfigError(f"{path}: {count} models would be called {name}; rename a choice")
     for folder, count in Counter(model.folder for model in models).items():
         if count > 1:
             raise ConfigError(f"{path}: {count} models have run_folder={folder}; name one for each")
-    measurements: list[Measurement] = []
-    if file.measure is not None:
-        measurements = _measurements(file, path, models, section, options)
-    return Experiment(path, overrides, file, models, measurements, section.shards)
 
 
 # --- models: configs × choices --------------------------------------------------------------------
@@ -202,11 +216,13 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
 
 def _refuse_own_keys(file: ExperimentFile, path: str, overrides: list[str]) -> None:
     """Refuse an option that would make models equal that the grid sets apart."""
-    axes: dict[str, str] = {}
+    axes: dict[str, str] = {}  # the axis that sets a key
     for axis, values in file.grid.items():
         keys = [axis]
         if isinstance(values, dict):
-            keys = [key for chosen in values.values() if isinstance(chosen, dict) for key in chosen]
+            keys = []
+            for choice in values.values():
+                keys += choice if isinstance(choice, dict) else []
         for key in keys:
             if axes.setdefault(key, axis) != axis:
                 remedy = "set it in one of them"
@@ -216,6 +232,7 @@ def _refuse_own_keys(file: ExperimentFile, path: str, overrides: list[str]) -> N
         if key == "run_folder":
             raise ConfigError(f"{word}: an experiment has several runs; change `folder` in {path}")
         for name, axis in axes.items():
+            # One may be a section that the other is in.
             if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}."):
                 raise ConfigError(f"{word}: grid.{axis} of {path} sets {name}; change it there")
     if "run_folder" in axes:
@@ -225,75 +242,120 @@ def _refuse_own_keys(file: ExperimentFile, path: str, overrides: list[str]) -> N
 def _models(
     file: ExperimentFile, path: str, overrides: list[str], steps: list[int]
 ) -> Iterator[Model]:
+    """Yield a model for each config and choice. `steps`: those that are measured before the last,
+    whose checkpoints must be kept."""
     for name in file.models:
         config = os.path.relpath(find_config(name, find_config(path)))
         for labels, values in expand_grid(f"{path}: grid", file.grid):
             parts = {axis: _part(axis, file.grid[axis], label) for axis, label in labels.items()}
-            names = [as_name(Path(name).stem), *filter(None, parts.values())]
-            without_seed = [part for axis, part in parts.items() if part and axis != "seed"]
-            chosen = [_name_axes(f"--{key}={value}", parts) for key, value in values.items()]
-            words = [*chosen, *overrides]
-            folder = Path(file.folder) / "_".join(names)
-            given = read_given(config, words)
-            if not file.grid and "run_folder" in given:
-                folder = Path(str(given["run_folder"]))  # so that a run that exists is used
-            else:
-                words = [*words, f"--run_folder={folder}"]
-            settings = load_config(config, words)
-            num_steps = settings.training.num_steps
-            beyond = [step for step in steps if step > num_steps]
-            if beyond:
-                most = f"{'_'.join(names)} has training.num_steps={num_steps}"
-                raise ConfigError(f"{path}: measure.steps={beyond}, and {most}; lower them")
-            kept = sorted({*steps, *(settings.checkpoint.keep_steps or [])})
-            if steps:
-                words = [*words, f"--checkpoint.keep_steps={kept}"]
-                settings = load_config(config, words)
-            scheme = "_".join([names[0], *without_seed])
-            yield Model("_".join(names), scheme, folder, config, words, settings)
+            yield _model(
+                file,
+                path,
+                config,
+                name=as_name(Path(name).stem),
+                parts=parts,
+                values=values,
+                overrides=overrides,
+                steps=steps,
+            )
+
+
+def _model(
+    file: ExperimentFile,
+    path: str,
+    config: str,
+    *,
+    name: str,
+    parts: dict[str, str],
+    values: dict[str, str],
+    overrides: list[str],
+    steps: list[int],
+) -> Model:
+    """Return the model of a config and a choice. `parts`: of its name, by axis; `values`: of the
+    keys that are chosen."""
+    model_name = "_".join([name, *(part for part in parts.values() if part)])
+    without_seed = [part for axis, part in parts.items() if part and axis != "seed"]
+    chosen = [_name_axes(f"--{key}={value}", parts) for key, value in values.items()]
+    words = [*chosen, *overrides]
+    folder = Path(file.folder) / model_name
+    given = read_given(config, words)
+    if not file.grid and "run_folder" in given:
+        folder = Path(str(given["run_folder"]))  # so that a run that exists is used
+    else:
+        words.append(f"--run_folder={folder}")
+    settings = load_config(config, words)
+    num_steps = settings.training.num_steps
+    beyond = [step for step in steps if step > num_steps]
+    if beyond:
+        most = f"{model_name} has training.num_steps={num_steps}"
+        raise ConfigError(f"{path}: measure.steps={beyond}, and {most}; lower them")
+    if steps:
+        kept = sorted({*steps, *(settings.checkpoint.keep_steps or [])})
+        words.append(f"--checkpoint.keep_steps={kept}")
+        settings = load_config(config, words)
+    return Model(
+        name=model_name,
+        scheme="_".join([name, *without_seed]),
+        folder=folder,
+        config=config,
+        overrides=words,
+        settings=settings,
+    )
 
 
 def expand_grid(
     where: str, grid: dict[str, Any]
 ) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """All choices of all axes, in order: what is chosen of each axis, and the keys that it sets.
-    An axis is a key and its values, or a name and named sets of keys."""
-    for axis, values in grid.items():
-        named = isinstance(values, dict) and all(isinstance(k, dict) for k in values.values())
-        if not values or not (named or isinstance(values, list)):
-            raise ConfigError(f"{where}.{axis} must be a list of values, or named sets of keys")
-    axes = [
-        [(str(label), keys) for label, keys in values.items()]
-        if isinstance(values, dict)
-        else [(_as_text(value), {axis: value}) for value in values]
-        for axis, values in grid.items()
-    ]
-    for chosen in itertools.product(*axes):
-        labels = {axis: label for axis, (label, _) in zip(grid, chosen, strict=True)}
-        yield labels, {key: _as_text(value) for _, keys in chosen for key, value in keys.items()}
+    """Yield all choices of all axes, in order: what is chosen of each axis, and the keys that it
+    sets. An axis is a key and its values, or a name and named sets of keys."""
+    axes = [_choices(where, axis, values) for axis, values in grid.items()]
+    for choices in itertools.product(*axes):
+        labels = {}
+        texts: dict[str, str] = {}
+        for axis, (label, values) in zip(grid, choices, strict=True):
+            labels[axis] = label
+            texts |= {key: _as_text(value) for key, value in values.items()}
+        yield labels, texts
+
+
+def _choices(where: str, axis: str, values: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the choices of an axis, each with its label and the keys that it sets."""
+    is_named = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
+    if not values or not (is_named or isinstance(values, list)):
+        raise ConfigError(f"{where}.{axis} must be a list of values, or named sets of keys")
+    if is_named:
+        return [(str(label), keys) for label, keys in values.items()]
+    return [(_as_text(value), {axis: value}) for value in values]
 
 
 def _part(axis: str, values: Any, label: str) -> str:
-    """The part of a model's name that says what is chosen of an axis."""
+    """Return the part of a model's name that says what is chosen of an axis; empty if there is no
+    choice."""
     if isinstance(values, dict):
         return as_name(label)
-    return as_name(axis.rsplit(".", 1)[-1] + label) if len(values) > 1 else ""
+    if len(values) == 1:
+        return ""
+    key = axis.rsplit(".", 1)[-1]
+    return as_name(key + label)
 
 
 def as_name(label: str) -> str:
+    """Return a label without what a folder's name should not have."""
     return re.sub(r"[^\w.+-]", "-", label)
 
 
-def _name_axes(word: str, names: dict[str, str]) -> str:
-    return re.sub(r"\{([^{}]+)\}", lambda match: names.get(match[1], match[0]), word)
+def _name_axes(word: str, parts: dict[str, str]) -> str:
+    """Replace `{axis}` in a word by the axis's part of the model's name."""
+    return re.sub(r"\{([^{}]+)\}", lambda match: parts.get(match[1], match[0]), word)
 
 
 def _as_text(value: Any) -> str:
+    """Return a value as it stands in an option of the command line."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_part(key: str, name: str) -> bool:
-    """Whether a label's key is a name, or its beginning up to an underscore."""
+    """Return whether a label's key is a name, or its beginning up to an underscore."""
     return name == key or name.startswith(f"{key}_")
 
 
@@ -302,27 +364,30 @@ def _is_part(key: str, name: str) -> bool:
 OF_CHOSEN = ("sets", "max_targets", "share", "sample", "blocks")
 """Options that choose targets, and none where another measurement chose them."""
 
-_OWN = (MeasureSection, Settings, TextOptions, ModelOptions)
+_OPTIONS = (Settings, TextOptions, ModelOptions)
+"""The schemas of what `measure` of an experiment may have besides `MeasureSection`."""
 
 
 def _split_measure(file: ExperimentFile, path: str) -> tuple[MeasureSection, dict[str, Any]]:
-    """The section's own keys, and the options of `measure` in it."""
+    """Return the section's own keys, and the options of the command `measure` in it."""
     given = current_keys(file.measure or {})
-    names = [kinds_of(schema) for schema in _OWN]
-    known = {name for of_schema in names for name in of_schema} - {"prefix_ids"}
+    known = set(kinds_of(MeasureSection))
+    for schema in _OPTIONS:
+        known |= set(kinds_of(schema))
+    known.remove("prefix_ids")  # follows from `prefix` and the tokenizer
     for key in given.keys() - known:
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else "; `measure --help` lists its options"
         raise ConfigError(f"{path}: unknown key 'measure.{key}'{hint}")
-    own = {key: value for key, value in given.items() if key in names[0]}
+    own = {key: value for key, value in given.items() if key in kinds_of(MeasureSection)}
     for key in ("long", "steps", "distant_states"):
         if key in own and not isinstance(own[key], list):
             own[key] = [own[key]]
     section = build(MeasureSection, own, f"{path}: measure")
     options = {key: value for key, value in given.items() if key not in own}
-    for schema, of_schema in zip(_OWN[1:], names[1:], strict=True):
-        some = {key: value for key, value in options.items() if key in of_schema}
-        build(schema, some, f"{path}: measure")
+    for schema in _OPTIONS:  # for the messages alone: each measurement builds its own
+        part = {key: value for key, value in options.items() if key in kinds_of(schema)}
+        build(schema, part, f"{path}: measure")
     return section, options
 
 
@@ -346,7 +411,7 @@ def _measurements(
     make = _MeasurementMaker(Path(file.folder) / "measured", section, options)
     measurements: list[Measurement] = []
     for state in section.distant_states:
-        choosers: dict[Any, str] = {}
+        choosers: dict[Any, str] = {}  # the measurement that chooses the targets, by length
         for model in measured:
             for step, long in places:
                 chooser = choosers.get(long) if section.targets == "shared" else None
@@ -397,6 +462,7 @@ class _MeasurementMaker:
         targets_of: str | None = None,
         choices_of: str | None = None,
     ) -> Measurement:
+        """Return the measurement of a model at a step, and with a long window."""
         name = f"{model.name}-{'last' if step is None else step}-{long}"
         if len(self.section.distant_states) > 1:
             name += f"-{state}"
@@ -409,14 +475,14 @@ class _MeasurementMaker:
             left_out.update(kinds_of(Settings))
         options = {key: value for key, value in self.options.items() if key not in left_out}
         return Measurement(
-            name,
-            model,
-            step,
-            long,
-            state,
-            self.root / name,
-            options,
-            self.section.text,
+            name=name,
+            model=model,
+            step=step,
+            long=long,
+            distant_states=state,
+            folder=self.root / name,
+            options=options,
+            text=self.section.text,
             targets_of=targets_of,
             choices_of=choices_of,
         )
@@ -430,8 +496,10 @@ def _check_settings(path: str, model: Model, options: dict[str, Any], long: Any)
         settings.check()
     except ConfigError as error:
         raise ConfigError(f"{path}: measure, long={long}: {error}") from None
+    if settings.windows.has_all:  # windows are cut to what the model takes
+        return
     most = model.settings.model.max_sequence_length
-    needed = 0 if settings.windows.has_all else settings.windows.num_positions()
+    needed = settings.windows.num_positions()
     if needed > most:
         windows = f"measure.long={long} with stride={settings.stride} takes {needed} positions"
         takes = f"{model.name} has model.max_sequence_length={most}"

@@ -1,4 +1,8 @@
-"""Run the jobs of an experiment on this machine, each in a process of its own."""
+"""Run the jobs of an experiment on this machine, each in a process of its own.
+
+Place in the flow: file → jobs → **here**. A process of its own for each job, so that what one keeps
+in memory, or how it dies, does not reach the next.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ Command = tuple[Sequence[str], Mapping[str, str]]
 
 def run_here(experiment: Experiment) -> int:
     """Run what is neither done nor running: prepare texts, train, measure, draw. What fails is left
-    out of the figure; the same line tries it again."""
+    out of the figure; the same command tries it again."""
     jobs = jobs_of(experiment)
     by_name = {job.name: job for job in jobs}
     experiment.save()
@@ -35,38 +39,59 @@ def run_here(experiment: Experiment) -> int:
     ended = set[str]()
     waiting = list(jobs)
     while waiting:
-        ready = [job for job in waiting if ended.issuperset(job.needs)] or waiting[:1]
+        ready = [job for job in waiting if ended.issuperset(job.needs)]
+        if not ready:  # jobs that need each other: they fail, and say why
+            ready = waiting[:1]
         ready = [job for job in ready if job.kind == ready[0].kind]
-        at_once = processes if ready[0].kind == "measure" else 1
-        runnable = []
         for job in ready:
             waiting.remove(job)
             ended.add(job.name)
-            state = job.state().name
-            if state == "running" or (state == "done" and job.kind != "figure"):
-                continue
-            if reason := reason_to_skip(job, by_name):
-                say(f"{job.name}: not measured, as {reason}")
-                job.note.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(job.note, reason)
-                continue
-            runnable.append(job)
-        for job in runnable:
-            say(f"{job.kind} {job.name}")
-        commands = [_command(experiment, job, processes, at_once) for job in runnable]
-        codes, stopped = run_processes(commands, at_once)
-        if stopped:
+        if _run_alike(_select_runnable(ready, by_name), experiment, processes):
             return EXIT_STOPPED
-        for job, code in zip(runnable, codes, strict=True):
-            if code != 0 and job.state().name == "waiting":  # it could not write its note itself
-                write_atomically(job.note, f"ended with exit code {code}; its output says more")
     print(format_states(jobs))
     failed = [job.name for job in jobs if job.state().name == "failed"]
     if failed:
-        others = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-        names = ", ".join(failed[:3]) + others
+        names = ", ".join(failed[:3])
+        if len(failed) > 3:
+            names += f" and {len(failed) - 3} more"
         raise UserError(f"{names}: failed (reasons above); the same command tries again")
     return 0
+
+
+def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Job]:
+    """Return those of the jobs, whose needs have ended, that are to run. Of a job that cannot, say
+    why, and keep the reason as its note."""
+    runnable = []
+    for job in jobs:
+        state = job.state().name
+        if state == "running":
+            continue
+        if state == "done" and job.kind != "figure":  # which is drawn again, as results may be new
+            continue
+        reason = reason_to_skip(job, by_name)
+        if reason is None:
+            runnable.append(job)
+            continue
+        say(f"{job.name}: not measured, as {reason}")
+        job.note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(job.note, reason)
+    return runnable
+
+
+def _run_alike(jobs: Sequence[Job], experiment: Experiment, processes: int) -> bool:
+    """Run jobs of one kind. Return whether a signal stopped them."""
+    for job in jobs:
+        say(f"{job.kind} {job.name}")
+    # A training takes all processes, a measurement one.
+    at_once = processes if jobs and jobs[0].kind == "measure" else 1
+    commands = [_command(experiment, job, processes, at_once) for job in jobs]
+    codes, is_stopped = run_processes(commands, at_once)
+    if is_stopped:
+        return True
+    for job, code in zip(jobs, codes, strict=True):
+        if code != 0 and job.state().name == "waiting":  # it could not write its note itself
+            write_atomically(job.note, f"ended with exit code {code}; its output says more")
+    return False
 
 
 def _prepare(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
@@ -96,6 +121,8 @@ _PYTHON = (sys.executable, "-P", "-m", "olmo_sparsity")
 
 
 def _command(experiment: Experiment, job: Job, processes: int, at_once: int) -> Command:
+    """Return the command of a job. `processes`: of a training; `at_once`: jobs that share the
+    machine's cores."""
     words = ["experiment", experiment.path, f"--only={job.name}", *experiment.overrides]
     if job.kind == "train" and processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
@@ -109,6 +136,7 @@ def _command(experiment: Experiment, job: Job, processes: int, at_once: int) -> 
 
 
 def _num_processes(processes: int | str) -> int:
+    """Return the number of processes; of `auto`, the GPUs, or up to two on a CPU."""
     if isinstance(processes, int):
         return processes
     import torch

@@ -1,5 +1,8 @@
-"""List the jobs of an experiment, which of them each waits for, and how each stands. States are
-read from the folders on disk alone, so that any machine that sees them knows the same."""
+"""List the jobs of an experiment, which of them each waits for, and how each stands.
+
+Place in the flow: file → **jobs** → here, or SLURM. States are read from the folders on disk alone,
+so that any machine that sees them knows the same.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Literal
 
 from olmo_sparsity.base.errors import ReportedElsewhere
 from olmo_sparsity.base.files import MANIFEST, read_bounded, write_atomically
-from olmo_sparsity.base.folders import holder, locked
+from olmo_sparsity.base.folders import Owner, holder, locked
 from olmo_sparsity.config.run import flatten
 from olmo_sparsity.experiment.file import Experiment, Measurement, Model
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
@@ -65,6 +68,7 @@ class Job:
         return folder.with_name(f"{folder.name}.{suffix}")
 
     def state(self) -> State:
+        """Return how the job stands now."""
         if self.model is not None:
             return _state_of_training(self.model, self.note)
         if self.measurement is not None:
@@ -80,10 +84,10 @@ class Job:
             owner, alive = holder(folder)
             if owner is None:
                 continue
-            where = f"on {owner.host}" + (f", job {owner.slurm_job}" if owner.slurm_job else "")
+            # One process alive is enough: it takes over the documents of those that died.
             if alive:
-                return State("running", detail=where)
-            dead = f"died {where}"
+                return State("running", detail=_place_of(owner))
+            dead = f"died {_place_of(owner)}"
         if self.note.is_file():
             return State("failed", detail=_read_note(self.note))
         return State("failed" if dead else "waiting", detail=dead)
@@ -109,23 +113,25 @@ class Job:
 
 
 def jobs_of(experiment: Experiment) -> list[Job]:
-    """All jobs, each after those that it needs: trainings, measurements, the figure. A file
+    """Return all jobs, each after those that it needs: trainings, measurements, the figure. A file
     without `measure` has no measurements, and draws nothing."""
     jobs = []
     for model in experiment.models:
-        jobs.append(Job("train", model.name, _sources_of(model, experiment.models), model=model))
-    for one in experiment.measurements:
-        others = [name for name in (one.targets_of, one.choices_of) if name is not None]
-        needs = (one.model.name, *others)
-        jobs.append(Job("measure", one.name, needs, measurement=one))
+        jobs.append(Job("train", model.name, _origins_of(model, experiment.models), model=model))
+    for measurement in experiment.measurements:
+        needs = [measurement.model.name]
+        for chooser in (measurement.targets_of, measurement.choices_of):
+            if chooser is not None:
+                needs.append(chooser)
+        jobs.append(Job("measure", measurement.name, tuple(needs), measurement=measurement))
     if experiment.measurements:
-        measured = tuple(one.name for one in experiment.measurements)
+        measured = tuple(measurement.name for measurement in experiment.measurements)
         jobs.append(Job("figure", "figure", measured, figure=experiment.figure))
     return _sorted_by_needs(jobs)
 
 
-def _sources_of(model: Model, models: list[Model]) -> tuple[str, ...]:
-    """Models whose weights this one starts from."""
+def _origins_of(model: Model, models: list[Model]) -> tuple[str, ...]:
+    """Return the models whose weights this one starts from."""
     settings = model.settings
     origins = [origin for origin in (settings.init_from, settings.branch_from) if origin]
     return tuple(
@@ -137,18 +143,21 @@ def _sources_of(model: Model, models: list[Model]) -> tuple[str, ...]:
 
 
 def _sorted_by_needs(jobs: list[Job]) -> list[Job]:
-    """The same order, but for a job that needs a later one."""
-    waiting, placed = list(jobs), dict[str, Job]()
+    """Return the jobs in the same order, but each after those that it needs."""
+    waiting = list(jobs)
+    placed: dict[str, Job] = {}
     while waiting:
         free = [job for job in waiting if placed.keys() >= set(job.needs)]
-        first = (free or waiting)[0]  # models that start from each other fail when they run
+        # Models that start from each other are never free; they fail when they run, by name.
+        first = free[0] if free else waiting[0]
         waiting.remove(first)
         placed[first.name] = first
     return list(placed.values())
 
 
 def reason_to_skip(job: Job, jobs: Mapping[str, Job]) -> str | None:
-    """Why a job whose needs have ended cannot run: one of them left nothing to go on with."""
+    """Return why a job whose needs have ended cannot run, as one of them left nothing to go on
+    with; None if it can."""
     measurement = job.measurement
     if measurement is None:
         return None
@@ -164,39 +173,49 @@ def reason_to_skip(job: Job, jobs: Mapping[str, Job]) -> str | None:
     if not is_there:
         return f"{measurement.checkpoint} was not kept; train with checkpoint.keep_steps"
     for name in (measurement.targets_of, measurement.choices_of):
-        if name is not None and (of_other := jobs[name].state()).name != "done":
-            return f"{name}, which chooses the targets, has no result" + _because(of_other)
+        if name is None:
+            continue
+        chooser = jobs[name].state()
+        if chooser.name != "done":
+            because = f": {chooser.detail}" if chooser.detail else ""
+            return f"{name}, which chooses the targets, has no result{because}"
     return None
-
-
-def _because(state: State) -> str:
-    return f": {state.detail}" if state.detail else ""
 
 
 def _state_of_training(model: Model, note: Path) -> State:
     if not is_work_of(model.folder, flatten(model.settings)):
         return State("failed", 0, f"{model.folder} holds work with other settings")
     saved = next((int(path.name[4:]) for path in list_checkpoints(model.folder)), 0)
-    logged = (row["step"] for row in read_metrics(model.folder / "metrics.jsonl"))
     if saved >= model.num_steps:
         return State("done", saved)
     owner, alive = holder(model.folder)
-    if owner is not None:
-        where = f"on {owner.host}" + (f", job {owner.slurm_job}" if owner.slurm_job else "")
-        name, detail = ("running", where) if alive else ("failed", f"died {where}")
-        return State(name, max(logged, default=0), detail)
-    if note.is_file():
-        return State("failed", max(logged, default=0), _read_note(note))
-    return State("waiting", saved)
+    if owner is None and not note.is_file():
+        return State("waiting", saved)
+    logged = [row["step"] for row in read_metrics(model.folder / "metrics.jsonl")]
+    step = max(logged, default=0)
+    if owner is None:
+        return State("failed", step, _read_note(note))
+    if alive:
+        return State("running", step, _place_of(owner))
+    return State("failed", step, f"died {_place_of(owner)}")
+
+
+def _place_of(owner: Owner) -> str:
+    """Return where a process runs that holds a folder."""
+    where = f"on {owner.host}"
+    if owner.slurm_job:
+        where += f", job {owner.slurm_job}"
+    return where
 
 
 def _read_note(note: Path) -> str:
+    """Return the error message of a job's last failure, on one line."""
     return " ".join(read_bounded(note).decode(errors="replace").split())
 
 
 def format_states(jobs: list[Job], queued: Mapping[str, str] | None = None) -> str:
-    """A line for each job, and how many there are of each state. `queued`: the SLURM job of those
-    that wait in a queue."""
+    """Return a line for each job, and how many there are of each state. `queued`: the SLURM job of
+    those that wait in a queue."""
     states = [job.state() for job in jobs]
     width = max(len(job.name) for job in jobs)
     lines = []
@@ -206,7 +225,8 @@ def format_states(jobs: list[Job], queued: Mapping[str, str] | None = None) -> s
             steps = f"{state.step:,}/{job.model.num_steps:,}"
         detail = state.detail
         if queued and job.name in queued and state.name in ("waiting", "failed"):
-            detail = f"in the queue as {queued[job.name]}" + (f" ({detail})" if detail else "")
+            last_failure = f" ({detail})" if detail else ""
+            detail = f"in the queue as {queued[job.name]}{last_failure}"
         line = f"{job.kind:<8}{job.name:<{width}}  {state.name:<8}{steps:>17}  {detail}"
         lines.append(line.rstrip())
     counts = Counter(state.name for state in states)

@@ -1,6 +1,8 @@
-"""Estimate what an experiment costs before anything is trained. A measurement is counted with a
-model of the config's shape that computes nothing, on the prepared text, or on texts of C4's
-lengths."""
+"""Estimate what an experiment costs before anything is trained.
+
+Place in the flow: file → jobs → **price**. A measurement is counted with a model of the config's
+shape that computes nothing, on the prepared text, or on texts of C4's lengths.
+"""
 
 from __future__ import annotations
 
@@ -47,34 +49,35 @@ def format_price(
         raise ConfigError(f"--gpu-hour={gpu_hour:g} must be above 0: dollars a GPU-hour")
     jobs = [job for job in jobs_of(experiment) if job.kind != "figure"]
     todo = [job for job in jobs if job.state().name != "done"]
-    lines, sums = [], {"train": 0.0, "measure": 0.0}
-    unknown = 0
+    lines = []
+    hours = {"train": 0.0, "measure": 0.0}
+    num_unknown = 0
     known = Known()
-    chosen = experiment.measurements[0].options if experiment.measurements else {}
-    hours: float | None
+    choosing_options = experiment.measurements[0].options if experiment.measurements else {}
     for job in todo:
+        hours_of_job: float | None
         if job.kind == "train":
-            line, hours = _price_training(job, hardware)
+            line, hours_of_job = _price_training(job, hardware)
         else:
             assert job.measurement is not None
-            line, hours = _price_measurement(job.measurement, chosen, gpu, known)
-            unknown += hours is None
+            line, hours_of_job = _price_measurement(job.measurement, choosing_options, gpu, known)
+            num_unknown += hours_of_job is None
         lines.append(f"{job.name}: {line}")
-        sums[job.kind] += hours or 0.0
-    what = [f"{_count(todo, 'train')} of {_count(jobs, 'train')} models to train"]
+        hours[job.kind] += hours_of_job or 0.0
+    counts = [f"{_count(todo, 'train')} of {_count(jobs, 'train')} models to train"]
     if experiment.measurements:
-        what.append(f"{_count(todo, 'measure')} of {_count(jobs, 'measure')} to measure")
-    total = sum(sums.values())
+        counts.append(f"{_count(todo, 'measure')} of {_count(jobs, 'measure')} to measure")
     price = "pass --gpus N --gpu NAME for hours"
     if hardware is not None:
+        total = sum(hours.values())
         price = f"{total:,.3g} GPU-hours (predicted)"
         if experiment.measurements:
-            price += f", {sums['measure']:.2g} of them measuring"
+            price += f", {hours['measure']:.2g} of them measuring"
         if gpu_hour is not None:
             price += f": ${total * gpu_hour:,.0f} at ${gpu_hour:g} a GPU-hour"
-    if unknown and hardware is not None:
-        price += f"; {unknown} could not be counted"
-    return "\n".join([*lines, f"{', '.join(what)}: {price}"])
+        if num_unknown:
+            price += f"; {num_unknown} could not be counted"
+    return "\n".join([*lines, f"{', '.join(counts)}: {price}"])
 
 
 def _count(jobs: list[Job], kind: str) -> int:
@@ -82,20 +85,27 @@ def _count(jobs: list[Job], kind: str) -> int:
 
 
 def _price_training(job: Job, hardware: Hardware | None) -> tuple[str, float]:
+    """Return the price of a training as text, and its GPU-hours; 0 without hardware."""
     assert job.model is not None
-    config, on, cost = cost_of(job.model.settings, hardware)
-    tokens, folder = cost["tokens in all"].split(" in "), cost["disk"].rpartition(", ")[2]
-    size = f"{cost['parameters']} parameters, {tokens[0]} tokens in {tokens[1]}"
-    price = cost.get("time", f"{cost['FLOPs in all']} FLOPs")
-    return f"{size}; {price}; {folder}", gpu_hours(config, on) if "time" in cost else 0.0
+    config, machine, cost = cost_of(job.model.settings, hardware)
+    num_tokens, _, num_steps = cost["tokens in all"].partition(" in ")
+    folder = cost["disk"].rpartition(", ")[2]
+    size = f"{cost['parameters']} parameters, {num_tokens} tokens in {num_steps}"
+    if "time" not in cost:
+        return f"{size}; {cost['FLOPs in all']} FLOPs; {folder}", 0.0
+    return f"{size}; {cost['time']}; {folder}", gpu_hours(config, machine)
 
 
 def _price_measurement(
-    measurement: Measurement, chosen: Mapping[str, Any], gpu: str | None, known: Known
+    measurement: Measurement,
+    choosing_options: Mapping[str, Any],
+    gpu: str | None,
+    known: Known,
 ) -> tuple[str, float | None]:
-    """`chosen`: the options of the measurement that chooses the targets, as only it has those that
-    say how many there are."""
-    options = dict(chosen) | {
+    """Return the price of a measurement as text, and its GPU-hours; None if they cannot be counted.
+    `choosing_options`: of the measurement that chooses the targets, as only it has those that say
+    how many there are."""
+    options = dict(choosing_options) | {
         "distant_states": measurement.distant_states,
         "long": measurement.long,
     }
@@ -171,8 +181,8 @@ def price_config(
 
 
 def model_of(config: RunConfig) -> LoadedModel:
-    """A stand-in for a model of this config: its vocabulary, positions and number of parameters, in
-    one narrow layer, as it is only counted and never run."""
+    """Return a stand-in for a model of this config: its vocabulary, positions and number of
+    parameters, in one narrow layer, as it is only counted and never run."""
     resolved, _, _ = cost_of(replace(config, engine=replace(config.engine, name="single")))
     sizes = resolved.model
     num_parameters = count_parameters(without_memory(sizes))
@@ -193,12 +203,13 @@ def model_of(config: RunConfig) -> LoadedModel:
 
 
 OF_LENGTHS = "texts of C4's lengths"
+"""Name of documents that `documents_of_lengths` has returned."""
 
 
 def _documents(
     config: RunConfig, model: LoadedModel, request: MeasureRequest, text: str | None
 ) -> Documents:
-    """The documents that would be measured; of a text that is not prepared, others of its
+    """Return the documents that would be measured; of a text that is not prepared, others of its
     lengths."""
     given = dict(vars(request.reading))
     limit = given.pop("max_documents")
@@ -223,12 +234,13 @@ def _documents(
         corpus = config.data.corpus
         if corpus.source not in FROM_HUB or (text is not None and "c4" not in text):
             raise
+    # C4 has 365 million documents.
     number = int(config.data.heldout_share * (corpus.max_documents or 365_000_000))
     return documents_of_lengths(number, request.reading.min_tokens or 1, limit)
 
 
 def documents_of_lengths(number: int, least: int, limit: int | None) -> Documents:
-    """Texts of at least so many tokens, of `number` with C4's lengths, `limit` at most."""
+    """Return texts of at least so many tokens, of `number` with C4's lengths, `limit` at most."""
     share = 1 - C4_LENGTH.cdf(math.log(least))
     count = int(number * share)
     kept = min(count, limit or 2_000)
@@ -236,6 +248,7 @@ def documents_of_lengths(number: int, least: int, limit: int | None) -> Document
         raise DataError(
             f"about {count} held-out documents have {least} tokens or more; hold more out"
         )
+    # The middles of equal shares of the distribution above `least`.
     places = 1 - share * (np.arange(kept) + 0.5) / kept
     lengths = [int(math.exp(C4_LENGTH.inv_cdf(place))) for place in places]
     # In no order of length, as halves of the documents have different purposes.

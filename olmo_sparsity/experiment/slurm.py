@@ -1,6 +1,9 @@
 """Submit the jobs of an experiment to SLURM: trainings as arrays, each measurement as an array of
-tasks that share its documents, then the figure. A job begins when those that it needs have ended,
-well or not (`afterany`), so that what fails is an empty point of the figure and never its end."""
+tasks that share its documents, then the figure.
+
+Place in the flow: file → jobs → **SLURM**. A job begins when those that it needs have ended, well
+or not (`afterany`), so that what fails is an empty point of the figure and never its end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,20 +39,32 @@ class Flags:
     """MODEL=TIME: the time limit of a training of this model, or of all whose name begins so."""
 
     def time_of(self, name: str) -> str | None:
-        """The longest name that fits decides."""
-        fitting = [word.partition("=") for word in self.times]
-        fitting = [pair for pair in fitting if name == pair[0] or name.startswith(f"{pair[0]}_")]
-        return max(fitting, key=lambda pair: len(pair[0]))[2] if fitting else None
+        """Return the time limit of a training, None for the cluster's. The longest name that fits
+        decides."""
+        fitting: dict[str, str] = {}
+        for word in self.times:
+            model, _, time = word.partition("=")
+            if _fits(model, name):
+                fitting[model] = time
+        if not fitting:
+            return None
+        return fitting[max(fitting, key=len)]
 
     def check(self, names: Iterable[str]) -> None:
+        """Reject a time limit of no model. `names`: of all models."""
         names = list(names)
         for word in self.times:
             model, equals, time = word.partition("=")
-            fits = any(name == model or name.startswith(f"{model}_") for name in names)
+            fits = any(_fits(model, name) for name in names)
             if not (equals and time and fits):
                 raise ConfigError(f"--time={word} must be MODEL=TIME, of {', '.join(names)}")
         if self.max_jobs is not None and self.max_jobs < 1:
             raise ConfigError(f"--max-jobs={self.max_jobs} must be at least 1")
+
+
+def _fits(model: str, name: str) -> bool:
+    """Return whether `model` is a name, or its beginning up to an underscore."""
+    return name == model or name.startswith(f"{model}_")
 
 
 def submit(experiment: Experiment, flags: Flags) -> int:
@@ -59,26 +74,20 @@ def submit(experiment: Experiment, flags: Flags) -> int:
         if not script.exists():
             raise ConfigError(f"{script} is not here; submit from the root of olmo-sparsity")
     jobs = jobs_of(experiment)
-    numbers = queued(experiment)
-    todo = [
-        job
-        for job in jobs
-        if job.name not in numbers and job.state().name not in ("done", "running")
-    ]
-    if any(job.kind == "measure" for job in todo):  # the figure is drawn again
-        redrawn = [job for job in jobs if job.kind == "figure" and job.name not in numbers]
-        todo = [job for job in todo if job.kind != "figure"] + redrawn
+    submitted = queued(experiment)
+    todo = _to_submit(jobs, submitted)
     experiment.save()
     for job in todo:
         job.note.unlink(missing_ok=True)
-    submitted = dict(numbers)
     limit = "" if flags.max_jobs is None else f"%{flags.max_jobs}"
+    places = {job.name: place for place, job in enumerate(_trainings(jobs))}
     for trainings in _arrays_of(todo, flags):
+        words = shlex.split(flags.train)
         time = flags.time_of(trainings[0].name)
-        places = {job.name: place for place, job in enumerate(_trainings(jobs))}
-        indices = ",".join(str(places[job.name]) for job in trainings)
-        words = shlex.split(flags.train) + ([f"--time={time}"] if time else [])
+        if time:
+            words.append(f"--time={time}")
         words += _dependency(trainings, submitted)
+        indices = ",".join(str(places[job.name]) for job in trainings)
         number = _sbatch([*words, f"--array={indices}{limit}", str(TRAIN)], experiment)
         for job in trainings:
             submitted[job.name] = f"{number}_{places[job.name]}"
@@ -91,9 +100,24 @@ def submit(experiment: Experiment, flags: Flags) -> int:
             words.append(f"--array=0-{experiment.shards - 1}{limit}")
         command = [*words, str(MEASURE)]
         submitted[job.name] = _sbatch(command, experiment, f"--only={job.name}")
+        # After each, so that what a later sbatch refuses does not submit the earlier ones again.
         _keep(experiment, submitted)
     print(format_states(jobs, submitted))
     return 0
+
+
+def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
+    """Return the jobs that are neither done, nor running, nor in the queue. `numbers`: of those in
+    the queue."""
+    todo = [
+        job
+        for job in jobs
+        if job.name not in numbers and job.state().name not in ("done", "running")
+    ]
+    if any(job.kind == "measure" for job in todo):  # the figure is drawn again
+        todo = [job for job in todo if job.kind != "figure"]
+        todo += [job for job in jobs if job.kind == "figure" and job.name not in numbers]
+    return todo
 
 
 def _trainings(jobs: Sequence[Job]) -> list[Job]:
@@ -101,7 +125,8 @@ def _trainings(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[Job]]:
-    """Trainings that can be one array: of one time limit, and with the same needs."""
+    """Return groups of trainings that can be one array: of one time limit, and with the same
+    needs."""
     groups: dict[tuple[str | None, tuple[str, ...]], list[Job]] = defaultdict(list)
     for job in _trainings(todo):
         groups[flags.time_of(job.name), job.needs].append(job)
@@ -109,14 +134,16 @@ def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[Job]]:
 
 
 def _dependency(jobs: Sequence[Job], submitted: dict[str, str]) -> list[str]:
-    """The flag that lets these wait for the jobs that they need and that are in the queue."""
-    needs = [name for job in jobs for name in job.needs]
-    numbers = dict.fromkeys(submitted[name] for name in needs if name in submitted)
+    """Return the flag that lets these wait for the jobs that they need and that are in the
+    queue."""
+    numbers: dict[str, None] = {}  # each once, in order
+    for job in jobs:
+        numbers |= {submitted[name]: None for name in job.needs if name in submitted}
     return [f"--dependency=afterany:{':'.join(numbers)}"] if numbers else []
 
 
 def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
-    """Submit; return the job's number."""
+    """Submit a job, and return its number."""
     command = ["sbatch", "--parsable", *words, experiment.path, *options, *experiment.overrides]
     say(shlex.join(command))
     try:
@@ -140,7 +167,7 @@ def _keep(experiment: Experiment, submitted: dict[str, str]) -> None:
 
 
 def queued(experiment: Experiment) -> dict[str, str]:
-    """The SLURM number of each job that was submitted and has not ended."""
+    """Return the SLURM number of each job that was submitted and has not ended."""
     path = _record(experiment)
     if not path.exists() or shutil.which("squeue") is None:
         return {}
@@ -149,8 +176,9 @@ def queued(experiment: Experiment) -> dict[str, str]:
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise UserError(f"squeue ended with {done.returncode}; try again")
-    there = set[str]()
+    in_queue = set[str]()
     for line in done.stdout.splitlines():
+        # A measurement is known by the number of its array, a training by its element, too.
         number, _, element = line.strip().partition(" ")
-        there |= {number, f"{number}_{element}"}
-    return {name: number for name, number in known.items() if number in there}
+        in_queue |= {number, f"{number}_{element}"}
+    return {name: number for name, number in known.items() if number in in_queue}
