@@ -8,6 +8,7 @@ figures can be drawn without it. None of them may equal the name of a subpackage
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ __all__ = [
     "summarize",
     "transfer",
 ]
+
+if find_spec("olmo_sparsity.sources") is None:  # it can be left out of an installation
+    _HOME = {name: module for name, module in _HOME.items() if not module.startswith("sources.")}
+    __all__[:] = [name for name in __all__ if name in _HOME or name == "__version__"]
 
 
 def __dir__() -> list[str]:

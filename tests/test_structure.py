@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -87,6 +90,57 @@ def test_a_floor_imports_only_floors_below_it(floor: str) -> None:
 def test_every_package_is_a_floor() -> None:
     packages = {name.split(".")[1] for name in NAMES if name.count(".") > 1}
     assert packages - {"sources"} == {*FLOORS, "command"} - {"sources"}, "which can be left out"
+
+
+WITHOUT_EDITABLE_INSTALL = """
+import sys
+# An editable install finds modules of the clone that the copied package lacks.
+is_editable = lambda finder: getattr(finder, "__module__", "").startswith("__editable__")
+sys.meta_path[:] = [finder for finder in sys.meta_path if not is_editable(finder)]
+"""
+
+WITHOUT_SOURCES = """
+import importlib.util
+import olmo_sparsity
+from olmo_sparsity import explain, load_model
+assert importlib.util.find_spec("olmo_sparsity.sources") is None
+assert not {"attribute", "check", "Answer", "Segment"} & {*olmo_sparsity.__all__}
+assert not hasattr(olmo_sparsity, "attribute")
+assert callable(explain)
+try:
+    load_model("http://127.0.0.1:1", tokenizer="demo")
+except Exception as error:
+    print(error)
+from olmo_sparsity.__main__ import entry
+entry(["--help"])
+"""
+
+
+def test_sources_can_be_taken_away(tmp_path: Path) -> None:
+    """In a copy of the package that lacks them."""
+    left_out = shutil.ignore_patterns("sources", "__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=left_out)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EDITABLE_INSTALL + WITHOUT_SOURCES],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "needs olmo_sparsity.sources, which this installation lacks" in done.stdout
+    commands = set(re.findall(r"^    (\w+)", done.stdout, re.MULTILINE))
+    assert {"train", "measure", "explain", "experiment"} <= commands
+    assert "attribute" not in commands
+
+
+def test_only_the_command_attribute_needs_sources_when_it_is_imported() -> None:
+    for name, path in NAMES.items():
+        body = ast.parse(path.read_text()).body
+        at_once = [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+        if any(module.startswith("olmo_sparsity.sources") for module in at_once):
+            is_of_sources = name.startswith("olmo_sparsity.sources.")
+            assert is_of_sources or name == "olmo_sparsity.command.attribute", name
 
 
 def test_training_reaches_no_analysis_no_server_and_no_gguf() -> None:

@@ -108,18 +108,3 @@ def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureF
     assert "a.jsonl holds records; pass one of them" in whole_file
     assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
     assert "Ada" not in capsys.readouterr().out
-
-
-def test_stopped_questions_go_on(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("olmo_sparsity.command.attribute.attribute", stop)
-    for words, said in (
-        (["--questions", "q.jsonl"], "; the same command goes on"),
-        (["--source", "a"], ""),
-    ):
-        assert main(["attribute", "demo", *words]) == 130
-        assert capsys.readouterr().err == f"olmo-sparsity: stopped{said}\n"

@@ -14,6 +14,7 @@ import pytest
 from olmo_sparsity import Answer, attribute, check
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources import gate
@@ -249,3 +250,18 @@ def test_two_questions_of_one_id_are_refused_by_their_lines(second: Any, path: P
         read_expectations(path)
     path.write_text("\n".join(map(json.dumps, records[:-1])))
     assert len(read_questions(common(None), path)) == 4
+
+
+def test_stopped_questions_go_on(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("olmo_sparsity.command.attribute.attribute", stop)
+    for words, said in (
+        (["--questions", "q.jsonl"], "; the same command goes on"),
+        (["--source", "a"], ""),
+    ):
+        assert main(["attribute", "demo", *words]) == 130
+        assert capsys.readouterr().err == f"olmo-sparsity: stopped{said}\n"
