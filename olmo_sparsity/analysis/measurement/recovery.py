@@ -84,6 +84,14 @@ class _Text:
 
 
 @dataclass(frozen=True)
+class _Halves:
+    """Random halves of the units, and how far each lowers the loss of each target."""
+
+    kept_AU: np.ndarray
+    fall_TA: np.ndarray
+
+
+@dataclass(frozen=True)
 class _Chosen:
     """A selector's choice for several targets, and the rows whose losses are L_k.
 
@@ -187,6 +195,18 @@ def _by_block(
             block_targets = blocks.setdefault((start, last), {})
             block_targets.setdefault(distant_part, []).append((first - start, end - start))
     return blocks
+
+
+def _compared_groups(units: Units, num_distant: int) -> list[tuple[int, int]]:
+    """Return the groups of units whose effects are compared between two halves of the texts: those
+    that `halving` begins with, halved until there are more than it halves, or only single units."""
+    groups = first_groups(units, num_distant)
+    while len(groups) <= NUM_HALVED:
+        halves = halves_of(groups)
+        if not halves:
+            break
+        groups = halves
+    return groups
 
 
 def _empty_tables() -> dict[str, dict[str, list[np.ndarray]]]:
@@ -332,10 +352,10 @@ class _Evaluation:
 
     def _choices(self, text: _Text, kind: str, units: Units) -> list[_Chosen]:
         """Return the choice of each selector, and of each draw of a random one."""
-        kept_AU = fall_TA = None
+        halves = None
         # A single unit cannot be halved.
         if self.num_halves > 0 and text.is_documents_own and len(units) > 1:
-            kept_AU, fall_TA = self._halves(text, units, kind)
+            halves = self._halves(text, units, kind)
         choices = []
         for selector in self.selectors:
             # An unrelated text is itself one of several draws, so one choice of it is enough.
@@ -349,16 +369,18 @@ class _Evaluation:
                 }
                 chosen = self._choose(text, units, labels)
                 choices.append(chosen)
-                if kept_AU is not None and fall_TA is not None and draw == text.draw:
-                    # How well the sum of a half's scores predicts its fall in loss.
-                    predicted_TA = chosen.choice.score_TU @ kept_AU.T
-                    lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
-                    self._add("lds", labels, target=text.places(chosen.targets), lds=lds_T)
+                if halves is not None and draw == text.draw:
+                    self._add_lds(text, chosen, halves)
         return choices
 
-    def _halves(self, text: _Text, units: Units, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Draw random halves of the units, and compute how far each lowers the loss of each
-        target."""
+    def _add_lds(self, text: _Text, chosen: _Chosen, halves: _Halves) -> None:
+        """Add to `lds` how well a selector's scores, summed over the units of a half, predict by
+        how much the half lowers the loss."""
+        predicted_TA = chosen.choice.score_TU @ halves.kept_AU.T
+        lds_T = rank_correlations(predicted_TA, halves.fall_TA, of_equal_values=0.0)
+        self._add("lds", chosen.labels, target=text.places(chosen.targets), lds=lds_T)
+
+    def _halves(self, text: _Text, units: Units, kind: str) -> _Halves:
         block = text.context.block
         targets = text.targets[DOCUMENT]
         generator = stream(self.seed, "halves", self.document.number, block.start)
@@ -367,19 +389,14 @@ class _Evaluation:
         kept_AU = units.halves(self.num_halves, generator)
         fall_TA = falls_of_sets(self.scorer, question, kept_AU)
         self._add_cost(kind, "halves", before, len(targets))
-        return kept_AU, fall_TA
+        return _Halves(kept_AU, fall_TA)
 
     def _add_reliability(self, text: _Text, units: Units, kind: str) -> None:
         """Add the reliability of the replacing texts to `lds`: the rank correlation of the effects
         of groups of units between two halves of the texts, corrected by Spearman and Brown to
         that of all texts."""
         assert isinstance(self.scorer, ReplacingScorer)
-        groups = first_groups(units, text.context.block.num_distant)
-        while len(groups) <= NUM_HALVED:
-            halves = halves_of(groups)
-            if not halves:
-                break
-            groups = halves
+        groups = _compared_groups(units, text.context.block.num_distant)
         # One text has no halves, and few groups have no order to speak of.
         if self.scorer.num_texts < 2 or len(groups) <= NUM_HALVED:
             return
@@ -399,22 +416,10 @@ class _Evaluation:
         self._add("lds", labels, target=text.places(targets), lds=lds_T)
 
     def _choose(self, text: _Text, units: Units, labels: dict[str, Any]) -> _Chosen:
-        """Rank the units for all targets of a text, by a selector or as another measurement did."""
+        """Rank the units for all targets of a text, and list the rows that L_k needs."""
         block = text.context.block
         targets = text.all_targets
-        generator = stream(
-            self.seed, "selector", self.document.number, block.start, labels["draw"], text.control
-        )
-        question = Question(text.context, units, targets, max(self.ks), generator)
-        before = self.scorer.token_forwards
-        if self.choices is None:
-            choice = find_selector(labels["selector"])(self.scorer, question)
-        else:
-            starts = text.places(targets).tolist()
-            choice = self.choices.pick(self.document.number, labels, starts, units, block.first)
-        # The cost that is reported is that of one choice: repeated draws and controls are not.
-        if text.is_documents_own and labels["draw"] == 0:
-            self._add_cost(labels["units"], labels["selector"], before, len(targets))
+        choice = self._rank(text, units, labels)
         sets: list[tuple[np.ndarray, tuple[int, int]]] = []
         for span, unit_K in zip(targets, choice.unit_TK, strict=True):
             for k in self.ks:
@@ -429,6 +434,25 @@ class _Evaluation:
         num_tokens = np.array([len(distant) for distant, _ in sets])
         num_tokens_TK = num_tokens.reshape(len(targets), len(self.ks))
         return _Chosen(labels, units, targets, choice, rows, num_tokens_TK)
+
+    def _rank(self, text: _Text, units: Units, labels: dict[str, Any]) -> Choice:
+        """Rank the units for all targets of a text, by a selector or as another measurement did."""
+        block = text.context.block
+        targets = text.all_targets
+        before = self.scorer.token_forwards
+        if self.choices is None:
+            # Seeded by what is ranked, so that a draw does not depend on the order of evaluation.
+            place = (self.document.number, block.start)
+            generator = stream(self.seed, "selector", *place, labels["draw"], text.control)
+            question = Question(text.context, units, targets, max(self.ks), generator)
+            choice = find_selector(labels["selector"])(self.scorer, question)
+        else:
+            starts = text.places(targets).tolist()
+            choice = self.choices.pick(self.document.number, labels, starts, units, block.first)
+        # The cost that is reported is that of one choice: repeated draws and controls are not.
+        if text.is_documents_own and labels["draw"] == 0:
+            self._add_cost(labels["units"], labels["selector"], before, len(targets))
+        return choice
 
     def _add_choice(
         self, text: _Text, chosen: _Chosen, loss_TK: np.ndarray, without_TK: np.ndarray
@@ -463,7 +487,7 @@ class _Evaluation:
                 rank=np.tile(np.arange(1, num_ranks + 1), len(spans)),
                 distant_first=block.first + first,
                 distant_end=block.first + end,
-                distant_text=[text.distant.text(a, b) for a, b in zip(first, end, strict=True)],
+                distant_text=list(map(text.distant.text, first, end)),
                 influence=chosen.choice.influence_TK[index_T].ravel(),
             )
 

@@ -64,19 +64,20 @@ class Context:
     """Unrelated texts that replace distant places, with distant states `replaced`."""
 
     def long_row(self) -> Row:
-        """The long window, for all targets of the block."""
+        """Return the row of the long window, for all targets of the block."""
         if self.states is None and self.unrelated_RF is None:
             return self.dense_row()
         return self.set_row(np.arange(self.block.num_distant))
 
     def dense_row(self, last: int | None = None) -> Row:
-        """The long window, computed in full, for the targets before `last`."""
-        last = self.block.num_targets if last is None else last
+        """Return the row of the long window, computed in full, for the targets before `last`."""
+        if last is None:
+            last = self.block.num_targets
         return Row(self, np.arange(self.block.num_before + last - 1), last)
 
     def set_row(self, distant: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """The local window and the distant places `distant` (indices, rising), for the
-        targets `span` (default: all). The only place where distant states differ."""
+        """Return the row of the local window and the distant places `distant` (indices, rising),
+        for the targets `span` (default: all). Only here do the interpretations differ."""
         block = self.block
         if self.unrelated_RF is not None:
             # A whole prompt, in which the distant tokens that are not kept are replaced.
@@ -118,8 +119,9 @@ class Row:
     """Indices of the distant tokens that unrelated texts do not replace."""
 
     def within(self, reach: int) -> Row:
-        """Without distant places that no layer sees from a later place: they have no effect.
-        `reach`: how many places back a layer with a sliding window attends, itself included."""
+        """Return the row without distant places that no layer sees from a later place, as they have
+        no effect. `reach`: how many places back a layer with a sliding window attends, itself
+        included."""
         if self.distant is not None:
             distant = self.distant[self.distant > self.places[0] - reach]
             return replace(self, distant=distant if len(distant) else None)
@@ -159,7 +161,20 @@ class _LastText:
 
 
 class Scorer:
-    """Computes losses with one model, on one device, and counts what it computes."""
+    """Computes losses of targets with one model, on one device, and counts what it computes.
+
+    A scorer knows the model, the interpretation of distant states, the size of a batch, and the
+    states of the text that it read last. It makes a `Context` of a block: the states of the block's
+    distant places, computed once. A `Row` says which places of a context a forward sees, and which
+    of its targets are evaluated. `losses` evaluates any rows together: equal ones once, and those
+    of one shape in batches, which are halved if memory runs out. `token_forwards` counts all that.
+
+        scorer = Scorer(load_model("runs/mine").model)
+        for block in Windows(long=64, short=16, stride=8).blocks(document.tokens):
+            context = scorer.context(block)
+            rows = [context.set_row(NOTHING), context.long_row()]
+            short_W, long_W = scorer.losses(rows)  # nats of each target of the block
+    """
 
     @accepts_old_names
     def __init__(
@@ -221,9 +236,9 @@ class Scorer:
         return Context(block, self.states(block.tokens[:num_earlier]))
 
     def states(self, tokens: np.ndarray) -> DistantStates:
-        """States of a text from its beginning, each token seeing those before it, computed a few
-        thousand tokens at a time. The last ones are kept, as they serve every beginning of the
-        text, for as long as the model stays the same."""
+        """Return the states of a text from its beginning, each token seeing those before it. They
+        are computed a few thousand tokens at a time. Those of the last text are kept for as long as
+        the model stays the same, as they serve every beginning of the text."""
         with in_use(self.model), fast_kernels(self.device):
             state = state_of(self.model)
             if self._last is not None and self._last.model_state is not state:
@@ -251,7 +266,8 @@ class Scorer:
 
     @torch.no_grad()
     def extended(self, states: DistantStates | None, tokens: np.ndarray) -> DistantStates:
-        """States of a text that goes on with `tokens`. `states`: of what precedes them."""
+        """Return the states of a text that goes on with `tokens`. `states`: of what precedes
+        them."""
         first = 0 if states is None else states.num_places
         (tokens_1L,) = to_device([tokens[None]], self.device)
         positions_1L = first + torch.arange(len(tokens), device=self.device)[None]
@@ -263,7 +279,7 @@ class Scorer:
     def hidden_after(
         self, states: DistantStates | None, tokens_BL: np.ndarray, last: int
     ) -> Tensor:
-        """hidden_BWD of the last places of texts that begin with the text of `states`."""
+        """Return hidden_BWD of the last places of texts that begin with the text of `states`."""
         first = 0 if states is None else states.num_places
         (inputs_BL,) = to_device([tokens_BL], self.device)
         positions_L = first + torch.arange(tokens_BL.shape[1], device=self.device)
@@ -275,12 +291,12 @@ class Scorer:
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
-        """hidden_WD of each row, at the places that predict its targets."""
+        """Return hidden_WD of each row, at the places that predict its targets."""
         return self._evaluate(rows, lambda hidden_BWD, _: hidden_BWD)
 
     @torch.no_grad()
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """nll_W of each row's targets, in nats."""
+        """Return nll_W of each row's targets, in nats."""
 
         def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> Tensor:
             targets_BW = np.stack([row.targets for row in batch])
@@ -308,7 +324,8 @@ class Scorer:
         return dict(zip(columns, to_host(list(columns.values())), strict=True))
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
-        """The sum of each row's losses; the targets of all rows are unembedded together."""
+        """Return the sum of each row's losses. The targets of all rows are unembedded together,
+        however many forwards they took."""
         hidden = self.hidden(rows)
         loss_N = self.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
         ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
@@ -316,21 +333,21 @@ class Scorer:
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """(…, D) → log p (…, V)."""
+        """Return log p (…, V) of the next token for hidden states (…, D)."""
         return self.model.unembed(hidden).float().log_softmax(-1)
 
     @property
     def chunk(self) -> int:
-        """How many targets are unembedded at a time."""
+        """Return how many targets are unembedded at a time."""
         return rows_per_chunk(self.model.vocab_size, self.device)
 
     @torch.no_grad()
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
-        """−log p of one target from each state."""
+        """Return −log p of one target from each state."""
         return self.nll_of(hidden_ND, targets_N).cpu().numpy()
 
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
-        """`nll`, left on the device."""
+        """Return the same as `nll`, left on the device."""
         (labels_N,) = to_device([targets_N], self.device)
         # One tensor, filled in place: small ones made between chunks would keep the memory of the
         # logits from being reused.
@@ -387,7 +404,7 @@ class Scorer:
         for (length, _, _, context), indices_by_number in shapes.items():
             all_indices = list(chain(*indices_by_number.values()))
             if context is None:
-                yield _Group(all_indices, False, length)
+                yield _Group(all_indices, is_masked=False, num_keys=length)
                 continue
             num_places = context.states.num_places
             # Whether the model attends to distant states without a copy for each row.
@@ -397,7 +414,7 @@ class Scorer:
             if self.device.type == "cpu":
                 is_one_forward &= num_tokens * num_places <= FEW_PAIRS
             if shares and len(indices_by_number) > 1 and is_one_forward:
-                yield _Group(all_indices, True, length)
+                yield _Group(all_indices, is_masked=True, num_keys=length)
                 continue
             for num_distant, indices in indices_by_number.items():
                 is_masked = self._prefers_mask(context, num_distant)
@@ -407,7 +424,7 @@ class Scorer:
                     num_copied = 0
                 else:
                     num_copied = num_places
-                yield _Group(indices, is_masked, length + num_copied)
+                yield _Group(indices, is_masked=is_masked, num_keys=length + num_copied)
 
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
@@ -457,15 +474,21 @@ class Scorer:
         states of their context, and those that they do not attend to are masked; otherwise each
         row gets copies of its own ones."""
         states = batch[0].context.states
+        # What is copied for each row: the distant places that it attends to, or a mask of all.
         attended = [NOTHING if row.distant is None else row.distant for row in batch]
+        sees_all = False
         if is_masked:
             assert states is not None
             visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
             for visible_F, places in zip(visible_BF, attended, strict=True):
                 visible_F[places] = True
             attended = list(visible_BF)
-        evaluated = [np.arange(*(row.span or (0, row.num_targets))) for row in batch]
-        # One copy to the device for all four.
+            sees_all = bool(visible_BF.all())
+        evaluated = []
+        for row in batch:
+            first, end = row.span or (0, row.num_targets)
+            evaluated.append(np.arange(first, end))
+        # One copy to the device for all four: each copy makes the host wait.
         tokens_BL, positions_BL, distant_BK, evaluated_BW = as_tensors(
             batch, self.device, attended, evaluated
         )
@@ -474,7 +497,8 @@ class Scorer:
         if batch[0].distant is not None and states is not None:
             if not is_masked:
                 distant = states.choose(distant_BK)
-            elif visible_BF.all():
+            elif sees_all:
+                # Without a bias faster kernels apply.
                 distant = states.expand(len(batch))
             else:
                 shape = (len(batch), states.num_places)
@@ -517,8 +541,8 @@ def _distinct(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Se
 def as_tensors(
     batch: Sequence[Row], device: torch.device, *arrays: Sequence[np.ndarray]
 ) -> list[Tensor]:
-    """Return tokens_BL and positions_BL of rows of equal length, then `arrays`, each with an array
-    for each row."""
+    """Return tokens_BL and positions_BL of rows of equal length, and each of `arrays`, which have
+    an array for each row, stacked. All are copied to the device together."""
     places = [row.places for row in batch]
     tokens = [row.context.block.tokens[row.places] for row in batch]
     return to_device([np.stack(row_arrays) for row_arrays in (tokens, places, *arrays)], device)
@@ -562,15 +586,17 @@ def context_losses(
     L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
     whether the target and the token before it recur (`bigram`), and both for the placebo.
     """
-    blocks = list(windows.blocks(document.tokens)) if blocks is None else list(blocks)
+    blocks = list(windows.blocks(document.tokens) if blocks is None else blocks)
     if not blocks:
-        return pd.DataFrame({n: [] for n in ("target", "token_id", "loss_short", "loss_long")})
+        return pd.DataFrame(columns=["target", "token_id", "loss_short", "loss_long"], dtype=float)
     groups = {"": blocks}
     if controls is not None:
         groups["placebo_"] = [
             block.with_distant(controls.placebo(document, block).tokens_F) for block in blocks
         ]
-    targets = np.concatenate([np.arange(b.start, b.start + b.num_targets) for b in blocks])
+    targets = np.concatenate(
+        [np.arange(block.start, block.start + block.num_targets) for block in blocks]
+    )
     table = {"target": targets, "token_id": document.tokens[targets]}
     table |= scorer.window_losses(windows, groups)
     if controls is not None:
