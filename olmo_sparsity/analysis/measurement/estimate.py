@@ -189,7 +189,7 @@ class _Trial:
             size = blocks[num_blocks - 1].start + windows.stride
             cut = replace(document, tokens=document.tokens[:size])
             items = [cut if d.number == number else d for d in plan.documents.items]
-            one = replace(plan, documents=replace(plan.documents, items=items), known={})
+            one = replace(plan, documents=replace(plan.documents, items=items), reused_losses={})
             tables[number] = _sampled(one, 1.0).losses(number)["losses"]
             is_long = time.perf_counter() - began > TRIED_S
             if is_long and {half_of(n) for n in tables} == {"threshold", "report"}:
@@ -204,8 +204,10 @@ class _Trial:
         ours = share_of(plan.measured, *shard)
         blocks = {n: plan.blocks(plan.documents[n]) for n in ours}
         num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
-        losses = sum(losses_forwards(plan, n, blocks[n]) for n in ours if n not in plan.known)
-        losses += sum(2 * len(passage) for passage in passages_of(*plan.for_induction()))
+        losses = sum(
+            losses_forwards(plan, n, blocks[n]) for n in ours if n not in plan.reused_losses
+        )
+        losses += sum(2 * len(passage) for passage in passages_of(*plan.induction_texts()))
         if plan.fits_threshold:
             reported = {n: size for n, size in num_losses.items() if half_of(n) == "report"}
             expected = self._expected(plan, reported)

@@ -224,7 +224,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     chosen_by_gap = plan.fits_threshold and "gap" in plan.settings.sets
     if "gap" in target_sets or (target_sets and not chosen_by_gap):
         return
-    if plan.given is not None:
+    if plan.fixed_targets is not None:
         raise DataError("none of the targets has a full long window; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
@@ -310,8 +310,8 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, of_run: dict[str, Any]) -
     data: dict[str, Any] = {"source": documents.name, "fingerprint": documents.fingerprint}
     if documents.groups:
         data["groups"] = documents.groups
-    if plan.known:
-        data["losses_from"] = plan.known_from
+    if plan.reused_losses:
+        data["losses_from"] = plan.reused_from
     windows = asdict(settings.windows)
     for name in ("distant_states", "replacements", "sample"):
         windows[name] = getattr(settings, name)

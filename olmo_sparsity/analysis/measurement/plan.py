@@ -91,111 +91,143 @@ class MeasureRequest(Request):
     loading: ModelOptions = field(default_factory=ModelOptions)
 
     def checked(self) -> Self:
-        """Also put `windows` and what `quick` means into the settings."""
-        index, of = self.shard if isinstance(self.shard, tuple) and len(self.shard) == 2 else (0, 0)
-        if not 0 <= index < of:
-            raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
-        is_read = not isinstance(self.documents, Documents)
-        if not is_read and self.reading != TextOptions():
+        """Check the request, and put `windows` and what `quick` means into the settings."""
+        self._check_shard()
+        is_text = not isinstance(self.documents, Documents)
+        if not is_text and self.reading != TextOptions():
             names = "field, group_field, prompt_field, …, max_documents and min_tokens"
             raise ConfigError(f"{names} are for text that is read here; leave them out")
         self._check_one_selects_targets()
-        settings, reading = self._with_windows(), self.reading
+        settings = self._with_windows()
+        reading = self.reading
         if self.quick:
             quick = dict(QUICK)
-            del quick["max_documents"]  # an option of the text, below
+            max_documents = quick.pop("max_documents")  # an option of the text, not of Settings
             if settings.interpretation.replaces:
                 del quick["selectors"]  # those of a first look need states
             settings = Settings(**quick | settings.given)
-            if is_read and reading.max_documents is None:
-                reading = replace(reading, max_documents=QUICK["max_documents"])
-        if self.choices is None:  # these determine the settings
+            if is_text and reading.max_documents is None:
+                reading = replace(reading, max_documents=max_documents)
+        # The settings of `choices` are not known yet: the other measurement has them.
+        if self.choices is None:
             settings.check()
         for name in settings.selectors:
             find_selector(name, settings.interpretation)
         return replace(self, windows=None, settings=settings, reading=reading)
 
+    def _check_shard(self) -> None:
+        is_pair = isinstance(self.shard, tuple) and len(self.shard) == 2
+        if not is_pair or not 0 <= self.shard[0] < self.shard[1]:
+            raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
+
     def _check_one_selects_targets(self) -> None:
-        """Named options, or the text."""
-        named = [n for n in ("at", "choices", "targets") if getattr(self, n) is not None]
-        of_text = [n for n in ("prompt_field", "target_field") if getattr(self.reading, n)][:1]
+        """Raise ConfigError if two options select targets, or an option of a selection that is not
+        made is set."""
+        options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
+        by_text = []
         if isinstance(self.documents, Documents) and self.documents.have_targets:
-            of_text = ["records of prompt and target"]
-        # Choices are of the same text, read the same way.
-        others = [name for name in named if name != "choices"]
+            by_text = ["records of prompt and target"]
+        elif self.reading.prompt_field or self.reading.target_field:
+            by_text = ["prompt_field" if self.reading.prompt_field else "target_field"]
+        # `quick` selects blocks, from which targets are chosen.
         quick = ["quick"] if self.quick and self.choices is not None else []
-        for says in ([*quick, *named], [*others, *of_text]):
-            if len(says) > 1:
-                raise ConfigError(f"{' and '.join(says)} all select targets: pass one of them")
-        if (extra := sorted(self.settings.given.keys() & OF_CHOSEN)) and (by := [*named, *of_text]):
-            raise ConfigError(f"{', '.join(extra)} cannot be combined with {by[0]}; omit it")
+        # Choices are of the same text, read the same way, so that they agree with its records.
+        with_text = [name for name in options if name != "choices"] + by_text
+        for selections in ([*quick, *options], with_text):
+            if len(selections) > 1:
+                names = " and ".join(selections)
+                raise ConfigError(f"{names} all select targets: pass one of them")
+        selections = [*options, *by_text]
+        without_effect = sorted(self.settings.given.keys() & SELECTION_SETTINGS)
+        if selections and without_effect:
+            names = ", ".join(without_effect)
+            raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
 
     def _with_windows(self) -> Settings:
-        windows, given = self.windows, self.settings.given
+        """Return the settings with the lengths of `windows`."""
+        windows = self.windows
+        given = self.settings.given
         if windows is None:
             return self.settings
         if not isinstance(windows, Windows):
             raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
         if windows.has_all:
             raise ConfigError('with long="all", pass long, short and stride as options of measure')
-        twice = {"long", "short", "stride"} & given.keys()
+        repeated = {"long", "short", "stride"} & given.keys()
         if windows.prefix and self.loading.prefix != "auto":
-            twice |= {"prefix"}
-        if twice:
-            names = ", ".join(sorted(twice))
+            repeated |= {"prefix"}
+        if repeated:
+            names = ", ".join(sorted(repeated))
             raise ConfigError(f"{names} cannot be combined with windows; omit it")
         sizes = {name: getattr(windows, name) for name in ("long", "short", "stride")}
         return Settings(**given | sizes, prefix_ids=windows.prefix)
 
 
-OF_CHOSEN = {"sets", "max_targets", "share", "sample", "blocks"}
-"""Options that choose targets, and none where targets are given."""
+SELECTION_SETTINGS = {"sets", "max_targets", "share", "sample", "blocks"}
+"""Settings of targets that are chosen here; without effect where they are selected otherwise."""
 
 
 def plan(request: MeasureRequest) -> Plan:
     """Read the model and the text of a request, and settle what is measured."""
-    targets, choices, losses = (
-        read_other(name, getattr(request, name)) for name in ("targets", "choices", "losses")
-    )
-    settings, reading, loading = request.settings, request.reading, request.loading
-    interpretation = settings.interpretation
+    targets = read_other("targets", request.targets)
+    choices = read_other("choices", request.choices)
+    losses = read_other("losses", request.losses)
+    loading = request.loading
+    interpretation = request.settings.interpretation
     if choices is not None:
         interpretation = interpretation_of(choices.meta.windows["distant_states"])
-    replaces = interpretation.replaces
-    model = load(request.model, request.tokenizer, loading, whole_prompts=replaces)
-    documents = _open(request.documents, model, reading)
-    is_other = choices is not None and is_other_tokenizer(choices, documents)
-    if choices is not None:
-        settings = settings_of(choices, settings.given, is_other)
-    else:
+    model = load(request.model, request.tokenizer, loading, whole_prompts=interpretation.replaces)
+    documents = _open(request.documents, model, request.reading)
+    has_other_tokenizer = choices is not None and is_other_tokenizer(choices, documents)
+    if choices is None:
+        settings = request.settings
         say_defaults_of_length(settings)
+    else:
+        settings = settings_of(choices, request.settings.given, has_other_tokenizer)
     settings = fit_to_limit(settings, model.max_positions)
     if documents.have_targets:
         documents = cut_to_targets(documents, settings.windows)
-    given = next((one for one in (choices, targets, request.at) if one is not None), None)
-    are_given = given is not None or documents.have_targets
+    prefix_ids = _prefix_of(documents, model, loading.prefix)
+    # A request has one of these at most.
+    selections = [other for other in (choices, targets, request.at) if other is not None]
+    selection = selections[0] if selections else None
+    if request.quick and selection is None and not documents.have_targets:
+        settings = _with_quick_blocks(settings, model.max_positions, len(prefix_ids))
+    _check_room_behind_prefix(len(prefix_ids), settings.short, model)
+    if settings.windows.has_all:
+        documents = within_limit(documents, model, len(prefix_ids))
+    is_same_text = choices is not None and model.tokenizer is not None and not has_other_tokenizer
+    if is_same_text and prefix_ids != settings.prefix_ids:
+        raise DataError(
+            f"choices were measured with the prefix {list(settings.prefix_ids)} (token IDs), and "
+            f"'{model.name}' has {list(prefix_ids)}; pass the same prefix to both"
+        )
+    settings = replace(settings, prefix_ids=settings.prefix_ids or prefix_ids)
+    planned = Plan.of(
+        model,
+        documents,
+        settings,
+        selection,
+        batch_tokens=loading.batch_tokens,
+        transfers=choices is not None,
+    )
+    planned.warn_of_few_units()
+    return planned if losses is None else planned.with_losses(losses)
+
+
+def _prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[int, ...]:
+    """Return the token IDs of the prefix. What a tokenizer puts before a text may depend on how the
+    text begins."""
     beginning = documents[0].tokens[:200].tolist()
     text = "" if model.tokenizer is None else model.tokenizer.decode(beginning, False)
-    ids = tuple(model.prefix_ids(loading.prefix, text))
-    if request.quick and not are_given:
-        settings = _sampled(settings, model.max_positions, len(ids))
-    _check_room_behind_prefix(len(ids), settings.short, model)
-    if settings.windows.has_all:
-        documents = within_limit(documents, model, len(ids))
-    is_same = choices is not None and model.tokenizer is not None and not is_other
-    if is_same and ids != settings.prefix_ids:
-        both = f"token IDs {list(settings.prefix_ids)}, and '{model.name}' with {list(ids)}"
-        raise DataError(f"choices were measured with prefix {both}; pass the same to both")
-    settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
-    made = Plan.of(model, documents, settings, given, loading.batch_tokens, choices is not None)
-    made.warn_of_few_units()
-    return made if losses is None else made.with_losses(losses)
+    return tuple(model.prefix_ids(prefix, text))
 
 
 def load(
     model: Any, tokenizer: Any, options: ModelOptions, is_read: bool = False, **how: Any
 ) -> LoadedModel:
-    """`is_read`: text is read by a tokenizer; `how`: of `load_model`."""
+    """Open a model by its name, or wrap one in memory. `is_read`: text is read by its tokenizer,
+    so that it must have one; `how`: more arguments of `load_model`."""
     if isinstance(model, str | Path):
         loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
     else:
@@ -209,8 +241,9 @@ def load(
 def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
     if isinstance(documents, Documents):
         return documents
-    given = dict(vars(options))
-    return open_documents(documents, model, given.pop("max_documents"), **given)
+    how = dict(vars(options))
+    max_documents = how.pop("max_documents")
+    return open_documents(documents, model, max_documents, **how)
 
 
 def _check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:
@@ -223,28 +256,41 @@ def _check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -
         )
 
 
-def _sampled(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
-    """Measure the blocks of a first look, where neither blocks nor their number are given."""
+def _with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
+    """Return settings with the blocks of a first look, where neither blocks nor their number are
+    given. `limit`: the most positions that the model takes."""
     if "sample" in settings.given:
         return settings
-    found = replace(settings, **QUICK_BLOCKS | settings.given)
-    if limit is None or found.windows.has_all or "stride" in settings.given:
-        return found
-    longest = found.windows.tokens_before(0)
-    room = limit - num_prefix - longest  # the last target of a block sees stride − 1 more
-    return replace(found, stride=max(1, min(found.stride, room + 1)))
+    quick = replace(settings, **QUICK_BLOCKS | settings.given)
+    if limit is None or quick.windows.has_all or "stride" in settings.given:
+        return quick
+    # The last target of a block sees stride − 1 tokens more than the first.
+    room = limit - num_prefix - quick.windows.tokens_before(0)
+    return replace(quick, stride=max(1, min(quick.stride, room + 1)))
 
 
 @dataclass
 class Plan:
-    """Model, documents and settings of a measurement, and the rows they give."""
+    """Model, documents and settings of a measurement, and the rows they give.
+
+    A plan knows what is settled before anything is computed: the documents, already cut to what the
+    model takes; the settings, with defaults filled in; the scorer; the unrelated texts; and the
+    targets, where they are not chosen here. Its methods compute one document at a time, so that
+    processes can share the documents. They write nothing, and depend on no other document but
+    through the losses from which targets are chosen.
+
+        planned = plan(MeasureRequest.of(model="runs/mine", documents="text.txt", long=64))
+        losses = joined({n: planned.losses(n)["losses"] for n in planned.measured})
+        targets = planned.targets(losses)
+        tables = planned.recovery(1, targets)  # recovery, influence, lds, costs, tokens
+    """
 
     model: LoadedModel
     documents: Documents
     settings: Settings
     scorer: Scorer
     controls: Controls
-    given: pd.DataFrame | None = None
+    fixed_targets: pd.DataFrame | None = None
     """Targets of another measurement, or named ones; None: they are chosen here."""
 
     only_named: bool = False
@@ -257,16 +303,18 @@ class Plan:
     matched: dict[str, int] = field(default_factory=dict)
     """With another tokenizer, how many of its targets and units are evaluated and left out."""
 
-    known: dict[int, pd.DataFrame] = field(default_factory=dict)
+    reused_losses: dict[int, pd.DataFrame] = field(default_factory=dict)
     """Losses of documents, of another measurement by this model."""
 
-    known_from: dict[str, Any] = field(default_factory=dict)
+    reused_from: dict[str, Any] = field(default_factory=dict)
+    """Commit, machine and command of that measurement."""
 
     def __post_init__(self) -> None:
         with using(self.model):
             self._state = state_of(self.model.model)
 
     def refuse_changed_model(self) -> None:
+        """Raise DataError if the model is not what it was when the plan was made."""
         refuse_changed(self.model.model, self._state, "plan")
 
     @staticmethod
@@ -274,56 +322,67 @@ class Plan:
         model: LoadedModel,
         documents: Documents,
         settings: Settings,
-        given: Results | At | None = None,
+        selection: Results | At | None = None,
+        *,
         batch_tokens: int | None = None,
         transfers: bool = False,
     ) -> Plan:
-        """`transfers`: the units that `given` ranked are evaluated, too. Settings are checked."""
+        """Make a plan of checked settings. `selection`: another measurement, whose targets are
+        evaluated, or what names targets. `transfers`: also the units that it ranked."""
         windows = settings.windows
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
         settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
-        if isinstance(given, Results):
-            settings = with_blocks_of(given, documents, settings)
+        if isinstance(selection, Results):
+            settings = with_blocks_of(selection, documents, settings)
         scorer = scorer_of(model, settings, batch_tokens)
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
         plan = Plan(model, documents, settings, scorer, controls)
-        if isinstance(given, Results):
-            matched = targets_of(given, documents, settings, transfers)
-            plan.given = matched.targets[[*COLUMNS, "end"]].reset_index(drop=True)
+        if isinstance(selection, Results):
+            matched = targets_of(selection, documents, settings, transfers)
+            plan.fixed_targets = matched.targets[[*COLUMNS, "end"]].reset_index(drop=True)
             plan.matched = matched.counts
             plan.only_named = bool(matched.counts) or matched.has_other_windows
             if transfers:
-                plan.choices = Choices.of(given, matched)
-        elif given is not None:
-            plan.given = named_targets(documents, given, windows)
+                plan.choices = Choices.of(selection, matched)
+        elif selection is not None:
+            plan.fixed_targets = named_targets(documents, selection, windows)
             plan.only_named = True
         elif documents.have_targets:
-            plan.given = targets_of_records(documents, windows)
+            plan.fixed_targets = targets_of_records(documents, windows)
         return plan
 
-    def with_losses(self, given: Results) -> Plan:
-        known = losses_of(given, self.model, self.documents, self.settings)
-        about = {name: getattr(given.meta, name) for name in ("commit", "machine", "command")}
-        return replace(self, known=known, known_from=about)
+    def with_losses(self, other: Results) -> Plan:
+        """Return the plan with losses of another measurement, which are not computed again."""
+        losses = losses_of(other, self.model, self.documents, self.settings)
+        origin = {name: getattr(other.meta, name) for name in ("commit", "machine", "command")}
+        return replace(self, reused_losses=losses, reused_from=origin)
 
     @cached_property
     def measured(self) -> list[int]:
         """Numbers of the documents that have a target."""
-        long = self.settings.windows.first_target
+        name = self.documents.name
+        draws = self.settings.draws
+        num_needed = draws + 2  # a document itself, the unrelated ones, and the placebo
         if len(self.documents) == 1:
-            least = f"is one document, and measure requires {self.settings.draws + 2}"
-            raise DataError(f"text: {self.documents.name} {least}; split it (--split-at)")
-        numbers = [d.number for d in self.documents if len(d.tokens) > long]
+            raise DataError(
+                f"text: {name} is one document, and measure requires {num_needed}; split it "
+                "(--split-at)"
+            )
+        long = self.settings.windows.first_target
+        numbers = [document.number for document in self.documents if len(document.tokens) > long]
+        # Thresholds are fitted on one half of the documents, and used on the other.
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
-            found = f"{len(numbers)} of {len(self.documents)} documents are longer than {long}"
-            rule = "measure requires one at an even and one at an odd place"
-            raise DataError(f"text: {found} tokens; {rule}: pass more, or lower long and short")
-        needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
-        if self.controls.num_candidates < needed:
-            found = f"{self.controls.num_candidates} documents can replace each other"
-            least = f"draws={self.settings.draws} requires {needed}"
-            raise DataError(f"text: {found}, and {least}; pass more documents")
+            raise DataError(
+                f"text: {len(numbers)} of {len(self.documents)} documents are longer than {long} "
+                "tokens; measure requires one at an even and one at an odd place: pass more, or "
+                "lower long and short"
+            )
+        if self.controls.num_candidates < num_needed:
+            raise DataError(
+                f"text: {self.controls.num_candidates} documents can replace each other, and "
+                f"draws={draws} requires {num_needed}; pass more documents"
+            )
         return numbers
 
     def warn_of_few_units(self) -> None:
@@ -334,7 +393,7 @@ class Plan:
             if span_width(units) is not None:
                 continue  # Settings.check counts these
             if not any(self._num_units(units, number) > least for number in self.measured):
-                most = num_of(least, units.removesuffix("s"))
+                most = num_of(least, units.removesuffix("s"))  # 1 paragraph, 2 paragraphs
                 say(
                     f"warning: no document has more than {most} of distant text, so k={least} adds "
                     f"all of it; {SMALLER_UNITS}"
@@ -347,15 +406,18 @@ class Plan:
 
     @property
     def fits_threshold(self) -> bool:
-        return self.given is None
+        """Return whether targets are chosen by a threshold that the losses determine."""
+        return self.fixed_targets is None
 
-    def for_induction(self) -> tuple[list[Document], int]:
-        """The documents of the induction check, and the length of its passages."""
+    def induction_texts(self) -> tuple[list[Document], int]:
+        """Return the documents of the induction check, and the length of its passages."""
         documents = [self.documents[number] for number in self.measured]
         return documents, self.settings.windows.first_target // 2
 
     def induction(self) -> dict[str, Any]:
-        return repetition_drop(self.scorer, *self.for_induction())
+        """Return the induction check: by how much the loss falls on a repeated passage."""
+        documents, length = self.induction_texts()
+        return repetition_drop(self.scorer, documents, length)
 
     def sink(self) -> dict[str, Any]:
         """Return the sink check, or nothing where a prefix was passed or none can be tried."""
@@ -367,21 +429,24 @@ class Plan:
         return sink_check(self.scorer, documents, (), self.model.encode(["\n"])[0])
 
     def blocks(self, document: Document) -> list[Block]:
-        """The blocks of a document whose losses are computed: of the sample, or with
+        """Return the blocks of a document whose losses are computed: of the sample, or with
         `only_named` those of the targets."""
         blocks = sampled_blocks(document, self.settings)
         if not self.only_named:
             return blocks
-        assert self.given is not None
-        named = self.given.target[self.given.document == document.number].to_numpy()
+        targets = self.fixed_targets
+        assert targets is not None
+        named = targets.target[targets.document == document.number].to_numpy()
         starts = set(self.settings.windows.start_of(named).tolist())
         return [block for block in blocks if block.start in starts]
 
     def losses(self, number: int) -> dict[str, Columns]:
-        """The rows of one document in the tables of the first phase."""
-        document, losses = self.documents[number], self.known.get(number)
+        """Return the rows of one document in the tables of the first phase."""
+        document = self.documents[number]
+        losses = self.reused_losses.get(number)
         if losses is None:
-            windows, blocks = self.settings.windows, self.blocks(document)
+            windows = self.settings.windows
+            blocks = self.blocks(document)
             scorer = self.scorer.of_document(document, self.controls)
             losses = context_losses(scorer, document, windows, self.controls, blocks)
             if not blocks:  # none of it is in the sample
@@ -390,23 +455,26 @@ class Plan:
         return {"documents": {"name": [document.name]}, "losses": dict(losses)}
 
     def threshold(self, losses: pd.DataFrame) -> float | None:
+        """Return the least gap of a target; None: any gap, or targets that are not chosen here."""
         if not self.fits_threshold:
             return None
         half = losses[losses.document.map(half_of) == "threshold"]
         return fit_threshold(half, self.settings.share, self.settings.min_gap)
 
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
-        """Targets of the documents in `losses`, which must include the threshold half."""
-        if self.given is not None:
-            return self.given
+        """Return the targets of the documents in `losses`, which must include the threshold
+        half."""
+        if self.fixed_targets is not None:
+            return self.fixed_targets
         chosen = choose_targets(losses, self.threshold(losses), self.settings)
         by_text = self._by_text[self._by_text.document.isin(losses.document)]
         return pd.concat([chosen, by_text]).sort_values(list(chosen), ignore_index=True)
 
     @cached_property
     def _by_text(self) -> pd.DataFrame:
-        reported = [self.documents[n] for n in self.measured if half_of(n) == "report"]
-        return targets_by_text(reported, self.settings)
+        """The targets that the text alone determines, of the documents of the report half."""
+        numbers = [number for number in self.measured if half_of(number) == "report"]
+        return targets_by_text([self.documents[number] for number in numbers], self.settings)
 
     def recovery(
         self, number: int, targets: pd.DataFrame, parts: Parts | None = None
@@ -441,23 +509,29 @@ class Plan:
         return tables
 
     def identity(self) -> dict[str, Any]:
-        """Processes that measure into one folder must agree in all of this."""
-        files = fingerprint_of_files((*self.settings.selectors, *self.settings.units))
-        return {
+        """Return all in which processes that measure into one folder must agree."""
+        targets = self.fixed_targets
+        identity: dict[str, Any] = {
             **identity_of(self.model),
             "data": self.documents.fingerprint,
             "num_documents": len(self.documents),
             "random_streams": VERSION,
             "settings": asdict(self.settings),
-            **({"files": files} if files else {}),
-            **({"only_named": True} if self.only_named else {}),
-            "targets": None if self.given is None else targets_fingerprint(self.given),
-            "choices": None if self.choices is None else self.choices.fingerprint,
         }
+        # Keys that earlier versions did not write are left out where they say nothing, so that
+        # folders of these can be resumed.
+        files = fingerprint_of_files((*self.settings.selectors, *self.settings.units))
+        if files:
+            identity["files"] = files
+        if self.only_named:
+            identity["only_named"] = True
+        identity["targets"] = None if targets is None else targets_fingerprint(targets)
+        identity["choices"] = None if self.choices is None else self.choices.fingerprint
+        return identity
 
 
 def share_of_blocks(documents: Documents, settings: Settings) -> float:
-    """The share of all blocks that `sample` or `blocks` means."""
+    """Return the share of all blocks that `sample` or `blocks` means."""
     if settings.blocks is None:
         return settings.sample
     windows = settings.windows
@@ -466,7 +540,7 @@ def share_of_blocks(documents: Documents, settings: Settings) -> float:
     return min(1.0, settings.blocks * len(num_blocks) / max(num_blocks.sum(), 1))
 
 
-OF_LENGTH = ("max_targets", "halves", "draws", "stride", "selectors")
+DEFAULTS_OF_LENGTH = ("max_targets", "halves", "draws", "stride", "selectors")
 """Options whose defaults depend on `long`."""
 
 
@@ -476,56 +550,63 @@ def say_defaults_of_length(settings: Settings) -> None:
         return
     usual = Settings()
     changed = []
-    for name in OF_LENGTH:
+    for name in DEFAULTS_OF_LENGTH:
         value = getattr(settings, name)
-        if name not in settings.given and value != getattr(usual, name):
-            shown = ", ".join(value) if isinstance(value, tuple) else value
-            of_all = getattr(usual, name)
-            of_all = ", ".join(of_all) if isinstance(of_all, tuple) else of_all
-            changed.append(f"{name}={shown} ({of_all})")
+        usual_value = getattr(usual, name)
+        if name not in settings.given and value != usual_value:
+            changed.append(f"{name}={_shown(value)} ({_shown(usual_value)})")
     if changed:
         say(f"long={settings.long} has other defaults than long=all: {'; '.join(changed)}")
 
 
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
-    """With long="all", windows that are not given are at most a quarter of what the model takes."""
-    is_free = settings.windows.has_all and "short" not in settings.given
-    if not is_free or limit is None or limit >= 4 * settings.short:
+    """Return settings whose local window, if none is given with long="all", is at most a quarter of
+    the positions that the model takes."""
+    has_default_windows = settings.windows.has_all and "short" not in settings.given
+    if not has_default_windows or limit is None or limit >= 4 * settings.short:
         return settings
     stride = settings.stride if "stride" in settings.given else max(1, limit // 8)
     return replace(settings, short=default_local(settings.short, limit), stride=stride)
 
 
 def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> Documents:
-    """End a document where the model's positions do, with long="all"."""
+    """Return documents that end where the model's positions do, as long="all" needs them."""
     if model.max_positions is None:
         return documents
     most = model.max_positions - num_prefix
-    cut = [d for d in documents if len(d.tokens) > most]
-    if not cut:
+    num_left_out = [len(document.tokens) - most for document in documents]
+    num_left_out = [num_tokens for num_tokens in num_left_out if num_tokens > 0]
+    if not num_left_out:
         return documents
-    lost = sum(len(d.tokens) - most for d in cut)
     say(
-        f"{len(cut):,} of {len(documents):,} documents are longer than the {most:,} tokens that "
-        f"{model.name} takes: their last {lost:,} tokens are left out"
+        f"{len(num_left_out):,} of {len(documents):,} documents are longer than the {most:,} "
+        f"tokens that {model.name} takes: their last {sum(num_left_out):,} tokens are left out"
     )
-    items = [replace(d, tokens=d.tokens[:most]) for d in documents.items]
+    items = [replace(document, tokens=document.tokens[:most]) for document in documents.items]
     return replace(documents, items=items)
 
 
-def share_of(numbers: list[int], index: int, of: int) -> list[int]:
-    """Every of-th pair, so that each share has documents of both halves."""
-    return [number for number in numbers if number // 2 % of == index]
+def share_of(numbers: list[int], index: int, num_shares: int) -> list[int]:
+    """Return every n-th pair of documents, so that each share has documents of both halves."""
+    return [number for number in numbers if number // 2 % num_shares == index]
 
 
 def targets_meta(plan: Plan, threshold: float | None) -> dict[str, Any]:
-    """The section `targets` of meta.json."""
-    if plan.given is not None:
-        about = {"only_named": plan.only_named, "matched": plan.matched}
+    """Return the section `targets` of meta.json."""
+    if plan.fixed_targets is not None:
+        section: dict[str, Any] = {"given": targets_fingerprint(plan.fixed_targets)}
+        if plan.only_named:
+            section["only_named"] = True
+        if plan.matched:
+            section["matched"] = plan.matched
         if plan.choices is not None:
-            about |= {"choices": plan.choices.fingerprint, "chosen_by": plan.choices.model}
-        given = {"given": targets_fingerprint(plan.given)}
-        return given | {name: value for name, value in about.items() if value}
+            section["choices"] = plan.choices.fingerprint
+            section["chosen_by"] = plan.choices.model
+        return section
     return {
         "share": plan.settings.share,
         "min_gap": plan.settings.min_gap,

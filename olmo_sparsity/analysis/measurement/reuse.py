@@ -69,8 +69,8 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
     """Match the targets with the documents' own distant context."""
     targets = results.targets[results.targets.distant_part == "document"]
     texts_of = _texts_of(results)
-    # `there`: a target's place in the other measurement; `target` becomes its place here.
-    parts = [targets[:0].assign(there=0)]
+    # `other_target`: a target's place in the other measurement; `target` becomes its place here.
+    parts = [targets[:0].assign(other_target=0)]
     num_in_other_text = 0
     for number, rows in targets.groupby("document"):
         texts = texts_of[int(number)]
@@ -80,7 +80,9 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
             continue
         place_B = boundaries(texts, document.texts)
         parts.append(
-            rows.assign(there=rows.target, target=place_B[rows.target], end=place_B[rows.end])
+            rows.assign(
+                other_target=rows.target, target=place_B[rows.target], end=place_B[rows.end]
+            )
         )
     matched = pd.concat(parts)
     is_cut = (matched.target < 0) | (matched.end <= matched.target)
@@ -89,7 +91,7 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
     is_split = windows.start_of(matched.target) != windows.start_of(matched.end - 1)
     is_outside = ~is_cut & (is_early | is_split)
     by_target = matched.assign(cut=is_cut, outside=is_outside)
-    by_target = by_target.drop_duplicates(["document", "there"])
+    by_target = by_target.drop_duplicates(["document", "other_target"])
     kept = matched[~is_cut & ~is_outside]
     counts = {
         "targets": len(kept.drop_duplicates(KEYS)),
@@ -105,29 +107,16 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     """Match targets, and the units that rank first among those that are distant here, too, as many
     as `ks` needs. A target for which fewer remain is left out. Units of unrelated texts are not
     matched."""
-    of_tokens = [kind for kind in results.meta.units if span_width(kind) is not None]
-    if of_tokens:
+    kinds_of_tokens = [kind for kind in results.meta.units if span_width(kind) is not None]
+    if kinds_of_tokens:
         raise ConfigError(
-            f"choices: {', '.join(of_tokens)} are of another tokenizer; rank --units words, "
-            "sentences, paragraphs or your own there"
+            f"choices: its units, {', '.join(kinds_of_tokens)}, are tokens of another tokenizer; "
+            "measure it again with --units words, sentences, paragraphs or your own"
         )
     windows = settings.windows
     most = max(settings.ks)
     matched_targets = match_targets(results, documents, windows)
-    texts_of = _texts_of(results)
-    ranked = results.influence
-    ranked = ranked[(ranked.distant_part == "document") & (ranked.control == "own")]
-    ranked = ranked[ranked.selector.isin(settings.selectors)]
-    places = matched_targets.targets[["document", "there", "target"]].drop_duplicates()
-    ranked = ranked.rename(columns={"target": "there"}).merge(places, on=["document", "there"])
-    parts = [ranked[:0]]
-    for (number, kind), rows in ranked.groupby(["document", "units"]):
-        texts = texts_of[int(number)]
-        units = _units(documents[int(number)], str(kind))
-        begin, stop = characters(texts, rows.distant_first.to_numpy(), rows.distant_end.to_numpy())
-        rows = rows.drop(columns=["distant_first", "distant_end"])
-        parts.append(rows.assign(begin=begin, stop=stop).merge(units, "left"))
-    rows = pd.concat(parts)
+    rows = _match_units(results, documents, settings, matched_targets.targets)
     start = windows.start_of(rows.target)
     is_unit = rows.distant_first.notna()
     is_distant = rows.distant_first >= windows.first_distant(start)
@@ -137,11 +126,9 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
         "units_cut_otherwise": int((~is_unit).sum()),
         "units_not_distant": int((is_unit & ~is_distant).sum()),
     }
-    rows = (
-        rows[is_distant]
-        .astype({"distant_first": int, "distant_end": int})
-        .sort_values([*RANKED_BY, "rank"])
-    )
+    # Units that are not distant here leave gaps in the ranks.
+    rows = rows[is_distant].astype({"distant_first": int, "distant_end": int})
+    rows = rows.sort_values([*RANKED_BY, "rank"])
     rows = rows.assign(rank=rows.groupby(RANKED_BY).cumcount() + 1)
     rows = rows[rows["rank"] <= most]
     # A target is kept if each kind of units, by each selector, has as many units as are needed.
@@ -154,6 +141,28 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     return Matched(targets, rows, counts)
 
 
+def _match_units(
+    results: Results, documents: Documents, settings: Settings, targets: pd.DataFrame
+) -> pd.DataFrame:
+    """Return the ranked units of matched targets, with their places here, which are NaN for units
+    whose characters are no unit here. `target` is the target's place here."""
+    ranked = results.influence
+    ranked = ranked[(ranked.distant_part == "document") & (ranked.control == "own")]
+    ranked = ranked[ranked.selector.isin(settings.selectors)]
+    ranked = ranked.rename(columns={"target": "other_target"})
+    places = targets[["document", "other_target", "target"]].drop_duplicates()
+    ranked = ranked.merge(places, on=["document", "other_target"])
+    texts_of = _texts_of(results)
+    parts = [ranked[:0]]
+    for (number, kind), rows in ranked.groupby(["document", "units"]):
+        texts = texts_of[int(number)]
+        units = _units(documents[int(number)], str(kind))
+        begin, stop = characters(texts, rows.distant_first.to_numpy(), rows.distant_end.to_numpy())
+        rows = rows.drop(columns=["distant_first", "distant_end"])
+        parts.append(rows.assign(begin=begin, stop=stop).merge(units, "left"))
+    return pd.concat(parts)
+
+
 def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray:
     """Return for each boundary between tokens of one text (before the first, …, after the last) the
     boundary of the other that is at the same character, or −1. Tokens that share a character have
@@ -161,6 +170,7 @@ def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray
     from_bounds = np.cumsum([0, *map(len, from_texts)])
     to_bounds = np.cumsum([0, *map(len, to_texts)])
     place = np.searchsorted(to_bounds, from_bounds)
+    # A boundary behind the end of the other text is at no character of it: −1.
     is_same = np.append(to_bounds, -1)[place] == from_bounds
     is_first = np.diff(from_bounds, prepend=-1) > 0
     return np.where(is_same & is_first, place, -1)
@@ -173,10 +183,11 @@ def characters(
     around it."""
     bounds = np.cumsum([0, *map(len, texts)])
     text = "".join(texts)
-    solid = np.array([i for i, letter in enumerate(text) if not letter.isspace()] + [len(text)])
-    begin = solid[np.searchsorted(solid[:-1], bounds[first])]
-    last = np.searchsorted(solid[:-1], bounds[end]) - 1
-    return begin, np.where(last >= 0, solid[last] + 1, 0)
+    solid = np.array([place for place, letter in enumerate(text) if not letter.isspace()])
+    solid_or_end = np.append(solid, len(text)).astype(int)
+    begin = solid_or_end[np.searchsorted(solid, bounds[first])]
+    last = np.searchsorted(solid, bounds[end]) - 1
+    return begin, np.where(last >= 0, solid_or_end[last] + 1, 0)
 
 
 def _units(document: Document, kind: str) -> pd.DataFrame:
@@ -204,54 +215,64 @@ def _is_same_text(first: Sequence[str], second: Sequence[str]) -> bool:
     return first_text.startswith(second_text) or second_text.startswith(first_text)
 
 
-OF_CHOICE = ["document", "units", "selector", "control", "target"]
-OF_WINDOWS = ("long", "short", "stride")
+CHOICE_KEYS = ["document", "units", "selector", "control", "target"]
+"""The columns that tell one ranking of units from others."""
+
+WINDOW_SETTINGS = ("long", "short", "stride")
 """Settings that the other measurement determines if both have one tokenizer."""
 
-FREE = {*OF_WINDOWS, "prefix_ids", "ks", "sample", "blocks"}
-"""It always determines all others."""
+FREE_SETTINGS = {*WINDOW_SETTINGS, "prefix_ids", "ks", "sample", "blocks"}
+"""Settings that may be passed with `choices`. The other measurement determines all others."""
 
 
-def read_other(name: str, given: Any) -> Results | None:
-    """`name`: the option that names the other measurement."""
-    if isinstance(given, str | Path):
-        return read_results(given)
-    if given is not None and not isinstance(given, Results):
-        raise ConfigError(f"{name}={given!r:.80} must be what measure returned, or its folder")
-    return given
+def read_other(option: str, other: Any) -> Results | None:
+    """Return another measurement, given as results or as their folder. `option`: where it was
+    passed, for messages."""
+    if isinstance(other, str | Path):
+        return read_results(other)
+    if other is not None and not isinstance(other, Results):
+        raise ConfigError(f"{option}={other!r:.80} must be what measure returned, or its folder")
+    return other
 
 
-def _differences(given: Results, settings: Settings) -> list[str]:
-    """Settings that decide which targets have losses and which text is the placebo's."""
+def _differences(other: Results, settings: Settings) -> list[str]:
+    """Return the names of settings that differ, of those that decide which targets have losses and
+    which text is the placebo's."""
     current = plain(asdict(settings.windows)) | {
         "seed": settings.seed,
         "draws": settings.draws,
         "sample": settings.sample,
         "random_streams": VERSION,
     }
-    meta = given.meta
+    meta = other.meta
     stored = {"seed": meta.seed} | meta.windows | meta.controls
     stored["random_streams"] = meta.identity["random_streams"]
     return [name for name, value in current.items() if stored.get(name) != value]
 
 
-def with_blocks_of(given: Results, documents: Documents, settings: Settings) -> Settings:
-    """Sample the blocks of the other measurement, if it cut and drew the same text likewise."""
-    same = replace(settings, sample=given.meta.windows["sample"])
-    is_same = given.meta.data.get("fingerprint") == documents.fingerprint
-    return same if is_same and not _differences(given, same) else settings
+def _is_same_data(other: Results, documents: Documents) -> bool:
+    return bool(other.meta.data.get("fingerprint") == documents.fingerprint)
+
+
+def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> Settings:
+    """Return settings that sample the blocks of the other measurement, if it cut and drew the same
+    text likewise; else the settings as they are."""
+    with_same_sample = replace(settings, sample=other.meta.windows["sample"])
+    if not _is_same_data(other, documents) or _differences(other, with_same_sample):
+        return settings
+    return with_same_sample
 
 
 def losses_of(
-    given: Results, model: LoadedModel, documents: Documents, settings: Settings
+    other: Results, model: LoadedModel, documents: Documents, settings: Settings
 ) -> dict[int, pd.DataFrame]:
     """Return the losses of each document of another measurement, which must be what would be
     computed here."""
-    meta = given.meta
+    meta = other.meta
     if meta.targets.get("only_named"):
         raise DataError("losses: only the blocks of named targets have them; measure without `at`")
-    differ = _differences(given, settings)
-    if meta.data.get("fingerprint") != documents.fingerprint:
+    differ = _differences(other, settings)
+    if not _is_same_data(other, documents):
         differ.insert(0, "text")
     if meta.model.get("fingerprint") != model.fingerprint:
         differ.insert(0, "model")
@@ -262,40 +283,41 @@ def losses_of(
             f"losses: they are of another {', '.join(differ)}; pass those of the same, "
             "or omit losses"
         )
-    by_document = given.losses.groupby("document", sort=False)
+    by_document = other.losses.groupby("document", sort=False)
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
 
 
 def targets_of(
-    given: Results, documents: Documents, settings: Settings, with_units: bool = False
+    other: Results, documents: Documents, settings: Settings, with_units: bool = False
 ) -> Matched:
     """Return the targets of another measurement of the same text. `with_units`: with the units that
     it ranked."""
     windows = settings.windows
-    most = given.influence["rank"].max()
+    most = other.influence["rank"].max()
     if with_units and max(settings.ks) > most:
         raise ConfigError(
             f"ks: {max(settings.ks)} is more than the {most} units that the other measurement "
             "ranked; pass smaller ks"
         )
-    if given.meta.data.get("fingerprint") == documents.fingerprint:
-        targets = given.targets[given.targets.distant_part == "document"]
-        if not with_units:
-            differ = _differences(given, settings)
-            targets = given_targets(given.targets, windows, not differ)
-            if not set(differ) <= {"sample"}:
-                names = ", ".join(name for name in differ if name != "sample")
-                say(f"no placebo targets, so no net excess: {names} differ from the other's")
-            return Matched(targets, given.influence, has_other_windows=bool(differ))
-        return Matched(targets, given.influence)
-    if not is_other_tokenizer(given, documents):
-        source = f"{given.meta.data.get('source')}, which differs from {documents.name}"
-        raise DataError(f"the targets were chosen in {source}; pass the same text and its options")
-    matched = (
-        match_choices(given, documents, settings)
-        if with_units
-        else match_targets(given, documents, windows)
-    )
+    if _is_same_data(other, documents):
+        if with_units:
+            # The settings are the other's, too, so that all its targets are targets here.
+            targets = other.targets[other.targets.distant_part == "document"]
+            return Matched(targets, other.influence)
+        differ = _differences(other, settings)
+        targets = given_targets(other.targets, windows, not differ)
+        # Another sample leaves out blocks, but the placebo of the others is the same.
+        names = ", ".join(name for name in differ if name != "sample")
+        if names:
+            say(f"no placebo targets, so no net excess: {names} differ from the other's")
+        return Matched(targets, other.influence, has_other_windows=bool(differ))
+    if not is_other_tokenizer(other, documents):
+        text = f"{other.meta.data.get('source')}, which differs from {documents.name}"
+        raise DataError(f"the targets were chosen in {text}; pass the same text and its options")
+    if with_units:
+        matched = match_choices(other, documents, settings)
+    else:
+        matched = match_targets(other, documents, windows)
     if not len(matched.targets):
         raise DataError(f"no target of the other measurement remains: {matched}")
     say(str(matched))
@@ -306,10 +328,17 @@ def targets_of(
 class Choices:
     """The ranked units of each target, in the document and in an unrelated text."""
 
-    ranked: dict[tuple[Any, ...], np.ndarray]  # `OF_CHOICE` → (first, end, influence) by rank
+    ranked: dict[tuple[Any, ...], np.ndarray]
+    """`CHOICE_KEYS` → a row (first place, one past the last, influence) for each rank."""
+
     fingerprint: str
-    model: dict[str, Any]  # name and fingerprint of the model that chose
-    has_unrelated: bool  # whether units of unrelated texts were ranked, too
+    """A hash of the places of all units, by rank."""
+
+    model: dict[str, Any]
+    """Name and fingerprint of the model that chose."""
+
+    has_unrelated: bool
+    """Whether units of unrelated texts were ranked, too."""
 
     @staticmethod
     def of(results: Results, matched: Matched) -> Choices:
@@ -319,12 +348,13 @@ class Choices:
             raise DataError("the other measurement has no ranked units; measure it again")
         columns = ["distant_first", "distant_end", "influence"]
         # Rows of one target are neighbours, by rank, and are split where the next one begins.
-        rows = own.sort_values([*OF_CHOICE, "rank"])
-        is_first = ~rows.duplicated(OF_CHOICE).to_numpy()  # of the ranks of a target
-        keys = rows.loc[is_first, OF_CHOICE].itertuples(index=False, name=None)
-        groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first)[1:])
+        rows = own.sort_values([*CHOICE_KEYS, "rank"])
+        is_first_rank = ~rows.duplicated(CHOICE_KEYS).to_numpy()
+        keys = rows.loc[is_first_rank, CHOICE_KEYS].itertuples(index=False, name=None)
+        groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first_rank)[1:])
         ranked = dict(zip(keys, groups, strict=True))
-        digest = hashlib.sha256(rows[[*OF_CHOICE, *columns[:2]]].to_csv(index=False).encode())
+        places = rows[[*CHOICE_KEYS, "distant_first", "distant_end"]]
+        digest = hashlib.sha256(places.to_csv(index=False).encode())
         model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
         has_unrelated = bool((own.control == "unrelated").any())
         return Choices(ranked, digest.hexdigest(), model, has_unrelated)
@@ -340,9 +370,8 @@ class Choices:
         """Return the ranked units of targets, as a selector would. `labels`: kind of units,
         selector and control; `starts`: places of the targets; `offset`: place of the first distant
         token."""
-        unit_of_bounds = {
-            bounds: unit for unit, bounds in enumerate(zip(units.first, units.end, strict=True))
-        }
+        all_bounds = zip(units.first, units.end, strict=True)
+        unit_of_bounds = {bounds: unit for unit, bounds in enumerate(all_bounds)}
         unit_TK = []
         influence_TK = []
         for start in starts:
@@ -357,31 +386,35 @@ class Choices:
         return Choice(chosen_TK, np.array(influence_TK), score_TU)
 
 
-def settings_of(results: Results, given: dict[str, Any], is_other: bool) -> Settings:
+def settings_of(results: Results, passed: dict[str, Any], has_other_tokenizer: bool) -> Settings:
     """Take the other measurement's settings, so that windows, targets and unrelated texts agree.
-    `is_other`: windows are in tokens of another tokenizer, and those given here hold."""
+    `passed`: the settings of this call that are not defaults. `has_other_tokenizer`: the other's
+    windows are in other tokens, so that those passed here hold."""
     meta = results.meta
     determined = []
-    for name in given:
-        if name not in FREE or (name in OF_WINDOWS and not is_other):
+    for name in passed:
+        if name not in FREE_SETTINGS or (name in WINDOW_SETTINGS and not has_other_tokenizer):
             determined.append(name)
     if determined:
         names = ", ".join(sorted(determined))
         raise ConfigError(f"{names}: `choices` takes this from the other measurement; omit it")
-    if meta.identity["random_streams"] != VERSION and not is_other:
+    if meta.identity["random_streams"] != VERSION and not has_other_tokenizer:
         raise DataError("choices: their unrelated texts differ from today's; measure again")
     windows = meta.windows
-    of_windows = {name: windows[name] for name in OF_WINDOWS}
-    of_windows |= {"prefix_ids": tuple(windows["prefix"]), "sample": windows["sample"]}
-    if is_other:
-        of_windows = {n: given[n] for n in (*OF_WINDOWS, "prefix_ids") if n in given}
+    if has_other_tokenizer:
+        names_of_windows = {*WINDOW_SETTINGS, "prefix_ids"}
+        window_settings = {n: value for n, value in passed.items() if n in names_of_windows}
+    else:
+        window_settings = {name: windows[name] for name in WINDOW_SETTINGS}
+        window_settings["prefix_ids"] = tuple(windows["prefix"])
+        window_settings["sample"] = windows["sample"]
     settings = Settings(
-        **of_windows,
+        **window_settings,
         distant_states=windows["distant_states"],
         replacements=windows.get("replacements"),
         units=tuple(meta.units),
         selectors=tuple(name for name in meta.selectors if find_selector(name).draws == 1),
-        ks=tuple(np.atleast_1d(given.get("ks", meta.ks)).tolist()),
+        ks=tuple(np.atleast_1d(passed.get("ks", meta.ks)).tolist()),
         control=meta.controls["control"],
         draws=1,
         halves=0,
