@@ -74,7 +74,7 @@ def _add_training(command: Commands) -> None:
 
     sub = command("prepare", "turn a corpus into token shards")
     sub.add("config", metavar="CONFIG")
-    _add_shard(sub, "of the files of C4 on disk: ")
+    _add_shard(sub, "of files of records on disk: ")
 
     sub = command("train", "train a model on prepared shards (resumes where it stopped)")
     sub.add("config", metavar="CONFIG")

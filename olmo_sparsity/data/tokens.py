@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
@@ -42,7 +42,7 @@ from olmo_sparsity.text.corpus import (
     list_inputs,
     read_records,
 )
-from olmo_sparsity.text.records import TextRecord
+from olmo_sparsity.text.records import TextRecord, is_records
 from olmo_sparsity.text.vocabulary import (
     BATCH_CHARACTERS,
     count_vocabulary,
@@ -70,28 +70,37 @@ the number of distinct words, and the sample has all common ones, which become t
 
 def prepare(data: DataConfig, shard: tuple[int, int] = (0, 1)) -> Manifest | None:
     """Fill `data.folder`, or resume filling it, or find it finished; returns the manifest. `shard`:
-    the i-th of n processes, which share the files of C4; returns None if others have files left."""
+    the i-th of n processes, which share the files of records; returns None if others have files
+    left."""
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
     if data.corpora:
         return _prepare_corpora(data, shard)
-    return _prepare_shared(data, *shard) if shard[1] > 1 else _prepare(data)
+    return _prepare_corpus(data, shard)
 
 
 def _prepare_corpora(data: DataConfig, shard: tuple[int, int]) -> Manifest | None:
     """Prepare each of several corpora in a folder of its own, with one tokenizer. Return the last
     manifest; None if other processes have files left."""
-    if shard[1] > 1:
-        raise ConfigError(
-            f"--shard={shard[0]}/{shard[1]}: processes share the files of a single data.corpus, "
-            "and it is a list; prepare it as one process"
-        )
     parts = data.parts()
+    if shard[1] > 1:
+        for part in parts.values():
+            _shared_files(part, shard)  # before the first one takes hours
+    tokenizer = _obtain_tokenizer_of_all(data, parts)
+    manifests = [_prepare_corpus(part, shard, tokenizer) for part in parts.values()]
+    return manifests[-1] if all(manifests) else None
+
+
+def _obtain_tokenizer_of_all(data: DataConfig, parts: Mapping[str, DataConfig]) -> Tokenizer:
+    """Return the tokenizer of several corpora: the stored one, also if it was trained before a
+    corpus was added, as the others keep their shards."""
     path = Path(data.folder) / "tokenizer.json"
-    if path.exists():
-        # Also one that was trained before a corpus was added: the others keep their shards.
-        tokenizer = load_tokenizer(str(path))
-    else:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():  # the folder may be read-only
+        return load_tokenizer(str(path))
+    with locked(path.parent, waits=True):
+        if path.exists():  # another process has trained it meanwhile
+            return load_tokenizer(str(path))
         total = sum(data.weights.values())
         texts = (
             _sample(part, TOKENIZER_SAMPLE_CHARACTERS * data.weights[name] / total)
@@ -99,12 +108,8 @@ def _prepare_corpora(data: DataConfig, shard: tuple[int, int]) -> Manifest | Non
         )
         with Progress("prepare", total=None, unit="tokens") as progress:
             tokenizer = _make_tokenizer(data, chain.from_iterable(texts), progress)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tokenizer.to_str(pretty=True))
-    manifest = None
-    for part in parts.values():
-        manifest = _prepare(part, tokenizer, is_whole=True)
-    return manifest
+    return tokenizer
 
 
 def is_prepared(data: DataConfig) -> bool:
@@ -112,30 +117,73 @@ def is_prepared(data: DataConfig) -> bool:
     return all(map(_is_finished, data.parts().values() if data.corpora else [data]))
 
 
-def _prepare_shared(data: DataConfig, index: int, of: int) -> Manifest | None:
+def _prepare_corpus(
+    data: DataConfig, shard: tuple[int, int], shared: Tokenizer | None = None
+) -> Manifest | None:
+    """Prepare one corpus, alone or with other processes. `shared`: the tokenizer of several
+    corpora."""
+    if shard[1] == 1:
+        return _prepare(data, shared, is_whole=True)
+    return _prepare_with_others(data, shard, shared)
+
+
+def _prepare_with_others(
+    data: DataConfig, shard: tuple[int, int], shared: Tokenizer | None
+) -> Manifest | None:
     """Prepare every n-th file in a folder of its own, below `parts/`. The process that finds all of
-    them finished joins them, to the same bytes as one process."""
-    corpus, folder = data.corpus, Path(data.folder)
-    if corpus.source != "c4_files" or corpus.max_documents is not None:
-        wanted = "data.corpus.source=c4_files and data.corpus.max_documents=null"
-        raise ConfigError(f"--shard={index}/{of}: processes share the files of {wanted}")
+    them finished joins them. Of C4's files the result has the same bytes as that of one process;
+    of other files a shard then ends with its file, which it does not otherwise."""
+    index, num_processes = shard
+    folder = Path(data.folder)
+    files = _shared_files(data, shard)
     if (folder / "manifest.json").exists():
-        return _prepare(data)
+        return _prepare(data, shared, is_whole=True)
     parts = [
-        replace(data, folder=f"{folder}/parts/{i:05d}", corpus=replace(corpus, path=str(file)))
-        for i, file in enumerate(list_inputs(corpus))
+        replace(
+            data,
+            folder=f"{folder}/parts/{number:05d}",
+            corpus=replace(data.corpus, path=str(file)),
+        )
+        for number, file in enumerate(files)
     ]
     if not all(map(_is_finished, parts)):
-        with Progress("prepare", total=None, unit="tokens") as progress:
-            tokenizer = _make_tokenizer(data, _sample(data), progress)
-        for part in parts[index::of]:
-            _prepare(part, tokenizer)
+        tokenizer = shared
+        if tokenizer is None:
+            with Progress("prepare", total=None, unit="tokens") as progress:
+                tokenizer = _make_tokenizer(data, _sample(data), progress)
+        for part in parts[index::num_processes]:
+            _prepare(part, tokenizer, is_whole=False)
     if not all(map(_is_finished, parts)):
         return None
     with locked(folder, waits=True):
         if not (folder / "manifest.json").exists():
             _join(data, folder, [Path(part.folder) for part in parts])
-    return _prepare(data)
+    return _prepare(data, shared, is_whole=True)
+
+
+def _shared_files(data: DataConfig, shard: tuple[int, int]) -> list[Path]:
+    """Return the files that processes share, each file whole. Reject a corpus that only one process
+    can read."""
+    corpus = data.corpus
+    option = f"--shard={shard[0]}/{shard[1]}"
+    if corpus.source not in ("c4_files", "files"):
+        raise ConfigError(
+            f"{option}: processes share files of records (data.corpus.source=c4_files or files), "
+            f"and data.corpus.source={corpus.source}; prepare it as one process"
+        )
+    if corpus.max_documents is not None:
+        raise ConfigError(
+            f"{option}: data.corpus.max_documents={corpus.max_documents} counts over all files, "
+            "which no process reads; pass --data.corpus.max_documents=null"
+        )
+    files = list_inputs(corpus)
+    texts = [file for file in files if not is_records(file)]
+    if texts:
+        raise ConfigError(
+            f"{option}: processes share files of records, and {texts[0]} is plain text; write the "
+            "texts to some .jsonl or .parquet files, or prepare them as one process"
+        )
+    return files
 
 
 def _is_finished(data: DataConfig) -> bool:
@@ -182,13 +230,9 @@ def _refuse_damaged(data: DataConfig, tallies: list[Tally]) -> None:
         )
 
 
-def _prepare(
-    data: DataConfig, shared: Tokenizer | None = None, is_whole: bool | None = None
-) -> Manifest:
-    """`shared`: the tokenizer of several files or corpora of which this is one. `is_whole`: whether
-    it must have text on both sides of the split; None: if no tokenizer is shared."""
-    if is_whole is None:
-        is_whole = shared is None
+def _prepare(data: DataConfig, shared: Tokenizer | None, *, is_whole: bool) -> Manifest:
+    """Prepare a folder as one process. `shared`: the tokenizer of several files or corpora of which
+    this is one. `is_whole`: whether it must have text on both sides of the split."""
     work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
     folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.

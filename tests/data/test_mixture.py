@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
@@ -95,6 +96,27 @@ def mixed(tmp_path: Path) -> DataConfig:
             text = " ".join(f"{unit}{number * place}" for place in range(60))
             (tmp_path / name / f"{number}.txt").write_text(text)
     return config_from_dict({"data": settings(tmp_path)}).data
+
+
+def test_processes_share_the_files_of_every_corpus(tmp_path: Path) -> None:
+    corpora = {"words": "river", "digits": "1984"}
+    for name, unit in corpora.items():
+        (tmp_path / name).mkdir()
+        for file in "ab":
+            lines = [json.dumps({"text": f"{unit}{number} " * 40}) for number in range(30)]
+            (tmp_path / name / f"{file}.jsonl").write_text("\n".join(lines))
+    alone = config_from_dict({"data": settings(tmp_path)}).data
+    shared = config_from_dict(
+        {"data": settings(tmp_path) | {"folder": str(tmp_path / "shared")}}
+    ).data
+    assert prepare(shared, (1, 2)) is None
+    assert prepare(shared, (0, 2)) is not None
+    prepare(alone)
+    for split in ("train", "heldout"):
+        of_one, of_two = open_shards(alone, split), open_shards(shared, split)
+        assert len(of_one) == len(of_two) > 0
+        for number in range(len(of_one)):
+            assert of_one.document(number).tolist() == of_two.document(number).tolist()
 
 
 def batches_of(shards: TokenShards, rank: int = 0, world_size: int = 1) -> TrainingBatches:

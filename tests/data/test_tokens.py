@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -193,6 +195,58 @@ def test_processes_that_share_the_files_write_the_same_bytes(
     shared.corpus.max_documents = 80
     with pytest.raises(ConfigError, match="max_documents=null"):
         prepare(shared, (0, 2))
+
+
+@pytest.fixture
+def records(tmp_path: Path, data: DataConfig) -> DataConfig:
+    """The same documents in two files of JSON lines and one of Parquet."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    texts = [f"document {number} of river and the café " * 3 for number in range(60)]
+    for name, first in (("a", 0), ("b", 20)):
+        lines = [json.dumps({"body": text}) for text in texts[first : first + 20]]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    pd.DataFrame({"body": texts[40:]}).to_parquet(folder / "c.parquet")
+    corpus = CorpusConfig("files", path=str(folder), field="body")
+    return replace(data, corpus=corpus, folder=str(tmp_path / "alone"))
+
+
+def documents_of(data: DataConfig) -> dict[str, list[list[int]]]:
+    opened = {split: open_shards(data, split) for split in ("train", "heldout")}
+    return {
+        split: [shards.document(number).tolist() for number in range(len(shards))]
+        for split, shards in opened.items()
+    }
+
+
+def test_processes_share_files_of_records_of_any_kind(records: DataConfig, tmp_path: Path) -> None:
+    shared = replace(records, folder=str(tmp_path / "shared"))
+    assert prepare(shared, (1, 2)) is None
+    assert prepare(shared, (0, 2)) is not None
+    prepare(records)
+    assert documents_of(shared) == documents_of(records)
+    assert not (tmp_path / "shared/parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_documents": 30}, "data.corpus.max_documents=30 counts over all files"),
+        ({"source": "embedded"}, "data.corpus.source=embedded; prepare it as one process"),
+        ({"path": "plain"}, "notes.txt is plain text"),
+    ],
+)
+def test_a_corpus_that_one_process_reads_is_not_shared(
+    records: DataConfig, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/notes.txt").write_text("river")
+    if "path" in change:
+        change = {"path": str(tmp_path / "plain")}
+    records.corpus = replace(records.corpus, **change)
+    with pytest.raises(ConfigError) as caught:
+        prepare(records, (0, 2))
+    assert message in str(caught.value)
 
 
 @contextmanager
