@@ -157,7 +157,7 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")  # drops the byte order mark that some editors write
         if not isinstance(text, str):
-            return BadRecord(f"no {field} field", where)
+            return BadRecord(f"{field} field that is not text", where)
         text.encode()  # JSON can spell half of a surrogate pair, which is not a character
     except UnicodeDecodeError as error:
         return BadRecord("wrong encoding", f"{where}, byte {error.start + 1:,}")
@@ -182,7 +182,7 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
             f"path={path} is a table of text; write it as .parquet or .jsonl, for example with "
             f"pandas.read_csv(...).to_json('{path.stem}.jsonl', orient='records', lines=True)"
         )
-    if suffix.lower() in OTHER_DOCUMENTS:
+    if suffix in OTHER_DOCUMENTS:
         raise ConfigError(
             f"path={path} is not plain text; convert it, for example with pdftotext or pandoc"
         )
@@ -258,6 +258,16 @@ def _read_json(path: Path, fields: list[str]) -> Rows:
                 f"path={path} is a JSON array, and one object a line is read; convert it with "
                 f"jq -c '.[]' {path} > {lines}"
             )
+        if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise ConfigError(
+                f"path={path} is UTF-16, and UTF-8 is read; convert it with "
+                f"iconv -f UTF-16 -t UTF-8 {path}"
+            )
+        if number == 0 and line.removeprefix(codecs.BOM_UTF8).strip() == b"{":
+            raise ConfigError(
+                f"path={path} has a JSON object over several lines, and one object a line is "
+                f"read; convert it with jq -c . {path}"
+            )
         if len(line) > LARGEST_DOCUMENT:
             yield TOO_LONG
         elif not line.strip():  # as many files end
@@ -298,8 +308,9 @@ _READERS: dict[str, Callable[[Path, list[str]], Rows]] = {
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of a file, without the one that says how it is compressed."""
-    return Path(re.sub(r"\.(gz|zst)$", "", path.name)).suffix
+    """Return the suffix of a file in lower case, without the one that says how it is
+    compressed."""
+    return Path(re.sub(r"\.(gz|zst)$", "", path.name.lower())).suffix
 
 
 def is_records(path: Path) -> bool:
@@ -310,7 +321,7 @@ def is_text(path: Path) -> bool:
     """Return whether a file is plain text, by its suffix, or else by having no zero bytes at its
     start."""
     suffix = suffix_of(path)
-    if suffix in _READERS or suffix.lower() in OTHER_DOCUMENTS:
+    if suffix in _READERS or suffix in OTHER_DOCUMENTS:
         return False
     if suffix in (".txt", ".md"):
         return True
@@ -340,9 +351,9 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 def _open(path: Path) -> BinaryIO:
     if path == STDIN:
         return open(0, "rb", closefd=False)
-    if path.name.endswith(".gz"):
+    if path.name.lower().endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.name.endswith(".zst"):
+    if path.name.lower().endswith(".zst"):
         import pyarrow
 
         # zstandard's own reader accepts a truncated file; this one raises, and its buffer is small

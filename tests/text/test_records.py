@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_every_kind_of_bad_record_is_counted_with_its_place(source: str) -> None
         c4_line("caf\u00e9").replace(b"\\u00e9", b"\xe9"): "wrong encoding",
         b'{"url": "https://example.org"}\n': "no text field",
         b'{"text": null}\n': "empty document",
-        b'{"text": 7}\n': "no text field",
+        b'{"text": 7}\n': "text field that is not text",
         b'["text"]\n': "malformed line",
         b'"text"\n': "malformed line",
         b'{"text": "half a pair: \\ud83d"}\n': "half of a surrogate pair",
@@ -213,6 +214,29 @@ def test_a_json_array_says_how_to_convert_it(content: bytes) -> None:
     Path("a.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"a\.json is a JSON array, .*jq -c .* > a\.jsonl"):
         kinds("a.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b'{\n "text": "one"\n}\n', r"a JSON object over several lines, .*jq -c \. a\.json"),
+        (lines(ROWS).decode().encode("utf-16"), r"is UTF-16, .*iconv -f UTF-16 .*a\.json"),
+    ],
+)
+def test_json_in_another_form_says_how_to_convert_it(content: bytes, match: str) -> None:
+    Path("a.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=match):
+        kinds("a.json")
+
+
+@pytest.mark.parametrize("name", ["A.JSONL", "A.JSONL.GZ", "A.PARQUET"])
+def test_a_suffix_in_capitals_is_the_same_format(name: str) -> None:
+    if name.endswith("PARQUET"):
+        pd.DataFrame(ROWS).to_parquet(name)
+    else:
+        content = lines(ROWS)
+        Path(name).write_bytes(gzip.compress(content) if name.endswith("GZ") else content)
+    assert [document.text for document in read(name)] == TEXTS
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "a.DOCX"])
