@@ -14,6 +14,16 @@ class UserError(Exception):
     """The training step of which a number is not finite, if that is the error."""
 
 
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put the place of an input, such as a file's line, before the message of an error in it."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"{place}: {error}",)
+        raise
+
+
 class ConfigError(UserError):
     """A setting is wrong: names the field, its value and what to do."""
 

@@ -40,7 +40,10 @@ def refuse_without_checks(
     if Path(baseline).resolve() == Path(out).resolve():
         raise ConfigError(f"baseline={baseline} is also --out; pass the folder of an earlier run")
     if not Path(baseline, IDENTITY).exists():
-        raise ConfigError(f"--baseline {baseline} does not exist; make it by --out, without --gate")
+        raise ConfigError(
+            f"--baseline {baseline} holds no results of questions; make them by --out, without "
+            "--gate"
+        )
     compare_identities(identity, baseline, allow_other_model)
     read_answers(baseline)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import DataError, naming
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.folders import WorkFolder
 from olmo_sparsity.base.progress import Progress
@@ -59,7 +59,7 @@ def measure_questions(
     """
     model = common.model
     requests = read_questions(common, questions)
-    ids = [line.id for line in read_lines(questions)]
+    lines = [*read_lines(questions)]
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
     index, num_shards = shard
@@ -72,7 +72,9 @@ def measure_questions(
             model.prompt_model.recognize_in(folder.path)
         progress.resume_at(len(mine) - len(left))
         for number in left:
-            answer, tables = _answered(model, requests[number], number, ids[number], pages)
+            line = lines[number]
+            with naming(line.place):
+                answer, tables = _answered(model, requests[number], number, line.id, pages)
             write_answer(folder.path, identity, answer, tables)
             progress.update(progress.done + 1)
     if not all(answer_file(folder.path, number).exists() for number in range(len(requests))):
@@ -137,10 +139,15 @@ def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.D
 def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     """Count what `measure_questions` costs in all."""
     requests = read_questions(common, questions)
-    with_sources = [request for request in requests if read_turns(request.sources)]
-    if not with_sources:
+    counted = list[Attributing]()
+    for line, request in zip(read_lines(questions), requests, strict=True):
+        if read_turns(request.sources):
+            with naming(line.place):
+                counted.append(Attributing(common.model, request, quiet=True))
+                counted[-1].count_at_most()  # lays the prompt out, which is kept
+    if not counted:
         raise DataError(f"{questions}: no question has sources, so there is nothing to count")
-    return cost_of([Attributing(common.model, request, quiet=True) for request in with_sources])
+    return cost_of(counted)
 
 
 def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:

@@ -142,6 +142,9 @@ def _request_fields(line: QuestionLine) -> dict[str, Any]:
             "message": record.get("message", -1),
             "passages": record.get("passages"),
         }
+    for name in ("message", "passages"):
+        if name in record:
+            raise DataError(f"it has {name}, but no messages; omit it, or give messages")
     for name in ("sources", "question"):
         if name not in record:
             raise DataError(f"it has no {name}; it has {', '.join(record)}")
@@ -160,6 +163,8 @@ def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
     if isinstance(answer, dict) and set(answer) == {"text", "spans"}:
         spans = conform(answer["spans"], list[list[int]], "answer.spans")
         text = conform(answer["text"], str, "answer.text")
+        if any(len(span) != 2 for span in spans):
+            raise DataError(f"answer.spans={spans} must be pairs [first, end]")
         return Answer(text, [(first, end) for first, end in spans])
     # Read again with numbers as texts: 1.50 would become 1.5.
     as_written = json.loads(raw, parse_int=str, parse_float=str).get("answer")

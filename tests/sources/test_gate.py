@@ -458,7 +458,8 @@ def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> 
     for baseline in (tmp_path / "empty", other, answer):
         assert [case.kind for case in check(path, out, baseline).failures] == ["baseline"]
     identity = identity_in(out)
-    for baseline in (out, tmp_path / "x" / ".." / "out", tmp_path / "nowhere"):
+    # The last is a folder, but holds no results.
+    for baseline in (out, tmp_path / "x" / ".." / "out", tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match="baseline"):
             refuse_without_checks(path, out, identity, baseline)
     with pytest.raises(ConfigError, match="expect"):

@@ -131,6 +131,17 @@ def test_it_resumes_and_processes_share_it(
             measured(wrap_model(model_of(), tokenizer), path, out)
 
 
+def test_an_answer_that_cannot_be_judged_is_named_by_its_line(
+    model: LoadedModel, path: Path, tmp_path: Path
+) -> None:
+    path.write_text("\n".join(map(json.dumps, [RECORDS[0], RECORDS[1] | {"answer": []}])))
+    request = common(model, decoys=GIVEN["decoys"], draws=2)
+    with pytest.raises(DataError, match=r"q\.jsonl:2: the answer is empty"):
+        measure_questions(request, path, tmp_path / "out")
+    with pytest.raises(DataError, match=r"q\.jsonl:2: the answer is empty"):
+        count_questions(request, path)
+
+
 def test_a_question_without_sources_rests_on_none(
     model: LoadedModel, path: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +195,9 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
                 {"answer": ["w1", None]},
                 {"answer": {}},
                 {"answer": {"text": "w1 w2", "spans": 3}},
+                {"answer": {"text": "w1 w2", "spans": [[0, 2, 3]]}},
+                {"message": 1},
+                {"passages": "document"},
                 {"sources": ["w1", "", "w2"]},
                 {"sources": {"a": 3}},
                 {"sources": 3},
