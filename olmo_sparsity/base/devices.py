@@ -122,12 +122,13 @@ def find_gpu(device_name: str) -> Gpu | None:
     return None
 
 
-def known_gpu(name: str, option: str) -> Gpu:
-    """Return the GPU of this name, or raise ConfigError with the names that are known."""
+def known_gpu(name: str, option: str, *, or_else: str = "") -> Gpu:
+    """Return the GPU of this name, or raise ConfigError with the names that are known; `or_else`:
+    what else the option may be."""
     gpu = find_gpu(name)
     if gpu is None:
         names = ", ".join(known.name for known in GPUS)
-        raise ConfigError(f"{option}={name} must be one of {names}")
+        raise ConfigError(f"{option}={name} must be {or_else}one of {names}")
     sizes = re.findall(r"\b(\d+)(?:GB)?\b", name.upper())
     if sizes and int(sizes[0]) != gpu.gigabytes:
         raise ConfigError(f"{option}={name}: {gpu.name} has {gpu.gigabytes:.0f} GB")

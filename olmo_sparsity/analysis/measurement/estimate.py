@@ -115,7 +115,7 @@ def _price(num_parameters: int, speed: str | None) -> tuple[float, str] | None:
         return None
     if re.fullmatch(r"\d+(\.\d+)?(e\d+)?", speed) and float(speed):
         return float(speed), "given"
-    gpu = known_gpu(speed, "--speed")
+    gpu = known_gpu(speed, "--speed", or_else="token-forwards a second above 0, or ")
     flops = USED * gpu.tflops * 1e12
     source = f"predicted: {USED:.0%} of {gpu.tflops:,.0f} TFLOP/s, without attention"
     return flops / (2 * num_parameters), source
