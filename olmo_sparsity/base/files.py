@@ -149,6 +149,15 @@ def refuse_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> No
         raise ConfigError(f"{name}={path} must end in {' or '.join(suffixes)}")
 
 
+def refuse_tilde(name: str, path: str | None) -> None:
+    """Raise ConfigError if a path to be written begins with ~. A shell replaces it only where a
+    word begins, so not in `--out=~/results`, and a folder named ~ would be made. `name` is the
+    option."""
+    if path is not None and path.startswith("~"):
+        full = os.path.expanduser(path)
+        raise ConfigError(f"{name}={path}: ~ is not replaced here; write the whole path, {full}")
+
+
 def publish(partial: Path, final: Path) -> None:
     """Sync a finished file or folder and give it its final name."""
     for path in [*partial.rglob("*"), partial]:

@@ -25,7 +25,7 @@ from olmo_sparsity.base.errors import (
     UserError,
     naming_extras,
 )
-from olmo_sparsity.base.files import refuse_suffix, write_atomically
+from olmo_sparsity.base.files import refuse_suffix, refuse_tilde, write_atomically
 from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
@@ -45,6 +45,8 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
     ending.interrupt_on_signals()
     try:
         code = main(arguments)
+    except KeyboardInterrupt:  # before the command began
+        code = print_error("stopped", ending.EXIT_INTERRUPTED)
     except Exception:
         traceback.print_exc()
         code = ending.EXIT_DEFECT
@@ -70,9 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = rest
-    if getattr(options, "out", None) == "":
-        parser.error("--out is empty; name a file or folder")
+    for name in ("out", "html"):
+        value = getattr(options, name, None)
+        if value == "":
+            parser.error(f"--{name} is empty; name a file or folder")
     try:
+        for name in ("out", "html"):
+            refuse_tilde(f"--{name}", getattr(options, name, None))
         with naming_extras():
             code = options.run(options)
         ending.flush_results()

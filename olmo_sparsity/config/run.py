@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.files import refuse_tilde, write_atomically
 from olmo_sparsity.base.folders import leaves
 from olmo_sparsity.config.schema import Rules, build, enforce, read_given, read_yaml, to_yaml, used
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
@@ -18,7 +18,10 @@ from olmo_sparsity.config.sections import ModelConfig, RunConfig
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Read and check the settings of a run."""
-    return config_from_dict(read_given(path, overrides), str(path))
+    config = config_from_dict(read_given(path, overrides), str(path))
+    refuse_tilde("run_folder", config.run_folder)
+    refuse_tilde("data.folder", config.data.folder)
+    return config
 
 
 REMOVED: dict[str, dict[str, Any]] = {

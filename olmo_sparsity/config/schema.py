@@ -231,9 +231,13 @@ def _explain_unknown(key: str, schema: type, given: Any) -> str:
     for name, command in _MADE_FOR.items():
         if name in given and name not in kinds_of(schema):
             return f"'{name}' belongs to `olmo-sparsity {command}`"
-    known = list(_known_keys(schema))
+    known = [*dict.fromkeys(_known_keys(schema))]
     plain = re.sub(r"\[\d+\]", "", key)  # without the index of a list
     section, _, name = plain.rpartition(".")
+    if key == "base":
+        return "unknown key 'base': it is read from the config file; write it there"
+    if key in known:  # in a list of sections, and here is one section
+        return f"unknown key '{key}': only a list of sections has it ({section}[0].{name})"
     remedy = _other_names(schema).get(name)
     if remedy is not None:
         return f"unknown key '{key}': {remedy}"
@@ -370,7 +374,10 @@ def _read_with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     loaded = dict(read_yaml(path))
     if "base" not in loaded:
         return loaded
-    beneath = find_config(str(loaded.pop("base")), path)
+    base_name = loaded.pop("base")
+    if not isinstance(base_name, str) or not base_name:
+        raise ConfigError(f"config file '{path}': base={base_name!r} must be the path of a config")
+    beneath = find_config(base_name, path)
     if beneath in (path, *above):
         raise ConfigError(f"config file '{path}' is a base of its own base, '{beneath}'")
     base = _read_with_base(beneath, (path, *above))

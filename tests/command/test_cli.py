@@ -78,6 +78,8 @@ def test_mistakes_in_a_run(
         (["explain", "demo", "--text", "x.jsonl", "--field", "a"], "--text=x.jsonl with --field"),
         (["explain", "demo", "--prompt", "x", "--field", "a"], "--field=a is of --text FILE:N"),
         (["measure", "demo", "--out", "y", "--speed", "h100"], "--speed=h100 is of --dry-run"),
+        (["measure", "demo", "--out=~/y"], "--out=~/y: ~ is not replaced here"),
+        (["explain", "demo", "--text", "README.md", "--html=~/y.html"], "--html=~/y.html: ~ is"),
     ],
 )
 def test_mistakes_in_other_commands(
@@ -87,7 +89,15 @@ def test_mistakes_in_other_commands(
     assert expected in complaint(capsys, *words)
 
 
-@pytest.mark.parametrize("words", [[], ["losses", "x", "--seed=3"], ["train", "a", "b"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["losses", "x", "--seed=3"],
+        ["train", "a", "b"],
+        ["attribute", "demo", "--questions", "q.jsonl", "--out", "y", "--html="],
+    ],
+)
 def test_usage_errors_exit_2(words: list[str]) -> None:
     with pytest.raises(SystemExit, match=f"^{EXIT_BAD_INPUT}$"):
         main(words)

@@ -123,6 +123,18 @@ def test_a_signal_stops_a_command(name: str) -> None:
     assert error == "olmo-sparsity: stopped; the same command goes on\n"
 
 
+def test_a_signal_before_the_command_begins_is_one_line() -> None:
+    stopped = (
+        "from olmo_sparsity.command import cli\n"
+        "def build_parser():\n"
+        "    raise KeyboardInterrupt\n"
+        "cli.build_parser = build_parser\n"
+        "cli.entry([])"
+    )
+    done = subprocess.run([sys.executable, "-c", stopped], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "olmo-sparsity: stopped\n")
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 

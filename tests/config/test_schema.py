@@ -101,6 +101,28 @@ def test_an_override_without_a_value_is_refused_by_its_name(override: str) -> No
         load_config("quick.yaml", [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("--data.corpus.weight=2", r"only a list of sections has it \(data\.corpus\[0\]"),
+        ("--base=quick.yaml", "read from the config file"),
+        ("--run_folder=~/run", "run_folder=~/run: ~ is not replaced here"),
+        ("--data.folder=~/text", "data.folder=~/text: ~ is not replaced here"),
+    ],
+)
+def test_an_override_that_belongs_elsewhere_says_where(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config("quick.yaml", [override])
+
+
+@pytest.mark.parametrize("base", ["null", "''", "[quick.yaml]"])
+def test_a_base_that_is_no_path_is_named(base: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"base: {base}")
+    with pytest.raises(ConfigError, match=r"run\.yaml': base=.* must be the path of a config"):
+        load_config(path)
+
+
 DEEP = "a: " + "[" * 50_000 + "]" * 50_000
 # Nine billion of the letter, when it is read.
 BOMB = "a: &a [x, x]\n" + "".join(
