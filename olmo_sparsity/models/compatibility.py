@@ -133,26 +133,41 @@ def _logit_maps(config: Any) -> list[LogitMap]:
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
+@dataclass(frozen=True)
+class Fit:
+    """How a model that fits computes, as eight tokens have shown."""
+
+    logit_map: LogitMap = LogitMap()
+    """How logits follow from the last linear map."""
+
+    can_share_distant: bool = False
+    """Whether `hidden_sharing` gives the same as copies of the kept states."""
+
+    batch_noise: float = 0.0
+    """By how many nats losses change with the other rows of the batch."""
+
+    knows_windows: bool = False
+    """Whether its attention windows are those that `windows_of` reads from its config. They go by
+    position IDs then, where its own count places."""
+
+
 @torch.no_grad()
-def refuse_unfit(wrapped: Any, original: nn.Module) -> tuple[LogitMap, bool, float, bool]:
+def refuse_unfit(wrapped: Any, original: nn.Module) -> Fit:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits match the given
-    model (`original`, with its adapters). Returns how they follow from the last linear map,
-    whether `hidden_sharing` gives the same as copies of the kept states, by how many nats losses
-    change with the other rows of the batch, and whether `windows_of` its config
-    are its windows. `wrapped`: a HuggingFaceLM."""
+    model (`original`, with its adapters). `wrapped`: a HuggingFaceLM."""
     _check_kind(wrapped, original)
     try:
         logit_map, rounding = _check_logits(wrapped, original)
         knows_windows = _knows_windows(wrapped, rounding)
         wrapped.windows = windows_of(wrapped.model.config) if knows_windows else {}
-        shares_distant = _check_positions(wrapped, rounding)
+        can_share_distant = _check_positions(wrapped, rounding)
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
         reason = f"{reason_of(error)}; torch's default dtype is {torch.get_default_dtype()}"
         raise _unfit(wrapped, f"eight tokens do not pass through it ({reason})") from None
-    return logit_map, shares_distant, _batch_noise(wrapped, logit_map), knows_windows
+    return Fit(logit_map, can_share_distant, _batch_noise(wrapped, logit_map), knows_windows)
 
 
 def reason_of(error: Exception) -> str:

@@ -1,5 +1,12 @@
-"""Wrap causal LMs of transformers in this project's model protocol. B batch, L length, D width,
-H heads, V vocabulary."""
+"""Wrap causal LMs of transformers in this project's model protocol: position IDs may have gaps, and
+kept states of distant tokens replace these tokens.
+
+Place in the flow: a model of transformers → `HuggingFaceLM`, which is tried (compatibility.py) →
+`LoadedModel` and scorers.
+
+Dimension key: B rows, L tokens of a row, K places that they may attend to, F distant places,
+D width, H heads, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +32,7 @@ from olmo_sparsity.models.attention import (
     keeps_much,
 )
 from olmo_sparsity.models.compatibility import (
-    LogitMap,
+    Fit,
     position_limit,
     refuse_unfit,
     windows_of,
@@ -50,38 +57,35 @@ class _Trial:
 
     state: State | None
     device: torch.device
-    """`batch_noise` depends on its kernels."""
+    """Kernels of another device round differently, on which `Fit.batch_noise` depends."""
 
-    logit_map: LogitMap = LogitMap()
-    can_share_distant: bool = False
-    batch_noise: float = 0.0
-    knows_windows: bool = False
-    """Whether windows by position IDs are its own, where these count places."""
+    fit: Fit
 
 
 _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
-"""So that a model in memory, wrapped anew in each call, is tried once."""
+"""The last trial of each model: one in memory is wrapped anew in each call, and tried once."""
 
 
 class HuggingFaceLM(nn.Module):
-    """A transformers causal LM as a LanguageModel. Models that do not fit are rejected."""
+    """Wraps a causal LM of transformers as a LanguageModel. Models that do not fit are rejected."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, is_tried: bool = True) -> None:
         """`model`: for a PEFT model, its base model is used, which contains the adapters.
-        `is_tried`: False for one without memory, of which sizes are read only."""
+        `is_tried`: False for a model on the meta device, of which only sizes are read."""
         super().__init__()
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
-        self._original = (model,)  # no module of this one
+        self._original = (model,)  # in a tuple, so that it is not a module of this one
         self.has_own_attention = False
         self.fitted: State | None = None
         if not is_tried:
             return
-        with in_use(self):  # which calls `fit`
-            pass
+        with in_use(self):
+            pass  # entering calls `fit`
 
     def keep_own_attention(self) -> None:
-        """For training: compiled code enters no context."""
+        """Set our attention for good. Training needs it: compiled code cannot enter the context
+        that sets it for one forward."""
         from olmo_sparsity.models import shared_states  # noqa: F401 (which registers it)
 
         self.has_own_attention = True
@@ -90,29 +94,35 @@ class HuggingFaceLM(nn.Module):
 
     def fit(self) -> None:
         """Read and try the model as it is now, unless another wrapper has. Called in use."""
-        original, state = self._original[0], state_of(self)
-        tried = _trials.get(original)
-        if tried is None or tried.state is not state or tried.device != self.device:
-            self._take(_Trial(None, self.device))  # shares nothing while it is tried
-            tried = _Trial(state, self.device, *refuse_unfit(self, original=original))
-            _trials[original] = tried
-        self._take(tried)
+        original = self._original[0]
+        state = state_of(self)
+        trial = _trials.get(original)
+        if trial is None or trial.state is not state or trial.device != self.device:
+            # While it is tried, the model computes what any model can, and shares nothing.
+            self._take(_Trial(None, self.device, Fit()))
+            trial = _Trial(state, self.device, refuse_unfit(self, original=original))
+            _trials[original] = trial
+        self._take(trial)
 
-    def _take(self, tried: _Trial) -> None:
+    def _take(self, trial: _Trial) -> None:
+        """Take over what a trial has shown."""
+        fit = trial.fit
         config = self.model.config
-        self.windows = windows_of(config) if tried.knows_windows else {}
-        self.limit = position_limit(config, tried.knows_windows)
+        self.windows = windows_of(config) if fit.knows_windows else {}
+        self.limit = position_limit(config, fit.knows_windows)
         self.wrong_beyond = None
-        if tried.state is not None:  # a trial is short
-            self.wrong_beyond = position_limit(config, tried.knows_windows, only_wrong_beyond=True)
+        if trial.state is not None:  # a trial itself is too short for any limit
+            self.wrong_beyond = position_limit(config, fit.knows_windows, only_wrong_beyond=True)
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
-        self.logit_map, self.can_share_distant = tried.logit_map, tried.can_share_distant
-        self.batch_noise, self.fitted = tried.batch_noise, tried.state
+        self.logit_map = fit.logit_map
+        self.can_share_distant = fit.can_share_distant
+        self.batch_noise = fit.batch_noise
+        self.fitted = trial.state
 
     @property
     def _usual_configs(self) -> list[Any]:
-        """Configurations of layers in which ours may replace the attention."""
+        """Return the configurations of layers in which our attention may replace theirs."""
         usual = {*USUAL, *USUAL.values()}
         return [c for c in self._configs if getattr(c, "_attn_implementation", None) in usual]
 
@@ -122,6 +132,8 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def reach(self) -> int | None:
+        """Return the size of the largest window if all layers have one, beyond which no token is
+        seen directly; else None."""
         sizes = [window.size for window in self.windows.values() if window is not None]
         return max(sizes, default=None) if len(sizes) == len(self.windows) else None
 
@@ -136,30 +148,38 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def body(self) -> nn.Module:
-        """The model without the last linear map."""
+        """Return the model without the last linear map."""
         body = self.model.base_model
-        return body if body is not self.model else getattr(self.model, "model", body)
+        if body is not self.model:
+            return body
+        # Some families name no base model, and keep it as `model`.
+        return getattr(self.model, "model", body)
 
     @property
     def device(self) -> torch.device:
-        """Device of the inputs. With offloaded weights, their hook names it."""
+        """Return the device of the inputs. The hook of offloaded weights, which are on the meta
+        device between uses, names it."""
         hook = getattr(self.embedding, "_hf_hook", None)
-        where = getattr(hook, "execution_device", None)
-        return self.embedding.weight.device if where is None else torch.device(where)
+        device = getattr(hook, "execution_device", None)
+        return self.embedding.weight.device if device is None else torch.device(device)
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            kinds = f"the last map of {type(self.model).__name__} is a {type(head).__name__}"
-            raise ConfigError(f"{kinds}, which cannot be trained here; merge its adapter first")
+            raise ConfigError(
+                f"the last map of {type(self.model).__name__} is a {type(head).__name__}, which "
+                "cannot be trained here; merge its adapter first"
+            )
         return head.weight, head.bias
 
     @property
     def logit_scale(self) -> float:
         if self.logit_map.cap is not None:
-            kind = f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}"
-            raise ConfigError(f"{kind}, which training does not support; choose another family")
+            raise ConfigError(
+                f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which "
+                "training does not support; choose another family"
+            )
         return self.logit_map.scale
 
     def forward(
@@ -179,12 +199,15 @@ class HuggingFaceLM(nn.Module):
         last: int | None = None,
     ) -> Tensor:
         positions_BL = positions_BL.expand_as(tokens_BL)
-        if distant is not None and self.shares_distant(distant.num_places, tokens_BL.shape[1]):
+        length = tokens_BL.shape[1]
+        if distant is not None and self.shares_distant(distant.num_places, length):
             return self.hidden_sharing(tokens_BL, positions_BL, distant, last)
-        is_plain = all(given is None for given in (distant, attention_bias, documents, added_BLD))
-        is_long = tokens_BL.shape[1] ** 2 > MASKED_AT_ONCE and not torch.is_grad_enabled()
+        options = (distant, attention_bias, documents, added_BLD)
+        is_plain = all(option is None for option in options)
+        is_long = length**2 > MASKED_AT_ONCE and not torch.is_grad_enabled()
         if is_plain and is_long and self._is_windowed(positions_BL):
-            hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD  # a part at a time
+            # A part at a time, as a mask of the whole row would not fit into memory.
+            hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD
             assert hidden_BLD is not None
             return hidden_BLD if last is None else hidden_BLD[:, -last:]
         cache: Cache | None = None
@@ -193,30 +216,35 @@ class HuggingFaceLM(nn.Module):
             assert attention_bias is None
             from olmo_sparsity.models.shared_states import DistantCache
 
-            cache, attention_bias = DistantCache(distant), distant.window_bias(tokens_BL.shape[1])
-            keys_BK = torch.cat((distant.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
+            cache = DistantCache(distant)
+            attention_bias = distant.window_bias(length)
+            keys_BK = _after_distant(distant, positions_BL)
         masks = self._masks(positions_BL, keys_BK, attention_bias)
-        more = {}
+        arguments: dict[str, Any] = {}
         with ExitStack() as stack:
             if documents is not None:
                 from olmo_sparsity.models.shared_states import own_attention
 
-                more = {"documents": documents}
+                arguments["documents"] = documents
                 if not self.has_own_attention:
                     stack.enter_context(own_attention(self._usual_configs))
-            if added_BLD is not None:  # not inputs_embeds: some families look up more by token
+            if added_BLD is not None:
+                # Not `inputs_embeds`: some families look up more than an embedding by token.
                 add = in_this_thread(lambda *called: called[-1] + added_BLD)
                 stack.enter_context(self.embedding.register_forward_hook(add))
             num_keys = 0 if distant is None else keys_BK.shape[1]
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
-            return self._last_hidden(tokens_BL, positions_BL, masks, cache, last, **more)
+            return self._last_hidden(tokens_BL, positions_BL, masks, cache, last, **arguments)
 
     def _masks(
         self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None
     ) -> Tensor | dict[str, Tensor | None]:
-        """What transformers takes: a mask, or one for each kind of layer."""
-        (num_rows, length), num_keys = queries_BL.shape, keys_BK.shape[1]
+        """Return the attention mask as transformers takes it: one, or one for each kind of layer if
+        some have windows. `queries_BL`, `keys_BK`: position IDs. `bias`: bias_B1LK of attention
+        scores; None for causal attention."""
+        num_rows, length = queries_BL.shape
+        num_keys = keys_BK.shape[1]
         if self.wrong_beyond is not None:
             num_positions = max(int(keys_BK.max()) + 1, num_keys)
             self.wrong_beyond.check(num_positions, type(self.model).__name__)
@@ -227,21 +255,27 @@ class HuggingFaceLM(nn.Module):
             # packed sequence. A mask of ones means one sequence, and transformers drops it again,
             # so that attention still runs the fused causal kernel.
             return queries_BL.new_ones(num_rows, num_keys)
-        is_fused = bias is None and num_keys == length
-        is_fused &= self.text_config._attn_implementation in ("sdpa", OWN_ATTENTION)
-        bias = causal_bias(num_keys, keys_BK.device, length) if bias is None else bias
+        # None means causal attention, for which the fused kernel needs no mask.
+        is_causal = bias is None and num_keys == length
+        is_fused = self.text_config._attn_implementation in ("sdpa", OWN_ATTENTION)
+        if bias is None:
+            bias = causal_bias(num_keys, keys_BK.device, length)
         masks: dict[str, Tensor | None] = {}
         for kind, window in self.windows.items():
-            of_kind = bias
+            if window is None and is_causal and is_fused:
+                masks[kind] = None
+                continue
+            bias_of_kind = bias
             if window is not None:
                 hides_B1LK = window.hides(queries_BL, keys_BK)[:, None]
-                of_kind = bias.masked_fill(hides_B1LK, torch.finfo(bias.dtype).min)
-            mask = _additive(of_kind, self.model.dtype).expand(num_rows, -1, -1, -1)
-            masks[kind] = None if is_fused and window is None else mask
+                bias_of_kind = bias.masked_fill(hides_B1LK, torch.finfo(bias.dtype).min)
+            mask = _additive(bias_of_kind, self.model.dtype)
+            masks[kind] = mask.expand(num_rows, -1, -1, -1)
+        # The kind is "" in a model whose layers are all alike, which takes one mask.
         return masks if "" not in masks else cast(Tensor, masks[""])
 
     def _is_windowed(self, keys_BK: Tensor) -> bool:
-        """Whether a window hides one of these places from another."""
+        """Return whether a window hides one of these places from another."""
         windows = [window for window in self.windows.values() if window is not None]
         if not windows:
             return False
@@ -249,19 +283,24 @@ class HuggingFaceLM(nn.Module):
         return not all(window.holds(first, last) for window in windows)
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        text = self.text_config  # in training, transformers does so itself
+        """Return whether layers are computed again in a backward pass, to save memory."""
+        if self.training:  # transformers recomputes by itself, if it is told to
+            return False
+        text = self.text_config
         shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
         itemsize = self.embedding.weight.element_size()
-        return not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
+        return keeps_much(num_tokens, num_keys, *shape, itemsize)
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
-        kernel = self.text_config._attn_implementation
-        dtype, head_width = self.embedding.weight.dtype, 64  # its own was tried when it was loaded
-        return (
-            self.can_share_distant
-            and kernel in ("sdpa", OWN_ATTENTION)
-            and can_share_distant(self.device, dtype, head_width, num_distant, length)
-        )
+        """Return whether rows share distant states, instead of a copy of them for each row."""
+        if not self.can_share_distant:
+            return False
+        if self.text_config._attn_implementation not in ("sdpa", OWN_ATTENTION):
+            return False
+        # Any usual width: `can_share_distant` was measured with the model's own when it was tried.
+        head_width = 64
+        dtype = self.embedding.weight.dtype
+        return can_share_distant(self.device, dtype, head_width, num_distant, length)
 
     def hidden_sharing(
         self,
@@ -270,10 +309,11 @@ class HuggingFaceLM(nn.Module):
         distant: DistantStates,
         last: int | None = None,
     ) -> Tensor:
-        """`hidden` where rows share the distant states. Only where `can_share_distant`."""
+        """Return `hidden` with distant states that all rows share. For models that
+        `can_share_distant`."""
         from olmo_sparsity.models.shared_states import LayerView, SharedCache, attending_to
 
-        keys_BK = torch.cat((distant.positions_BF.expand(len(tokens_BL), -1), positions_BL), 1)
+        keys_BK = _after_distant(distant, positions_BL)
         causal = causal_bias(tokens_BL.shape[1], self.device)
         masks = self._masks(positions_BL, positions_BL, causal)
         kinds = [""] * self.text_config.num_hidden_layers
@@ -281,17 +321,19 @@ class HuggingFaceLM(nn.Module):
             kinds = getattr(self.text_config, "layer_types", None) or kinds
         views = {}
         for kind in set(kinds):
-            mask, window = masks[kind] if isinstance(masks, dict) else masks, self.windows.get(kind)
+            mask = masks[kind] if isinstance(masks, dict) else masks
             assert mask is not None
-            views[kind] = LayerView(mask, distant.bias_BF)
-            if window is not None:
+            window = self.windows.get(kind)
+            if window is None:
+                views[kind] = LayerView(mask, distant.bias_BF)
+            else:
                 views[kind] = LayerView.through(window, mask, distant, positions_BL)
         with attending_to(distant, [views[kind] for kind in kinds], self._usual_configs):
             return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(distant), last)
 
     @cached_property
     def _cache_name(self) -> str:
-        """Name of the argument, which transformers 5.24 renames."""
+        """Return the name of the argument for a cache, which transformers 5.24 renames."""
         names = inspect.signature(self.body.forward).parameters
         return "cache" if "cache" in names else "past_key_values"
 
@@ -302,8 +344,9 @@ class HuggingFaceLM(nn.Module):
         mask: Tensor | dict[str, Tensor | None],
         cache: Cache | None,
         last: int | None,
-        **more: Any,
+        **arguments: Any,
     ) -> Tensor:
+        """Return the hidden states of the last tokens after the last norm, all by default."""
         hidden_BLD = self.body(
             input_ids=tokens_BL,
             position_ids=positions_BL.expand_as(tokens_BL),
@@ -311,7 +354,7 @@ class HuggingFaceLM(nn.Module):
             use_cache=cache is not None,
             return_dict=True,
             **{self._cache_name: cache},
-            **more,
+            **arguments,
         ).last_hidden_state
         if last is not None:
             hidden_BLD = hidden_BLD[:, -last:]
@@ -325,46 +368,62 @@ class HuggingFaceLM(nn.Module):
         at_once: int | None = None,
         before: DistantStates | None = None,
     ) -> DistantStates:
+        """Return the states of tokens, after those of `before`. `at_once`: tokens of a forward."""
         from transformers import DynamicCache
 
-        cache = DynamicCache() if before is None else _as_cache(before)
         positions_BL = positions_BL.expand_as(tokens_BL)
-        earlier = 0 if before is None else before.num_places
-        most = max(1, MASKED_AT_ONCE // (earlier + tokens_BL.shape[1]))
-        at_once = min(at_once or tokens_BL.shape[1], most)
-        parts = zip(tokens_BL.split(at_once, 1), positions_BL.split(at_once, 1), strict=True)
-        known_BF, hidden = positions_BL[:, :0] if before is None else before.positions_BF, []
-        for part_BL, at_BL in parts:
-            known_BF = torch.cat((known_BF, at_BL), 1)
-            masks = self._masks(at_BL, known_BF)
-            hidden.append(self._last_hidden(part_BL, at_BL, masks, cache, None))
-        kept: list[Any] = cache.layers
-        layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
+        length = tokens_BL.shape[1]
+        cache: Cache
+        if before is None:
+            cache = DynamicCache()
+            known_BF = positions_BL[:, :0]
+        else:
+            cache = _as_cache(before)
+            known_BF = before.positions_BF
+        most_at_once = max(1, MASKED_AT_ONCE // (known_BF.shape[1] + length))
+        at_once = min(at_once or length, most_at_once)
+        hidden = []
+        token_parts = tokens_BL.split(at_once, 1)
+        for part_BL, part_positions_BL in zip(
+            token_parts, positions_BL.split(at_once, 1), strict=True
+        ):
+            known_BF = torch.cat((known_BF, part_positions_BL), 1)
+            masks = self._masks(part_positions_BL, known_BF)
+            hidden.append(self._last_hidden(part_BL, part_positions_BL, masks, cache, None))
+        cached: list[Any] = cache.layers
+        layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in cached]
         return DistantStates(known_BF, layers).predicting(torch.cat(hidden, 1), before)
 
     @torch.no_grad()
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
+        """Return the attention weights of the last token in all heads of all layers."""
         assert distant.bias_BF is None
         from olmo_sparsity.models.shared_states import reading_weights
 
+        # Only the last token runs through the attention that returns weights, which is slow.
         before = distant
         if tokens_BL.shape[1] > 1:
             before = self.distant_states(tokens_BL[:, :-1], positions_BL[:, :-1], before=distant)
-        last = (tokens_BL[:, -1:], positions_BL[:, -1:].expand(len(tokens_BL), -1))
-        masks = self._masks(last[1], torch.cat((before.positions_BF, last[1]), 1))
+        last_B1 = tokens_BL[:, -1:]
+        last_positions_B1 = positions_BL[:, -1:].expand(len(tokens_BL), -1)
+        keys_BK = torch.cat((before.positions_BF, last_positions_B1), 1)
+        masks = self._masks(last_positions_B1, keys_BK)
         with reading_weights(self._usual_configs) as weights:
-            self._last_hidden(*last, masks, _as_cache(before), 1)
+            self._last_hidden(last_B1, last_positions_B1, masks, _as_cache(before), 1)
         if len(weights) < self.text_config.num_hidden_layers:
-            raise ConfigError(f"{type(self.model).__name__} does not return its attention weights")
-        return torch.cat([of_layer[:, :, 0].to(tokens_BL.device) for of_layer in weights], 1)
+            raise ConfigError(
+                f"{type(self.model).__name__} does not return its attention weights; choose "
+                "another selector than attention"
+            )
+        return torch.cat([layer_BHLK[:, :, 0].to(tokens_BL.device) for layer_BHLK in weights], 1)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         return self.logit_map(self.raw_logits(hidden))
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """Output of the last linear map, before scaling or capping."""
+        """Return the output of the last linear map, before scaling or capping."""
         head = cast(nn.Module, self.model.get_output_embeddings())
         return head(hidden).to(hidden.device)
 
@@ -375,8 +434,12 @@ class HuggingFaceLM(nn.Module):
         return [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
 
     def checkpoint_activations(self, every: int = 1) -> None:
-        older = self.model.gradient_checkpointing_enable  # the name in early releases of 5
-        getattr(self.model, "activation_checkpointing_enable", older)({"use_reentrant": False})
+        # Early releases of transformers 5 have the second name.
+        model: Any = self.model
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         for number, layer in enumerate(self.layers):
             layer.gradient_checkpointing = number % every == 0
 
@@ -394,6 +457,12 @@ def _recomputing(body: nn.Module) -> Iterator[None]:
         yield
 
 
+def _after_distant(distant: DistantStates, positions_BL: Tensor) -> Tensor:
+    """Return keys_BK: position IDs of distant places, then of the rows' own."""
+    distant_BF = distant.positions_BF.expand(len(positions_BL), -1)
+    return torch.cat((distant_BF, positions_BL), 1)
+
+
 def _as_cache(distant: DistantStates) -> Cache:
     from transformers import DynamicCache
 
@@ -404,7 +473,8 @@ def _as_cache(distant: DistantStates) -> Cache:
 
 
 def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Finite in the dtype of attention: the lowest fp32 number would overflow to -inf."""
+    """Return the bias in the dtype of attention, and finite: the lowest fp32 number would overflow
+    to -inf, and a row of -inf alone gives NaN."""
     if torch.is_autocast_enabled(bias.device.type):
         dtype = torch.get_autocast_dtype(bias.device.type)
     return bias.clamp(min=torch.finfo(dtype).min).to(dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,15 @@ def load_model(
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
     if not isinstance(path_or_hub_name, str | Path):
-        raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
-    path_or_hub_name = str(path_or_hub_name)
-    if re.match(r"llama:|\w+://", path_or_hub_name):
-        open_prompt_model = _find_opener(path_or_hub_name)
+        raise ConfigError(
+            f"{path_or_hub_name!r} is neither a folder nor a name on the hub; a model in memory is "
+            "passed to measure, explain or attribute as it is"
+        )
+    name = str(path_or_hub_name)
+    if re.match(r"llama:|\w+://", name):
+        open_prompt_model = _find_opener(name)
         return open_prompt_model(
-            path_or_hub_name,
+            name,
             tokenizer=tokenizer,
             device=device,
             dtype=dtype,
@@ -100,28 +104,28 @@ def load_model(
             patience=patience,
         )
     if timeout is not None or patience is not None:
-        raise ConfigError(f"timeout, patience: '{path_or_hub_name}' is not a server; omit them")
+        raise ConfigError(f"timeout, patience: '{name}' is not a server; omit them")
     if tokenizer is not None:
-        raise ConfigError(f"tokenizer: '{path_or_hub_name}' has its own; omit the argument")
-    folder = find_folder(path_or_hub_name)
+        raise ConfigError(f"tokenizer: '{name}' has its own; omit the argument")
+    folder = find_folder(name)
     if is_hugging_face(folder):
-        loaded = _load_hugging_face(
-            folder, path_or_hub_name, DTYPES.get(dtype), device, device_map, whole_prompts
-        )
+        placing = _Placing(DTYPES.get(dtype), device, device_map)
+        loaded = _load_hugging_face(folder, name, placing, whole_prompts)
     elif device_map is not None:
         raise ConfigError(f"device_map={device_map} is for Hugging Face models; remove it")
     else:
+        # `find_folder` returns a folder only if it is Hugging Face's or a loader finds a run in it.
         loader = next(loader for loader in run_loaders() if loader.find(folder))
-        trained = loader.load(folder, path_or_hub_name, dtype, device)
+        trained = loader.load(folder, name, dtype, device)
         loaded = describe_model(**vars(trained))
     return check_room_for_tokens(loaded)
 
 
 def _find_opener(name: str) -> Callable[..., LoadedModel]:
     """Return what opens a name such as `llama:FILE.gguf` or a URL."""
-    scheme = name.partition(":")[0]
+    kind = "llama" if name.startswith("llama:") else "url"
     for entry_point in entry_points_of("olmo_sparsity.prompt_models"):
-        if entry_point.name == ("llama" if scheme == "llama" else "url"):
+        if entry_point.name == kind:
             try:
                 opener: Callable[..., LoadedModel] = entry_point.load()
             except ModuleNotFoundError:  # an installation without olmo_sparsity/sources
@@ -145,41 +149,47 @@ def wrap_model(
             raise ConfigError(f"tokenizer, name: '{model.name}' has its own; omit the arguments")
         return model
     model = _unwrapped(model)
-    if not hasattr(type(model), "distant_states"):  # one of this project has it
+    is_of_this_project = hasattr(type(model), "distant_states")
+    if not is_of_this_project:
         model = _wrap_transformers(model, whole_prompts)
-    theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
     is_wrapped = isinstance(model, HuggingFaceLM | PromptModel)
     inner = model.model if is_wrapped else model
+    transformers_tokenizer = None if isinstance(tokenizer, Tokenizer) else tokenizer
     return check_room_for_tokens(
         describe_model(
             model,
             tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
             name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
             weights_sha256=None,
-            find_transformers_tokenizer=lambda: theirs,
+            find_transformers_tokenizer=lambda: transformers_tokenizer,
         )
     )
 
 
 def _unwrapped(model: Any) -> Any:
-    """Without what torch.compile (`_orig_mod`), DataParallel and DDP (`module`) put around it."""
-    inner = getattr(model, "_modules", {})
+    """Return a model without what torch.compile (`_orig_mod`), DataParallel and DDP (`module`) put
+    around it."""
+    modules = getattr(model, "_modules", {})
     for name in ("_orig_mod", "module"):
-        if name in inner:
-            return _unwrapped(inner[name])
+        if name in modules:
+            return _unwrapped(modules[name])
     return model
 
 
 def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
+    """Wrap a model of transformers, or a PEFT model around one."""
     from transformers import PreTrainedModel
 
-    if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
-        kind = type(model).__name__
-        raise ConfigError(f"{kind} is not a transformers model in memory; load_model opens files")
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(base, PreTrainedModel):
+        raise ConfigError(
+            f"{type(model).__name__} is not a transformers model in memory; load_model opens files"
+        )
     return _fitted(model, whole_prompts)
 
 
 def _fitted(model: Any, whole_prompts: bool) -> Any:
+    """Wrap a model in the class that fits it: one that reads states, or whole prompts."""
     try:
         return HuggingFaceLM(model)
     except ConfigError:
@@ -188,39 +198,60 @@ def _fitted(model: Any, whole_prompts: bool) -> Any:
         return WholePrompts(model)
 
 
+@dataclass(frozen=True)
+class _Placing:
+    """Where and in which dtype weights of transformers are read."""
+
+    dtype: torch.dtype | None
+    """None: the checkpoint's."""
+
+    device: str
+    device_map: str | None
+
+
 def _load_hugging_face(
-    folder: Path,
-    name: str,
-    dtype: torch.dtype | None,
-    device: str,
-    device_map: str | None,
-    whole_prompts: bool,
+    folder: Path, name: str, placing: _Placing, whole_prompts: bool
 ) -> LoadedModel:
-    is_adapter, base = (folder / ADAPTER).is_file(), folder
+    """Load a folder of transformers, or one of a PEFT adapter with its base model."""
+    is_adapter = (folder / ADAPTER).is_file()
+    base = folder
     if is_adapter:
         base = find_folder(base_of_adapter(folder))
         if (base / ADAPTER).is_file() or not is_hugging_face(base):
-            raise DataError(f"'{folder / ADAPTER}': '{base}' is not a base model of transformers")
+            raise DataError(
+                f"'{folder / ADAPTER}': '{base}' is not a base model of transformers; correct "
+                "base_model_name_or_path"
+            )
     weight_files = check_weight_files(base)
     try:
-        model: Any = read_hugging_face(base, dtype, device, device_map)
+        model: Any = read_hugging_face(base, placing.dtype, placing.device, placing.device_map)
         if is_adapter:
-            weight_files.append(check_adapter_file(folder))
-            model = add_adapter(model, folder, weight_files[-1], device)
+            adapter_file = check_adapter_file(folder)
+            weight_files.append(adapter_file)
+            model = add_adapter(model, folder, adapter_file, placing.device)
         wrapped = _fitted(model, whole_prompts).eval()
     except UserError:
         raise
     except Exception as error:  # a damaged config.json raises almost any
-        reason = f"{reason_of(error)}; correct config.json (code in the folder is never run)"
-        raise DataError(f"transformers cannot load '{folder}': {reason}") from None
-    with_tokenizer = folder if has_tokenizer(folder) else base
-    settings = [base / "config.json", *([folder / ADAPTER] if is_adapter else [])]
+        raise DataError(
+            f"transformers cannot load '{folder}': {reason_of(error)}; correct config.json (code "
+            "in the folder is never run)"
+        ) from None
+    folder_of_tokenizer = folder if has_tokenizer(folder) else base
+    settings = [base / "config.json"]
+    if is_adapter:
+        settings.append(folder / ADAPTER)
     origin = None if is_adapter else find_origin(base)
+    if origin is None:
+        # With the settings: angles or an adapter's scale change the numbers as weights do.
+        sha256 = fingerprint(weight_files + settings)
+    else:
+        sha256 = origin.sha256
+        name = f"{name} ({origin.quantization})"
     return describe_model(
         wrapped,
-        tokenizer=find_tokenizer(with_tokenizer),
-        name=f"{name} ({origin.quantization})" if origin else name,
-        # How the weights are read changes the numbers as they do: angles, an adapter's scale.
-        weights_sha256=origin.sha256 if origin else fingerprint(weight_files + settings),
-        find_transformers_tokenizer=partial(read_transformers_tokenizer, with_tokenizer),
+        tokenizer=find_tokenizer(folder_of_tokenizer),
+        name=name,
+        weights_sha256=sha256,
+        find_transformers_tokenizer=partial(read_transformers_tokenizer, folder_of_tokenizer),
     )

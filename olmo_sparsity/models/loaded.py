@@ -36,14 +36,18 @@ from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 
 @dataclass(repr=False)
 class LoadedModel:
+    """A model, its tokenizer, its limits, and what identifies it."""
+
     model: Any
     """On its device, in its dtype. `using` puts it in evaluation mode."""
 
     tokenizer: Tokenizer | None
     name: str
+    """As the user named it; messages repeat it."""
+
     num_parameters: int
     limit: PositionLimit | None
-    """None if unknown."""
+    """The largest supported position ID; None if unknown."""
 
     weights_sha256: str | None
     """Fingerprint of the files, or the SHA-256 of a GGUF file; None for a model in memory."""
@@ -58,6 +62,7 @@ class LoadedModel:
     """The text of the run that the model comes from."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
+    """Reads the tokenizer as a transformers object; called once, when it is needed."""
 
     def __post_init__(self) -> None:
         self._state = state_of(self.model)
@@ -78,15 +83,23 @@ class LoadedModel:
         if prefix == "none" or (prefix == "auto" and self.tokenizer is None):
             return []
         if prefix == "auto":
-            theirs, head = self.transformers_tokenizer, text[:1000]
-            return tokens_before(self.tokenizer if theirs is None else theirs, head)
+            tokenizer = self.transformers_tokenizer
+            if tokenizer is None:
+                tokenizer = self.tokenizer
+            # The beginning of the text is enough, and encoding all of it would take long.
+            return tokens_before(tokenizer, text[:1000])
         if prefix == "bos":
             bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
             if bos is None:
-                raise ConfigError(f"prefix=bos: '{self.name}' has no beginning-of-text token")
+                raise ConfigError(
+                    f"prefix=bos: '{self.name}' has no beginning-of-text token; pass auto or none"
+                )
             return [int(bos)]
         if self.tokenizer is None:
-            raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
+            raise ConfigError(
+                f"prefix={prefix}: '{self.name}' has no tokenizer to read it with; pass auto or "
+                "none"
+            )
         return self.encode([prefix])[0]
 
     def encode(
@@ -97,20 +110,29 @@ class LoadedModel:
         Texts that `follow` others get no space before them from the tokenizer, either."""
         assert self.tokenizer is not None
         tokenizer = self._tokenizer_after_text if follow else self.tokenizer
-        found = self._encode(tokenizer, texts)
+        ids_of_texts = self._encode(tokenizer, texts)
         if control_tokens:
-            return found
+            return ids_of_texts
+        # Few texts spell a control token, and only these are encoded again.
         special = special_tokens(self.tokenizer)
-        held = [n for n, ids in enumerate(found) if spelled_in(texts[n], ids, special)]
-        if held:
-            tokenizer = without_control_tokens(tokenizer)
-            as_text = self._encode(tokenizer, [texts[n] for n in held])
-            for n, ids in zip(held, as_text, strict=True):
-                if names := spelled_in(texts[n], ids, special):
-                    remedy = "remove it, or pass control_tokens=True (--control-tokens)"
-                    raise DataError(f"the tokenizer cannot encode {names[0]} as text; {remedy}")
-                found[n] = ids
-        return found
+        spelling = [
+            number
+            for number, ids in enumerate(ids_of_texts)
+            if spelled_in(texts[number], ids, special)
+        ]
+        if not spelling:
+            return ids_of_texts
+        tokenizer = without_control_tokens(tokenizer)
+        ids_as_text = self._encode(tokenizer, [texts[number] for number in spelling])
+        for number, ids in zip(spelling, ids_as_text, strict=True):
+            names = spelled_in(texts[number], ids, special)
+            if names:
+                raise DataError(
+                    f"the tokenizer cannot encode {names[0]} as text; remove it, or pass "
+                    "control_tokens=True (--control-tokens)"
+                )
+            ids_of_texts[number] = ids
+        return ids_of_texts
 
     @cached_property
     def _tokenizer_after_text(self) -> Tokenizer:
@@ -122,19 +144,21 @@ class LoadedModel:
             refuse_half_characters(text, f"a text for '{self.name}'")
         with naming_panics(f"'{self.name}'"):
             encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-        found = [one.ids for one in encoded]
-        largest = max((max(ids, default=0) for ids in found), default=0)
+        ids_of_texts = [encoding.ids for encoding in encoded]
+        largest = max((max(ids, default=0) for ids in ids_of_texts), default=0)
+        # Checked here, as an index beyond the embedding ends a process on a GPU without its name.
         if largest >= self.model.vocab_size:
-            token = f"token {largest} ('{tokenizer.decode([largest], False)}')"
+            text = tokenizer.decode([largest], False)
             raise DataError(
-                f"{self.name}: {token} is not in its {self.model.vocab_size} embeddings"
+                f"{self.name}: token {largest} ('{text}') is not in its {self.model.vocab_size} "
+                "embeddings; remove it from the text"
             )
-        return found
+        return ids_of_texts
 
     @property
     def fingerprint(self) -> str:
-        """Identifies what the model is now: the files' SHA-256 (see `checkpoint_files`), unless it
-        was changed since they were read."""
+        """Return what identifies the model as it is now: the files' SHA-256 (see
+        `checkpoint_files`), unless it was changed since they were read."""
         if self._state is None:
             return self.weights_sha256 or ""
         with using(self):
@@ -148,27 +172,28 @@ class LoadedModel:
 
     def without_weights(self) -> LoadedModel:
         """Return what a file or another process keeps: name, tokenizer and limits."""
-        no: Any = {"model": None, "find_transformers_tokenizer": type(None)}
-        return replace(self, **no)
+        nothing: Any = {"model": None, "find_transformers_tokenizer": type(None)}
+        return replace(self, **nothing)
 
     def notice_changes(self) -> None:
-        """Called with the model in use."""
+        """Measure the model again if it has changed, such as its number of parameters. Called with
+        the model in use."""
         if self._state is not None and state_of(self.model) is not self._state:
             vars(self).update(_measured(self.model))
 
     @property
     def max_positions(self) -> int | None:
-        """One more than the largest supported position ID; None if unknown."""
+        """Return one more than the largest supported position ID; None if unknown."""
         return self.limit.num_positions if self.limit else None
 
     @property
     def device(self) -> torch.device:
-        """Device of the inputs."""
+        """Return the device of the inputs."""
         return self.model.device
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """The model, if it scores whole prompts and has no states to read."""
+        """Return the model if it scores whole prompts and has no states to read."""
         return self.model if isinstance(self.model, PromptModel) else None
 
     engine = OldAttribute("prompt_model")
@@ -192,9 +217,8 @@ def identity_of(model: LoadedModel) -> dict[str, str | None]:
     identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
     config: Any = getattr(model.model, "config", None)
     theirs = model.transformers_tokenizer
-    template, special = (
-        getattr(theirs, name, None) for name in ("chat_template", "special_tokens_map")
-    )
+    template = getattr(theirs, "chat_template", None)
+    special = getattr(theirs, "special_tokens_map", None)
     return {
         "model": model.fingerprint,
         "config": _sha256(vars(config)) if is_dataclass(config) else None,
@@ -211,18 +235,20 @@ def _sha256(value: Any) -> str:
 @contextmanager
 def using(*models: LoadedModel | None) -> Iterator[None]:
     """Inside, these models are used by this thread alone; see `in_use`."""
-    given = [model for model in models if model is not None]
-    with in_use(*(model.model for model in given)):
-        for model in given:
+    used = [model for model in models if model is not None]
+    with in_use(*(model.model for model in used)):
+        for model in used:
             model.notice_changes()
         yield
 
 
-def describe_model(model: Any, **others: Any) -> LoadedModel:
-    return LoadedModel(model=model, **_measured(model), **others)
+def describe_model(model: Any, **fields: Any) -> LoadedModel:
+    """Return a `LoadedModel` with what can be read from the model itself, and other fields."""
+    return LoadedModel(model=model, **_measured(model), **fields)
 
 
 def _measured(model: Any) -> dict[str, Any]:
+    """Return the fields of a `LoadedModel` that change with its model."""
     limit: PositionLimit | None
     inner: Any = getattr(model, "model", None)
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
@@ -237,11 +263,15 @@ def _measured(model: Any) -> dict[str, Any]:
 
 
 def check_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
-    """Added tokens may lie beyond the embedding, as an image's of a model that reads text only."""
-    tokenizer = loaded.tokenizer
-    vocabulary = {} if tokenizer is None else tokenizer.get_vocab(with_added_tokens=False)
-    largest = max(vocabulary.values(), default=-1)  # some vocabularies have gaps
+    """Return the model, or reject a tokenizer with IDs beyond its embedding. Added tokens may lie
+    there, such as that of an image in a model that reads text only; `encode` rejects them."""
+    if loaded.tokenizer is None:
+        return loaded
+    vocabulary = loaded.tokenizer.get_vocab(with_added_tokens=False)
+    largest = max(vocabulary.values(), default=-1)  # not its size, as some vocabularies have gaps
     if largest >= loaded.model.vocab_size:
-        sizes = f"has IDs up to {largest}, the embedding {loaded.model.vocab_size} rows"
-        raise ConfigError(f"tokenizer {sizes}; pass that of '{loaded.name}'")
+        raise ConfigError(
+            f"tokenizer has IDs up to {largest}, the embedding {loaded.model.vocab_size} rows; "
+            f"pass that of '{loaded.name}'"
+        )
     return loaded
