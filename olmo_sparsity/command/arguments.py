@@ -20,7 +20,9 @@ from olmo_sparsity.config.schema import add_options, arguments_of, kinds_of, spe
 
 
 class Parser(argparse.ArgumentParser):
-    add = argparse.ArgumentParser.add_argument
+    """A parser whose errors look as those of commands do: one line, and exit code 2."""
+
+    add = argparse.ArgumentParser.add_argument  # a short name, for many lines below
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"olmo-sparsity: {printable(message)} ({self.prog} --help says more)\n")
@@ -40,7 +42,7 @@ Commands = Callable[[str, str], Parser]
 
 
 def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
-    """`runs`: the function of each command, by its name."""
+    """Return the parser of all commands. `runs`: the function of each command, by its name."""
     parser = Parser(
         prog="olmo-sparsity",
         description="Train language models with explicit position IDs, and measure which far-away "
@@ -59,10 +61,12 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     _add_training(command)
     _add_explain(command("explain", "show which distant tokens one prediction depends on"))
     if find_spec("olmo_sparsity.sources") is not None:  # it can be left out of an installation
-        what = "show which source each statement of an answer relies on"
-        _add_attribute(command("attribute", what))
-    which = "which distant tokens the losses on many documents depend on"
-    _add_measure(command("measure", f"measure {which}"))
+        _add_attribute(
+            command("attribute", "show which source each statement of an answer relies on")
+        )
+    _add_measure(
+        command("measure", "measure which distant tokens the losses on many documents depend on")
+    )
     _add_losses(command("losses", "print mean losses by place, of a run or of models on one text"))
     _add_results(command)
     return parser
@@ -82,11 +86,18 @@ def _add_training(command: Commands) -> None:
         "--dry-run", action="store_true", help="show the resolved config and the cost of the run"
     )
     _add_gpus(sub)
-    trace = "write a Chrome trace of these steps, such as 10:15, into the run folder"
-    sub.add("--profile", metavar="FIRST:LAST", help=trace)
+    sub.add(
+        "--profile",
+        metavar="FIRST:LAST",
+        help="write a Chrome trace of these steps, such as 10:15, into the run folder",
+    )
 
-    what = "train models, measure them and draw one figure, as one file says (resumes)"
-    _add_experiment(command("experiment", what))
+    _add_experiment(
+        command(
+            "experiment",
+            "train models, measure them and draw one figure, as one file says (resumes)",
+        )
+    )
 
     sub = command("export", "write a checkpoint as a folder that transformers loads by itself")
     sub.add("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
@@ -96,19 +107,37 @@ def _add_training(command: Commands) -> None:
 
 def _add_experiment(sub: Parser) -> None:
     sub.add("config", metavar="FILE", help="a YAML file: models × choices, measure, figure")
-    how = sub.add_mutually_exclusive_group()
-    how.add_argument("--list", action="store_true", help="list the state of each job")
-    cost = "what each job and all of them cost, before anything is trained"
-    how.add_argument("--dry-run", action="store_true", help=cost)
-    one = "run one job here: a name that --list prints, or the N-th model, from 0"
-    how.add_argument("--only", metavar="JOB", help=one)
-    submit = "submit what is not done as arrays, with these sbatch flags for trainings"
-    how.add_argument("--slurm", nargs="?", const="", metavar="FLAGS", help=submit)
-    flags = "sbatch flags for measurements and the figure (those of --slurm)"
-    sub.add("--measure-slurm", metavar="FLAGS", help=flags)
+    modes = sub.add_mutually_exclusive_group()
+    modes.add_argument("--list", action="store_true", help="list the state of each job")
+    modes.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="what each job and all of them cost, before anything is trained",
+    )
+    modes.add_argument(
+        "--only",
+        metavar="JOB",
+        help="run one job here: a name that --list prints, or the N-th model, from 0",
+    )
+    modes.add_argument(
+        "--slurm",
+        nargs="?",
+        const="",
+        metavar="FLAGS",
+        help="submit what is not done as arrays, with these sbatch flags for trainings",
+    )
+    sub.add(
+        "--measure-slurm",
+        metavar="FLAGS",
+        help="sbatch flags for measurements and the figure (those of --slurm)",
+    )
     sub.add("--max-jobs", type=int, metavar="N", help="most tasks of an array that run at once")
-    limit = "time limit of a model, or of all whose name begins so; may be given several times"
-    sub.add("--time", action="append", metavar="MODEL=TIME", help=limit)
+    sub.add(
+        "--time",
+        action="append",
+        metavar="MODEL=TIME",
+        help="time limit of a model, or of all whose name begins so; may be given several times",
+    )
     _add_gpus(sub)
 
 
@@ -116,8 +145,12 @@ def _add_gpus(sub: Parser) -> None:
     sub.add("--gpus", type=int, metavar="N", help="of --dry-run: on so many GPUs (default: here)")
     sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100-40 or h200 (h100)")
     sub.add("--nodes", type=int, metavar="N", help="of --dry-run (default: 8 GPUs a node)")
-    cards = "of --dry-run: network cards of a node (default: one a GPU with NVLink, else one)"
-    sub.add("--nics-per-node", type=int, metavar="N", help=cards)
+    sub.add(
+        "--nics-per-node",
+        type=int,
+        metavar="N",
+        help="of --dry-run: network cards of a node (default: one a GPU with NVLink, else one)",
+    )
     sub.add(
         "--gpu-hour", type=float, metavar="PRICE", help="of --dry-run: print what the run costs"
     )
@@ -127,11 +160,14 @@ def _add_explain(sub: Parser) -> None:
     help = arguments_of(api.explain)
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
-    what = sub.add_mutually_exclusive_group(required=True)
-    what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
-    what.add_argument("--prompt", metavar="TEXT", help=f"{help['prompt']}. {AT_FILE}")
-    record = "of --text FILE:N, the N-th record of a file (.jsonl, .parquet): its text (text)"
-    sub.add("--field", metavar="NAME", help=record)
+    inputs = sub.add_mutually_exclusive_group(required=True)
+    inputs.add_argument("--text", metavar="FILE", help="one document; - is standard input")
+    inputs.add_argument("--prompt", metavar="TEXT", help=f"{help['prompt']}. {AT_FILE}")
+    sub.add(
+        "--field",
+        metavar="NAME",
+        help="of --text FILE:N, the N-th record of a file (.jsonl, .parquet): its text (text)",
+    )
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     _add(sub, help, target="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
@@ -147,50 +183,101 @@ def _add_attribute(sub: Parser) -> None:
     from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
     help = arguments_of(attribute)
-    elsewhere = "llama:FILE.gguf; or the URL of a server, or several with commas between them"
-    sub.add("model", metavar="MODEL", help=f"{MODEL}; {elsewhere}")
+    sub.add(
+        "model",
+        metavar="MODEL",
+        help=f"{MODEL}; llama:FILE.gguf; or the URL of a server, or several with commas between "
+        "them",
+    )
     sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
-    what = sub.add_mutually_exclusive_group(required=True)
-    files = "the sources: files, folders, or globs of them"
-    what.add_argument("--source", action="extend", nargs="+", metavar="NAME=FILE", help=files)
-    many = "many questions: a .jsonl file with the fields sources, question and answer"
-    what.add_argument("--questions", metavar="FILE", help=f"{many}; decoys are others' sources")
-    log = "the log of an agent: a .json file of messages, or a .jsonl file with one a line"
-    what.add_argument("--messages", metavar="FILE", help=log)
+    inputs = sub.add_mutually_exclusive_group(required=True)
+    inputs.add_argument(
+        "--source",
+        action="extend",
+        nargs="+",
+        metavar="NAME=FILE",
+        help="the sources: files, folders, or globs of them",
+    )
+    inputs.add_argument(
+        "--questions",
+        metavar="FILE",
+        help="many questions: a .jsonl file with the fields sources, question and answer; decoys "
+        "are others' sources",
+    )
+    inputs.add_argument(
+        "--messages",
+        metavar="FILE",
+        help="the log of an agent: a .json file of messages, or a .jsonl file with one a line",
+    )
     sub.add("--message", type=int, default=-1, metavar="N", help=help["message"])
     sub.add("--passages", metavar="TAG|REGEX", help=help["passages"])
     sub.add("--question", metavar="TEXT", help=f"{help['question']}. {AT_FILE}")
-    answer = "the answer, which is split into sentences (default: the model generates one)"
-    sub.add("--answer", metavar="TEXT", help=f"{answer}. {AT_FILE}")
+    sub.add(
+        "--answer",
+        metavar="TEXT",
+        help="the answer, which is split into sentences (default: the model generates one). "
+        f"{AT_FILE}",
+    )
     sub.add("--reasoning", metavar="TEXT", help=f"{help['reasoning']}. {AT_FILE}")
     sub.add("--candidates", type=_words, metavar="NAME,…", help=help["candidates"])
     _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, SourceSettings, ModelOptions, ServerOptions, help=help)
-    page = "write a page to read in a browser; of --questions, a folder of one for each"
-    sub.add("--html", metavar="FILE", help=page)
+    sub.add(
+        "--html",
+        metavar="FILE",
+        help="write a page to read in a browser; of --questions, a folder of one for each",
+    )
     sub.add("--json", action="store_true", help="print JSON")
     sub.add("--out", metavar="FOLDER", help="of --questions; the same command resumes")
     _add_shard(sub, "of --questions: ")
-    gate = "of --questions: exit with 1 if a verdict is not what the field `expect` says"
-    sub.add("--gate", action="store_true", help=f"{gate}; OUT gets gate.xml (JUnit) and gate.json")
-    before = "of --gate: the --out of an earlier run; its verdicts are expected, too"
-    sub.add("--baseline", metavar="FOLDER", help=before)
-    other = "of --baseline: compare although model, tokenizer, template or options are others"
-    sub.add("--allow-other-model", action="store_true", help=other)
-    margin = (
-        "of --gate: nats by which an effect may miss or exceed what a verdict requires (0 to 3)"
+    _add_gate(sub)
+
+
+def _add_gate(sub: Parser) -> None:
+    sub.add(
+        "--gate",
+        action="store_true",
+        help="of --questions: exit with 1 if a verdict is not what the field `expect` says; OUT "
+        "gets gate.xml (JUnit) and gate.json",
     )
-    sub.add("--margin", type=float, default=0.0, metavar="NATS", help=margin)
-    share = "of --gate: the share of checks that must pass, such as 90%% (default: all)"
-    sub.add("--must-pass", type=_share, default=1.0, metavar="SHARE", help=share)
-    new = "of --baseline: fail statements that it does not have and that rest on no source"
-    sub.add("--new-need-source", action="store_true", help=new)
+    sub.add(
+        "--baseline",
+        metavar="FOLDER",
+        help="of --gate: the --out of an earlier run; its verdicts are expected, too",
+    )
+    sub.add(
+        "--allow-other-model",
+        action="store_true",
+        help="of --baseline: compare although model, tokenizer, template or options are others",
+    )
+    sub.add(
+        "--margin",
+        type=float,
+        default=0.0,
+        metavar="NATS",
+        help="of --gate: nats by which an effect may miss or exceed what a verdict requires "
+        "(0 to 3)",
+    )
+    sub.add(
+        "--must-pass",
+        type=_share,
+        default=1.0,
+        metavar="SHARE",
+        help="of --gate: the share of checks that must pass, such as 90%% (default: all)",
+    )
+    sub.add(
+        "--new-need-source",
+        action="store_true",
+        help="of --baseline: fail statements that it does not have and that rest on no source",
+    )
 
 
 def _add_measure(sub: Parser) -> None:
-    help = {n: t for n, t in arguments_of(api.measure).items() if not t.startswith("as in")}
-    help = arguments_of(api.explain) | help
+    own_help = arguments_of(api.measure)
+    # "As in `explain`" would send the reader of --help elsewhere.
+    own_help = {name: text for name, text in own_help.items() if not text.startswith("as in")}
+    help = arguments_of(api.explain) | own_help
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
     sub.add("--out", required=True, help="folder of the results; the same command resumes")
@@ -209,12 +296,20 @@ def _add_measure(sub: Parser) -> None:
         for name, value in (settings.QUICK | settings.QUICK_BLOCKS).items()
     )
     sub.add("--quick", action="store_true", help=f"random blocks of few documents: {quick}")
-    how = sub.add_mutually_exclusive_group()
-    how.add_argument("--dry-run", action="store_true", help="estimate the cost")
-    speed = "of --dry-run: GPU-hours on such a GPU, as h100, or at so many token-forwards a second"
-    sub.add("--speed", metavar="GPU|N", help=speed)
-    partial = "measure nothing: write results of the finished documents, of all shards, to"
-    how.add_argument("--partial", action="store_true", help=f"{partial} OUT/partial")
+    modes = sub.add_mutually_exclusive_group()
+    modes.add_argument("--dry-run", action="store_true", help="estimate the cost")
+    sub.add(
+        "--speed",
+        metavar="GPU|N",
+        help="of --dry-run: GPU-hours on such a GPU, as h100, or at so many token-forwards a "
+        "second",
+    )
+    modes.add_argument(
+        "--partial",
+        action="store_true",
+        help="measure nothing: write results of the finished documents, of all shards, to "
+        "OUT/partial",
+    )
 
 
 def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
@@ -224,14 +319,22 @@ def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
 
 
 def _add_losses(sub: Parser) -> None:
-    logged = "one run alone: what it logged, without reading a model"
-    several = "runs (all checkpoints), folders of transformers' Trainer, or models"
-    sub.add("models", metavar="RUN|MODEL", nargs="+", help=f"{logged}. Else {several}")
+    sub.add(
+        "models",
+        metavar="RUN|MODEL",
+        nargs="+",
+        help="one run alone: what it logged, without reading a model. Else runs (all checkpoints), "
+        "folders of transformers' Trainer, or models",
+    )
+    # Absent unless given: one run without options is read from its log.
     absent = argparse.SUPPRESS
     sub.add("--text", default=absent, help="held-out text (default: the first run's own)")
     sub.add("--field", default=absent, help="the field that holds the text (text)")
-    out = "folder of a page with curves and a table; the same command goes on"
-    sub.add("--out", default=absent, help=out)
+    sub.add(
+        "--out",
+        default=absent,
+        help="folder of a page with curves and a table; the same command goes on",
+    )
     add_options(sub, settings.LossSettings, ModelOptions)
 
 
@@ -243,17 +346,27 @@ def measured_losses() -> set[str]:
 
 def _add_results(command: Commands) -> None:
     sub = command("figure", "draw Figure 2 of measurements, or the losses of runs as they train")
-    what = "folders of `measure`, of runs that train, or the folder of an experiment"
-    sub.add("results", metavar="RESULTS|RUN", nargs="+", help=what)
+    sub.add(
+        "results",
+        metavar="RESULTS|RUN",
+        nargs="+",
+        help="folders of `measure`, of runs that train, or the folder of an experiment",
+    )
     sub.add("--out", required=True, help="a .png, .pdf or .svg file")
     sub.add("--labels", help="comma-separated names of the models")
 
-    how = "the difference of net excess, each document resampled for both at once"
-    sub = command("compare", f"compare two measurements of the same text: {how}")
+    sub = command(
+        "compare",
+        "compare two measurements of the same text: the difference of net excess, each document "
+        "resampled for both at once",
+    )
     sub.add("first", metavar="RESULTS")
     sub.add("second", metavar="RESULTS", nargs="?", help="omit it for an experiment's folder")
-    both = "each was measured with the other's --choices: the mean of both directions"
-    sub.add("--transfer", action="store_true", help=both)
+    sub.add(
+        "--transfer",
+        action="store_true",
+        help="each was measured with the other's --choices: the mean of both directions",
+    )
     sub.add("--out", help="a .csv file of all values")
 
     sub = command("report", "write a measurement as one page to read in a browser")
@@ -262,10 +375,14 @@ def _add_results(command: Commands) -> None:
     sub.add("--max-documents", type=int)
 
 
-def _add_shard(sub: Parser, of: str = "") -> None:
-    default = "the tasks of a SLURM array or of srun take theirs by themselves"
-    what = "i/n: the i-th (from 0) of n processes; the last one writes the results"
-    sub.add("--shard", metavar="I/N", help=f"{of}{what} ({default})")
+def _add_shard(sub: Parser, before: str = "") -> None:
+    """`before`: words before the help."""
+    sub.add(
+        "--shard",
+        metavar="I/N",
+        help=f"{before}i/n: the i-th (from 0) of n processes; the last one writes the results (the "
+        "tasks of a SLURM array or of srun take theirs by themselves)",
+    )
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -273,7 +390,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _share(text: str) -> float:
-    """`90%` → 0.9."""
+    """Return a percentage as a share: `90%` as 0.9."""
     try:
         share = float(text.removesuffix("%")) / 100
     except ValueError:
@@ -284,22 +401,37 @@ def _share(text: str) -> float:
 
 
 def parse_shard(text: str | None, by_launch: bool = True) -> tuple[int, int]:
-    """`--shard`; by default the task of a SLURM array and, `by_launch`, the process of a launch."""
-    launch, index, of = read_launch(), 0, 1
+    """Return the number of this process, and of all that share the work: what `--shard` says; by
+    default the task of a SLURM array and, `by_launch`, the process of a launch."""
+    launch = read_launch()
     if text is not None:
-        first, _, number = text.partition("/")
-        if not (first.isdecimal() and number.isdecimal() and int(first) < int(number)):
-            raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
+        index, _, number = text.partition("/")
+        if not (index.isdecimal() and number.isdecimal() and int(index) < int(number)):
+            raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n, such as 0/4")
         if launch.world_size > 1:
-            several = f"the {launch.world_size} processes of this launch share the work"
-            raise ConfigError(f"--shard={text}: {several} by themselves; omit it")
-        return int(first), int(number)
-    names = (f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT"))
-    task, *bounds = (os.environ.get(name) for name in names)
-    if task:
-        index, (least, most, of) = int(task), (int(bound or -1) for bound in bounds)
-        if least != 0 or of != most + 1:
-            whole = f"submit the whole array, --array=0-{most}: finished work is not done again"
-            raise ConfigError(f"--shard is that of the SLURM array, and some tasks lack: {whole}")
-    rank, world_size = (launch.rank, launch.world_size) if by_launch else (0, 1)
-    return index + of * rank, of * world_size
+            raise ConfigError(
+                f"--shard={text}: the {launch.world_size} processes of this launch share the work "
+                "by themselves; omit it"
+            )
+        return int(index), int(number)
+    task, num_tasks = _array_task()
+    if not by_launch:
+        return task, num_tasks
+    return task + num_tasks * launch.rank, num_tasks * launch.world_size
+
+
+def _array_task() -> tuple[int, int]:
+    """Return the number of this task of a SLURM array, and of all tasks; (0, 1) outside of one."""
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    if not task:
+        return 0, 1
+    first = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
+    last = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)
+    num_tasks = int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or -1)
+    # Tasks that are not submitted again would leave their share of the work undone.
+    if first != 0 or num_tasks != last + 1:
+        raise ConfigError(
+            "--shard is that of the SLURM array, and some tasks lack: submit the whole array, "
+            f"--array=0-{last}: finished work is not done again"
+        )
+    return int(task), num_tasks

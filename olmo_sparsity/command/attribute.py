@@ -1,6 +1,6 @@
 """The command `attribute`: which source each statement of an answer relies on.
 
-Place in the flow: below cli.py."""
+Place in the flow: below cli.py, on top of the package `sources`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from glob import glob, has_magic
 from os.path import isfile
 from pathlib import Path
+from typing import Any
 
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
@@ -19,38 +20,56 @@ from olmo_sparsity.command import arguments
 from olmo_sparsity.config.schema import given_options
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
-OF_QUESTIONS = (
-    *("out", "shard", "gate", "baseline", "margin", "allow_other_model"),
-    *("must_pass", "new_need_source"),
+TEXTS = ("question", "answer", "reasoning")
+"""Options that are a text, or @FILE."""
+
+OPTIONS_OF_QUESTIONS = (
+    "out",
+    "shard",
+    "gate",
+    "baseline",
+    "margin",
+    "allow_other_model",
+    "must_pass",
+    "new_need_source",
 )
-OF_ONE_QUESTION = ("question", "answer", "reasoning", "candidates", "json", "message", "passages")
+OPTIONS_OF_ONE_QUESTION = (
+    "question",
+    "answer",
+    "reasoning",
+    "candidates",
+    "json",
+    "message",
+    "passages",
+)
+OPTIONS_OF_THE_GATE = ("baseline", "margin", "must_pass")
+OPTIONS_OF_A_BASELINE = ("allow_other_model", "new_need_source")
+
+DEFAULTS = {"message": -1, "must_pass": 1.0}
+"""Of options whose default is not empty."""
 
 
 def attribute(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
     if options.questions is not None:
         return _attribute_questions(options)
-    from olmo_sparsity.analysis.explain.prompt import read_text
+    return _attribute_one(options)
+
+
+def _attribute_one(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results.tables import plain
-    from olmo_sparsity.sources import messages, statements
+    from olmo_sparsity.sources import statements
     from olmo_sparsity.sources.request import AttributeRequest
 
-    _refuse(options, "require --questions", *OF_QUESTIONS)
+    _refuse(options, "require --questions", OPTIONS_OF_QUESTIONS)
     if options.messages is None:
-        _refuse(options, "requires --messages", "passages")
+        _refuse(options, "requires --messages", ["passages"])
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
-        raise ConfigError("--source requires --question")
-    texts = ("question", "answer", "reasoning")
-    for name in texts:
-        if (text := getattr(options, name)) and isfile(text):
-            say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
-    given = given_options(options, AttributeRequest.names()) | {
-        "sources": None if options.source is None else _read_sources(options.source),
-        "messages": None if options.messages is None else messages.read_log(options.messages),
-    }
-    given |= {name: given[name] and read_text(given[name], inline=True) for name in texts}
-    request = AttributeRequest.of(**given)
+        raise ConfigError("--source requires --question: pass the question that was answered")
+    keywords = given_options(options, AttributeRequest.names()) | _read_inputs(options)
+    request = AttributeRequest.of(**keywords)
     if options.dry_run:
         print(statements.count_cost(request))
         return 0
@@ -59,84 +78,125 @@ def attribute(options: argparse.Namespace) -> int:
         print(json.dumps(plain(result.to_dict()), ensure_ascii=False, indent=1))
     else:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
-        for row in result.sources.itertuples() if options.messages is not None else ():
-            print(f"{printable(row.source)}: {row.verdict}", flush=True)
+        if options.messages is not None:  # its sources have names that the user has not chosen
+            for row in result.sources.itertuples():
+                print(f"{printable(row.source)}: {row.verdict}", flush=True)
     if options.html is not None:
         result.to_html(options.html)
         print(options.html, file=sys.stderr)
     return 0
 
 
-def _attribute_questions(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.measurement.plan import load
-    from olmo_sparsity.sources import expectations, gate, questions, suite
-    from olmo_sparsity.sources.request import AttributeRequest
+def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
+    """Read the files that options name."""
+    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.sources import messages
 
-    _refuse(options, "cannot be combined with --questions", *OF_ONE_QUESTION)
+    inputs: dict[str, Any] = {"sources": None, "messages": None}
+    if options.source is not None:
+        inputs["sources"] = _read_sources(options.source)
+    if options.messages is not None:
+        inputs["messages"] = messages.read_log(options.messages)
+    for name in TEXTS:
+        text = getattr(options, name)
+        if text and isfile(text):
+            say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
+        inputs[name] = read_text(text, inline=True) if text else text
+    return inputs
+
+
+def _attribute_questions(options: argparse.Namespace) -> int:
+    from olmo_sparsity.sources import expectations, gate, questions, suite
+
+    _refuse(options, "cannot be combined with --questions", OPTIONS_OF_ONE_QUESTION)
     if not options.gate:
-        _refuse(options, "require --gate", "baseline", "margin", "must_pass")
+        _refuse(options, "require --gate", OPTIONS_OF_THE_GATE)
     if not options.baseline:
-        _refuse(options, "requires --baseline", "allow_other_model", "new_need_source")
+        _refuse(options, "requires --baseline", OPTIONS_OF_A_BASELINE)
     gate.refuse_margin(options.margin)
     shard = arguments.parse_shard(options.shard)
     if options.gate and shard != (0, 1):
         raise ConfigError("--gate: run it once all shards have finished, as one process")
-    model, path, out = options.model, options.questions, options.out
-    loading = build(ModelOptions, vars(options))
-    serving = build(ServerOptions, vars(options)).loading
-    how = {"whole_prompts": True, "only_counts": options.dry_run} | serving
-    loaded = load(model, options.tokenizer, loading, True, **how)
-    settings = build(SourceSettings, vars(options))
-    common = AttributeRequest(
-        model=loaded, decoys=options.decoys, settings=settings, loading=loading
-    )
+    common = _common_request(options)
+    path = options.questions
     if options.gate:
         expectations.read_expectations(path)  # a wrong one is an error before anything is computed
     if options.dry_run:
         print(questions.count_questions(common, path))
         return 0
+    out = options.out
     if out is None:
         raise ConfigError("--questions requires --out, the folder of the results")
     pages = None if options.html is None else Path(options.html)
     report = None
     if options.gate:
-        names = ("baseline", "allow_other_model", "margin", "must_pass", "new_need_source")
-        how = {name: getattr(options, name) for name in names}
-        found, report = suite.run(common, path, out, pages=pages, **how)
+        table, report = suite.run(
+            common,
+            path,
+            out,
+            pages=pages,
+            baseline=options.baseline,
+            allow_other_model=options.allow_other_model,
+            margin=options.margin,
+            must_pass=options.must_pass,
+            new_need_source=options.new_need_source,
+        )
     else:
-        found = questions.measure_questions(common, path, out, shard=shard, pages=pages)
-    if found is None:
-        return 0
-    print(questions.describe(found))
+        table_or_none = questions.measure_questions(common, path, out, shard=shard, pages=pages)
+        if table_or_none is None:  # other processes have questions left
+            return 0
+        table = table_or_none
+    print(questions.describe(table))
     print(f"tables: {out}/statements.parquet, matrix.parquet")
     if pages is not None:
         print(f"pages: {pages}/index.html")
     if report is None:
         return 0
     print(report.describe())
-    return int(not report.passed)
+    return 0 if report.passed else 1
 
 
-def _refuse(options: argparse.Namespace, why: str, *names: str) -> None:
+def _common_request(options: argparse.Namespace) -> Any:
+    """Return what all questions of a file share, with the model loaded."""
+    from olmo_sparsity.analysis.measurement.plan import load
+    from olmo_sparsity.sources.request import AttributeRequest
+
+    loading = build(ModelOptions, vars(options))
+    serving = build(ServerOptions, vars(options))
+    model = load(
+        options.model,
+        options.tokenizer,
+        loading,
+        True,
+        whole_prompts=True,
+        only_counts=options.dry_run,
+        **serving.loading,
+    )
+    settings = build(SourceSettings, vars(options))
+    return AttributeRequest(model=model, decoys=options.decoys, settings=settings, loading=loading)
+
+
+def _refuse(options: argparse.Namespace, why: str, names: tuple[str, ...] | list[str]) -> None:
     """Raise where an option was given that would have no effect."""
-    defaults = {"message": -1, "must_pass": 1.0}
-    given = [
-        name
-        for name in names
-        if getattr(options, name) and getattr(options, name) != defaults.get(name)
-    ]
-    if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ConfigError(f"{flags}: {why}; omit what has no effect")
+    flags = list[str]()
+    for name in names:
+        value = getattr(options, name)
+        if value and value != DEFAULTS.get(name):
+            flags.append(f"--{name.replace('_', '-')}")
+    if flags:
+        raise ConfigError(f"{', '.join(flags)}: {why}; omit what has no effect")
 
 
 def _read_sources(sources: list[str]) -> dict[str, str]:
+    """Return the text of each source by its name. `sources`: as `--source` takes them."""
     from olmo_sparsity.analysis.explain.prompt import read_text
 
-    named = [pair for source in sources for pair in _named_files(source)]
+    named = list[tuple[str, str]]()
+    for source in sources:
+        named += _named_files(source)
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
-        raise ConfigError(f"--source: duplicate names: {', '.join(names)}")
+        raise ConfigError(f"--source: duplicate names: {', '.join(names)}; name one, as NAME=FILE")
     if len(named) > len(sources):
         say(f"--source: {len(named)} files are sources: {', '.join(names)}")
     texts = dict[str, str]()
@@ -149,14 +209,19 @@ def _read_sources(sources: list[str]) -> dict[str, str]:
 
 
 def _named_files(source: str) -> list[tuple[str, str]]:
-    """Name and path of NAME=FILE, of a file, or of all files of a folder or glob."""
-    is_folder = Path(source).is_dir()
-    if is_folder or (not Path(source).exists() and has_magic(source)):
-        found = Path(source).iterdir() if is_folder else map(Path, glob(source))
+    """Return name and path of NAME=FILE, of a file, or of all files of a folder or glob."""
+    path = Path(source)
+    is_folder = path.is_dir()
+    # A file whose name holds * or [ is a file.
+    is_glob = not path.exists() and has_magic(source)
+    if is_folder or is_glob:
+        paths = list(path.iterdir()) if is_folder else [Path(name) for name in glob(source)]
         # What begins with a dot was written by a program, such as .DS_Store.
-        files = sorted(path for path in found if path.is_file() and path.name[0] != ".")
+        files = sorted(file for file in paths if file.is_file() and file.name[0] != ".")
         if not files:
-            raise ConfigError(f"--source={source} is a folder or glob without files")
-        return [(path.name, str(path)) for path in files]
-    name, _, path = source.partition("=")
-    return [(name, path) if path else (Path(source).name, source)]
+            raise ConfigError(f"--source={source} is a folder or glob without files; name files")
+        return [(file.name, str(file)) for file in files]
+    name, _, file_name = source.partition("=")
+    if file_name:
+        return [(name, file_name)]
+    return [(path.name, source)]

@@ -34,8 +34,11 @@ from olmo_sparsity.config.schema import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
-# What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "experiment", "measure"), "goes on")
+GOES_ON = "goes on"
+"""What a command that was stopped does when it is given again, if it keeps what it has done."""
+
+RESUMED = ("prepare", "train", "experiment", "measure")
+"""Commands that do."""
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -85,11 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     except (Exception, KeyboardInterrupt) as error:
         if getattr(options, "questions", None) is not None:
-            return ending.exit_code_of(error, again="goes on", code=ending.EXIT_INTERRUPTED)
-        again = AGAIN.get(options.command)
-        if options.command == "losses" and getattr(options, "out", None) is not None:
-            again = "goes on"  # without a folder nothing is kept
-        return ending.exit_code_of(error, again=again)
+            # Not the code of a stopped training, which SLURM's scripts submit again.
+            return ending.exit_code_of(error, again=GOES_ON, code=ending.EXIT_INTERRUPTED)
+        keeps = options.command in RESUMED
+        if options.command == "losses":
+            keeps = getattr(options, "out", None) is not None  # without a folder nothing is kept
+        return ending.exit_code_of(error, again=GOES_ON if keeps else None)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -110,7 +114,7 @@ def prepare(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data import tokens
 
-    shard = arguments.parse_shard(options.shard, False)
+    shard = arguments.parse_shard(options.shard, by_launch=False)
     tokens.prepare(load_config(options.config, options.overrides).data, shard)
     return 0
 
@@ -122,9 +126,11 @@ def train(options: argparse.Namespace) -> int:
     _refuse_gpus(options)
     read = partial(load_config, options.config, options.overrides)
     config = None
-    # One process reports a mistake before the imports below; several agree on it.
-    alone = options.dry_run or read_launch().world_size == 1
-    with contextlib.suppress(*() if alone else (UserError,)):
+    # One process reports a mistake before the imports below, which take seconds. Several must agree
+    # on it first, so that no one waits for one that has ended.
+    is_alone = options.dry_run or read_launch().world_size == 1
+    reported_later = () if is_alone else (UserError,)
+    with contextlib.suppress(*reported_later):
         config = read()
     from olmo_sparsity.training import loop, start
     from olmo_sparsity.training.distributed import LostProcess, connect
@@ -190,12 +196,12 @@ def experiment(options: argparse.Namespace) -> int:
     from olmo_sparsity.command import experiment
 
     _refuse_gpus(options)
-    return experiment.experiment(options, train, _hardware)
+    return experiment.run(options, train, _hardware)
 
 
 def losses(options: argparse.Namespace) -> int:
-    given = given_options(options, arguments.measured_losses())
-    if len(options.models) == 1 and not given:
+    keywords = given_options(options, arguments.measured_losses())
+    if len(options.models) == 1 and not keywords:
         from olmo_sparsity.training import run_folder
 
         print(run_folder.loss_table(options.models[0]))
@@ -203,10 +209,10 @@ def losses(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.report.losses_page import write_losses
     from olmo_sparsity.analysis.scoring.losses_by_place import LossesRequest, read_losses
 
-    found = read_losses(LossesRequest.of(models=tuple(options.models), **given))
-    print(found.describe())
-    if "out" in given:
-        write_losses(found, Path(options.out) / "losses.html")
+    table = read_losses(LossesRequest.of(models=tuple(options.models), **keywords))
+    print(table.describe())
+    if "out" in keywords:
+        write_losses(table, Path(options.out) / "losses.html")
         print(f"{options.out}/losses.html")
     return 0
 
@@ -221,29 +227,15 @@ def export(options: argparse.Namespace) -> int:
 
 def explain(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.explain import explanation
-    from olmo_sparsity.analysis.explain.prompt import read_text
-    from olmo_sparsity.analysis.measurement.targets import parse_at
 
     keep_freed_memory()
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
-    distant_states = vars(options).get("distant_states")
-    is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
-    if options.unrelated is not None and not options.check and not is_replaced:
-        raise ConfigError("--unrelated requires --check, which uses this text: add --check")
-    if options.field is not None and options.text is None:
-        raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
-    given = given_options(options, explanation.ExplainRequest.names()) | {
-        "text": None if options.text is None else _text_of(options.text, options.field),
-        "at": options.at and [parse_at(at) for at in options.at],
-        "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
-        "unrelated": options.unrelated or "builtin:embedded",
-    }
-    asked = explanation.ExplainRequest.of(**given)
+    request = explanation.ExplainRequest.of(**_explain_keywords(options))
     if options.dry_run:
-        print(explanation.count_cost(asked, options.check))
+        print(explanation.count_cost(request, options.check))
         return 0
-    result = explanation.explain(asked)
+    result = explanation.explain(request)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     if options.check:
@@ -258,7 +250,31 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the keywords of `explain`, with the files read that options name."""
+    from olmo_sparsity.analysis.explain.explanation import ExplainRequest
+    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.measurement.targets import parse_at
+
+    distant_states = vars(options).get("distant_states")
+    is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
+    if options.unrelated is not None and not options.check and not is_replaced:
+        raise ConfigError("--unrelated requires --check, which uses this text: add --check")
+    if options.field is not None and options.text is None:
+        raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
+    keywords = given_options(options, ExplainRequest.names())
+    if options.text is not None:
+        keywords["text"] = _text_of(options.text, options.field)
+    if options.prompt is not None:
+        keywords["prompt"] = read_text(options.prompt, inline=True)
+    if options.at:
+        keywords["at"] = [parse_at(at) for at in options.at]
+    keywords["unrelated"] = options.unrelated or "builtin:embedded"
+    return keywords
+
+
 def _text_of(path: str, field: str | None) -> str:
+    """Return the text of a file, or of a record, FILE:N."""
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.text.inputs import open_text
     from olmo_sparsity.text.records import is_records
@@ -271,9 +287,11 @@ def _text_of(path: str, field: str | None) -> str:
                 "--field=NAME if its text is not in the field text"
             )
         return read_text(path)
-    for record in open_text(file, field or "text")[1] if file else ():
-        if record.name.rpartition(":")[2] == number:
-            return record.text
+    if file:
+        _, records = open_text(file, field or "text")
+        for record in records:
+            if record.name.rpartition(":")[2] == number:
+                return record.text
     raise ConfigError(f"--text={path} with --field must be FILE:N, a record with text, N from 1")
 
 
@@ -291,18 +309,17 @@ def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.base.provenance import typed_command
 
     keep_freed_memory()
-    out, given = Path(options.out), given_options(options, MeasureRequest.names())
-    given |= {
-        "shard": arguments.parse_shard(options.shard, False),
-        "command": tuple(typed_command()),
-    }
-    given |= {"at": options.at and [targets.parse_at(words) for words in options.at]}
+    out = Path(options.out)
+    keywords = given_options(options, MeasureRequest.names())
+    keywords["shard"] = arguments.parse_shard(options.shard, by_launch=False)
+    keywords["command"] = tuple(typed_command())
+    keywords["at"] = options.at and [targets.parse_at(words) for words in options.at]
     if options.speed is not None and not options.dry_run:
         raise ConfigError(f"--speed={options.speed} is of --dry-run: add it")
     if options.model.endswith(".yaml"):
-        print(_price_of_untrained(options, given))
+        print(_price_of_untrained(options, keywords))
         return 0
-    request = MeasureRequest.of(documents=options.text, **given)
+    request = MeasureRequest.of(documents=options.text, **keywords)
     if options.dry_run:
         print(estimate.estimate(plan.plan(request), request.shard, options.speed))
         return 0
@@ -317,7 +334,7 @@ def measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def _price_of_untrained(options: argparse.Namespace, given: dict[str, Any]) -> str:
+def _price_of_untrained(options: argparse.Namespace, keywords: dict[str, Any]) -> str:
     """Price a measurement of the model that a config will train, before anything is trained."""
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.experiment.price import price_config
@@ -333,18 +350,12 @@ def _price_of_untrained(options: argparse.Namespace, given: dict[str, Any]) -> s
                 f"--{name} requires a trained model, and MODEL={options.model} is a config: omit it"
             )
     # These say where results go and how they were made, which costs nothing.
-    measured = {
-        name: value
-        for name, value in given.items()
-        if name not in ("model", "command", "out", "shard", "at")
-    }
-    return str(price_config(load_config(options.model), measured, options.text, options.speed))
+    free = ("model", "command", "out", "shard", "at")
+    priced = {name: value for name, value in keywords.items() if name not in free}
+    return str(price_config(load_config(options.model), priced, options.text, options.speed))
 
 
 def figure(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
-    from olmo_sparsity.analysis.results.results import read_results
-    from olmo_sparsity.base.progress import say
     from olmo_sparsity.command.experiment import draw_folder
 
     labels = options.labels.split(",") if options.labels else None
@@ -356,26 +367,39 @@ def figure(options: argparse.Namespace) -> int:
         if labels is not None:
             raise ConfigError(f"--labels={options.labels}: an experiment's file has its labels")
     else:
-        results, missing, kept = [], [], []
-        for number, folder in enumerate(options.results):
-            try:
-                results.append(read_results(folder))
-                kept.append(number)
-            except DataError as error:
-                if not (Path(folder) / "identity.json").is_file():
-                    raise  # of nothing that was begun
-                say(f"{folder} is not drawn: {error}")
-                is_named = labels is not None and len(labels) == len(options.results)
-                label = labels[number] if labels and is_named else Path(folder).name
-                missing.append(Missing(label, str(error)))
-                first = error
-        if not results:
-            raise first
-        if labels is not None and len(labels) == len(options.results):
-            labels = [labels[number] for number in kept]
-        draw_figure2(results, Path(options.out), labels, missing)
+        _draw_measurements(options.results, Path(options.out), labels)
     print(options.out)
     return 0
+
+
+def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) -> None:
+    """Draw Figure 2. A measurement that has no results is an empty point with its reason."""
+    from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
+    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.base.progress import say
+
+    names = [Path(folder).name for folder in folders]
+    has_labels = labels is not None and len(labels) == len(folders)
+    if labels is not None and has_labels:
+        names = labels
+    results = []
+    drawn_names = list[str]()
+    missing = list[Missing]()
+    for folder, name in zip(folders, names, strict=True):
+        try:
+            results.append(read_results(folder))
+        except DataError as error:
+            if not (Path(folder) / "identity.json").is_file():
+                raise  # no measurement was begun there
+            say(f"{folder} is not drawn: {error}")
+            missing.append(Missing(name, str(error)))
+            last_error = error
+        else:
+            drawn_names.append(name)
+    if not results:
+        raise last_error
+    # `draw_figure2` reports a wrong number of labels.
+    draw_figure2(results, out, drawn_names if has_labels else labels, missing)
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -402,16 +426,19 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Two results; or of an experiment's folder the first model's and each other's."""
+    """Return the folders of both results; or, of an experiment's folder, those of the first model
+    and each other one."""
     from olmo_sparsity.command.experiment import measurements_in
 
     if options.second is not None:
         return [(options.first, options.second)]
-    found = measurements_in(options.first)
-    if found is None or len(found) < 2:
-        what = "is no experiment's folder" if found is None else "has one measured model"
-        raise ConfigError(f"{options.first} {what}: pass two results to compare")
-    return [(found[0][1], folder) for _, folder in found[1:]]
+    measured = measurements_in(options.first)
+    if measured is None:
+        raise ConfigError(f"{options.first} is no experiment's folder: pass two results to compare")
+    folders = [folder for _, folder in measured]
+    if len(folders) < 2:
+        raise ConfigError(f"{options.first} has one measured model: pass two results to compare")
+    return [(folders[0], folder) for folder in folders[1:]]
 
 
 def report(options: argparse.Namespace) -> int:
@@ -423,9 +450,10 @@ def report(options: argparse.Namespace) -> int:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
     refuse_suffix("--out", options.out, ".html")
     out = Path(options.out)
-    found = measurements_in(options.results)
-    for name, folder in found or [("", options.results)]:
-        page = out if found is None or len(found) == 1 else out.with_stem(f"{out.stem}_{name}")
+    measured = measurements_in(options.results) or [("", options.results)]
+    for name, folder in measured:
+        # A page for each model of an experiment that has several.
+        page = out if len(measured) == 1 else out.with_stem(f"{out.stem}_{name}")
         write_report(read_results(folder), page, options.max_documents)
         print(page)
     return 0

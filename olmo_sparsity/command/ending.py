@@ -29,17 +29,18 @@ EXIT_BROKEN_PIPE = 141
 
 
 def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:
+    """Print a line on standard error, and return the exit code."""
     with contextlib.suppress(OSError):  # stderr may be closed
         print(f"olmo-sparsity: {printable(message)}", file=sys.stderr, flush=True)
     return code
 
 
 def interrupt_on_signals() -> None:
-    """SIGTERM, and SLURM's SIGUSR2, end a command as Ctrl-C does. Once: it is ending then.
-    Training and experiments have handlers of their own while they run."""
+    """Let SIGTERM, and SLURM's SIGUSR2, end a command as Ctrl-C does. Training and experiments have
+    handlers of their own while they run."""
 
     def interrupt(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)  # once: the command is ending then
         raise KeyboardInterrupt
 
     for number in (signal.SIGTERM, signal.SIGUSR2):
@@ -47,8 +48,12 @@ def interrupt_on_signals() -> None:
 
 
 def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_STOPPED) -> int:
-    """Print a line for any error that is not a defect; defects are raised again. `again`: what the
-    same command does that was stopped, if that leads on; `code`: its exit code."""
+    """Print a line for any error that is not a defect, and return the exit code; defects are raised
+    again.
+
+    again: What a command that was stopped does when it is given again; None: it starts anew.
+    code: The exit code of such a command that was stopped, if `again` is given.
+    """
     if isinstance(error, ReportedElsewhere):
         return EXIT_BAD_INPUT
     if isinstance(error, UserError):
@@ -74,7 +79,7 @@ def _exit_code_of_os_error(error: OSError) -> int:
     if error.filename is not None:
         return print_error(f"{error.filename}: {error.strerror}")
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        raise error
+        raise error  # no file is to blame, so it is a defect
     return print_error(f"a file could not be written: {error.strerror}; free space and start again")
 
 
@@ -95,15 +100,16 @@ class ResultStream:
 
 
 def prepare_streams() -> None:
+    """Let both streams show letters that their encoding lacks, such as ASCII, as JSON does."""
     codecs.register_error("as JSON", _escape_unencodable)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (it may be closed)
-        stream.reconfigure(errors="as JSON")  # of what ASCII and Latin-1 lack
+        stream.reconfigure(errors="as JSON")
         setattr(sys, name, ResultStream(stream) if name == "stdout" else stream)
 
 
 _OURS = re.compile("(\x1b\\[[01]m|[\n\t])")
-"""Bold type and white space."""
+"""What we print ourselves and is not printable: codes of bold type, and white space."""
 
 
 def _shown(text: str) -> str:

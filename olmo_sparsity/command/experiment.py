@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,37 +17,40 @@ from olmo_sparsity.experiment import jobs as listed
 from olmo_sparsity.experiment.file import Experiment, read_experiment, saved_experiment
 
 Train = Callable[[argparse.Namespace], int]
-Find = Callable[[argparse.Namespace], Any]
+ReadHardware = Callable[[argparse.Namespace], Any]
 
 
-def experiment(options: argparse.Namespace, train: Train, hardware: Find) -> int:
-    """`train`: the command; `hardware`: what --gpus, --gpu and --nodes describe."""
+def run(options: argparse.Namespace, train: Train, read_hardware: ReadHardware) -> int:
+    """Run the command; return its exit code. `train`: the command `train`; `read_hardware`: returns
+    what --gpus, --gpu and --nodes describe."""
     if find_spec("olmo") is None:  # each training would fail
         raise ModuleNotFoundError(name="olmo")
     _refuse_unused(options)
-    found = read_experiment(options.config, options.overrides)
+    experiment = read_experiment(options.config, options.overrides)
     if options.dry_run:
         from olmo_sparsity.experiment.price import format_price
 
-        on = hardware(options)
-        gpu = None if on is None else options.gpu or "h100"
-        print(format_price(found, on, gpu, options.gpu_hour))
+        hardware = read_hardware(options)
+        gpu = None if hardware is None else options.gpu or "h100"
+        print(format_price(experiment, hardware, gpu, options.gpu_hour))
         return 0
     if options.list:
         from olmo_sparsity.experiment.slurm import queued
 
-        print(listed.format_states(listed.jobs_of(found), queued(found)))
+        jobs = listed.jobs_of(experiment)
+        print(listed.format_states(jobs, queued(experiment)))
         return 0
     if options.slurm is not None:
         from olmo_sparsity.experiment.slurm import Flags, submit
 
         measure = options.slurm if options.measure_slurm is None else options.measure_slurm
-        return submit(found, Flags(options.slurm, measure, options.max_jobs, options.time or ()))
+        flags = Flags(options.slurm, measure, options.max_jobs, options.time or ())
+        return submit(experiment, flags)
     if options.only is not None:
-        return _run_one(found, options.only, train)
+        return _run_one(experiment, options.only, train)
     from olmo_sparsity.experiment.here import run_here
 
-    return run_here(found)
+    return run_here(experiment)
 
 
 def _refuse_unused(options: argparse.Namespace) -> None:
@@ -68,7 +72,7 @@ def _run_one(experiment: Experiment, name: str, train: Train) -> int:
             raise ConfigError(f"--only={name}: {experiment.path} has models 0 to {last}")
         name = experiment.models[number].name
     if name not in jobs:
-        raise ConfigError(f"--only={name} is none of {', '.join(jobs)}")
+        raise ConfigError(f"--only={name} is not a job; the jobs are {', '.join(jobs)}")
     job = jobs[name]
     if job.model is not None:
         model = job.model
@@ -93,24 +97,25 @@ def _measure(job: listed.Job, jobs: dict[str, listed.Job]) -> int:
     from olmo_sparsity.base.launch import read_launch
     from olmo_sparsity.base.provenance import typed_command
 
-    one = job.measurement
-    assert one is not None
-    shard = arguments.parse_shard(None, False)
+    measurement = job.measurement
+    assert measurement is not None
+    shard = arguments.parse_shard(None, by_launch=False)
     with job.recording(f"{shard[0]}-{read_launch().rank}"):
-        if reason := listed.reason_to_skip(job, jobs):
+        reason = listed.reason_to_skip(job, jobs)
+        if reason:
             raise DataError(reason)
-        options: dict[str, Any] = dict(one.options)
-        for key, name in (("targets", one.targets_of), ("choices", one.choices_of)):
-            if name is not None:
-                chosen = jobs[name].measurement
-                assert chosen is not None
-                options[key] = chosen.folder
-        if one.choices_of is None:  # settings are those of the choices
-            options |= {"long": one.long, "distant_states": one.distant_states}
+        options: dict[str, Any] = dict(measurement.options)
+        if measurement.targets_of is not None:
+            options["targets"] = _folder_of(jobs[measurement.targets_of])
+        if measurement.choices_of is not None:
+            options["choices"] = _folder_of(jobs[measurement.choices_of])
+        else:  # with choices, these are settings of the measurement that chose
+            options["long"] = measurement.long
+            options["distant_states"] = measurement.distant_states
         request = MeasureRequest.of(
-            model=str(one.checkpoint),
-            documents=one.text,
-            out=str(one.folder),
+            model=str(measurement.checkpoint),
+            documents=measurement.text,
+            out=str(measurement.folder),
             shard=shard,
             command=tuple(typed_command()),
             **options,
@@ -121,26 +126,32 @@ def _measure(job: listed.Job, jobs: dict[str, listed.Job]) -> int:
     return 0
 
 
+def _folder_of(job: listed.Job) -> Path:
+    assert job.measurement is not None
+    return job.measurement.folder
+
+
 def measurements_in(folder: str) -> list[tuple[str, str]] | None:
-    """The name of each measured model of an experiment's folder, and its main measurement; None
-    for another folder."""
-    found = saved_experiment(folder)
-    if found is None:
+    """Return the name of each measured model of an experiment's folder, and the folder of its main
+    measurement; None for another folder."""
+    experiment = saved_experiment(folder)
+    if experiment is None:
         return None
     from olmo_sparsity.experiment.figure import main_measurements
 
-    return [(one.model.name, str(one.folder)) for one in main_measurements(found)]
+    measurements = main_measurements(experiment)
+    return [(measurement.model.name, str(measurement.folder)) for measurement in measurements]
 
 
 def draw_folder(folder: str, out: str) -> bool:
-    """Draw the figure of an experiment's folder; False for another folder."""
-    from dataclasses import replace
-
-    found = saved_experiment(folder)
-    if found is None:
+    """Draw the figure of an experiment's folder into the file `out`, and return True; return False
+    for another folder."""
+    experiment = saved_experiment(folder)
+    if experiment is None:
         return False
     from olmo_sparsity.experiment.figure import draw
 
-    file = replace(found.file, figure=replace(found.file.figure, out=str(Path(out))))
-    draw(replace(found, file=file))
+    figure = replace(experiment.file.figure, out=str(Path(out)))
+    file = replace(experiment.file, figure=figure)
+    draw(replace(experiment, file=file))
     return True
