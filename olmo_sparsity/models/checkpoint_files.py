@@ -31,11 +31,13 @@ INDEX = "model.safetensors.index.json"
 
 
 def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A tensor with several names (tied weights) is kept only under the first."""
-    named: dict[tuple, tuple[str, Tensor]] = {}
+    """Return the tensors of a state dict, each once: one with several names (tied weights) under
+    the first, as safetensors rejects memory that two names share."""
+    first_of_memory: dict[tuple, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
-        named.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
-    return {name: tensor.detach() for name, tensor in named.values()}
+        memory = (tensor.data_ptr(), tensor.shape)
+        first_of_memory.setdefault(memory, (name, tensor))
+    return {name: tensor.detach() for name, tensor in first_of_memory.values()}
 
 
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> Path:
@@ -49,20 +51,22 @@ def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> P
 
 
 def part_name(number: int, count: int) -> str:
-    """The file of a part of the weights, as transformers names it; `number` from 0."""
+    """Return the file name of a part of the weights, as transformers names it; `number` counts from
+    0."""
     return WEIGHTS if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
 def write_index(folder: Path, part_of: Mapping[str, int]) -> None:
-    """List the part of each weight, as transformers does."""
+    """Write the file that names the part of each weight, as transformers does."""
     count = max(part_of.values()) + 1
     weight_map = {name: part_name(part, count) for name, part in part_of.items()}
     write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
 
 
 def weight_files(path: str | Path) -> list[Path]:
-    """The file, or where it is in parts, these."""
-    path, index = Path(path), Path(path).with_name(INDEX)
+    """Return the file of weights, or its parts where it was written in parts."""
+    path = Path(path)
+    index = path.with_name(INDEX)
     if path.is_file() or not index.is_file():
         return [path]
     weight_map = read_json(index, dict, "restore it").get("weight_map", {})
@@ -97,6 +101,7 @@ class StoredWeights(Mapping[str, "Tensor"]):
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Copy the weights of a file, or of its parts, into the model."""
     fill(model, StoredWeights(path), str(path))
 
 
@@ -112,22 +117,30 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
 
 
 def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str) -> None:
-    """`state` must come from keep_vars=True, which shows which weights are tied."""
-    remedy = "its config.yaml must be the one it was trained with"
+    """Reject weights whose names or shapes are not those of a model's state. `state` must come from
+    keep_vars=True, which shows which weights are tied: one of them is enough."""
     filled = {id(state[name]) for name in weights if name in state}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]
+    if missing:
+        problem = f"lacks weights the model has: {_first_of(missing)}"
+        raise DataError(f"'{origin}' {problem}; {_OTHER_CONFIG}")
     unexpected = [name for name in weights if name not in state]
-    for names, problem in (
-        (missing, "lacks weights the model has"),
-        (unexpected, "holds weights the model has no place for"),
-    ):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise DataError(f"'{origin}' {problem}: {names[0]}{more}; {remedy}")
+    if unexpected:
+        problem = f"holds weights the model has no place for: {_first_of(unexpected)}"
+        raise DataError(f"'{origin}' {problem}; {_OTHER_CONFIG}")
     for name, tensor in weights.items():
         if tensor.shape != state[name].shape:
-            shapes = f"{list(tensor.shape)}, in the model it has {list(state[name].shape)}"
-            raise DataError(f"'{origin}': {name} has shape {shapes}; {remedy}")
+            raise DataError(
+                f"'{origin}': {name} has shape {list(tensor.shape)}, in the model it has "
+                f"{list(state[name].shape)}; {_OTHER_CONFIG}"
+            )
+
+
+_OTHER_CONFIG = "its config.yaml must be the one it was trained with"
+
+
+def _first_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 # --- checkpoint folders -------------------------------------------------------------------------
@@ -137,34 +150,40 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
     """Return the folders `checkpoints/step*`, newest first; unfinished ones end in .tmp and do not
     count. Raise UnreadableNowError where they cannot be listed, which `glob` shows as none."""
     folder = Path(run_folder) / "checkpoints"
+    by_step = list[tuple[int, Path]]()
     try:
-        numbered = [
-            (int(match[1]), folder / name)
-            for name in os.listdir(folder)
-            if (match := re.fullmatch(r"step(\d+)", name)) and (folder / name).is_dir()
-        ]
+        for name in os.listdir(folder):
+            match = re.fullmatch(r"step(\d+)", name)
+            if match and (folder / name).is_dir():
+                by_step.append((int(match[1]), folder / name))
     except OSError as error:
         refuse_unreadable(folder, error)
         return []
-    return [path for _, path in sorted(numbered, reverse=True)]
+    return [path for _, path in sorted(by_step, reverse=True)]
 
 
 def verified_checkpoints(
     run_folder: str | Path, skip: str = ""
 ) -> Iterator[tuple[Path, str | None]]:
-    """Newest first, each with what its manifest shows to be wrong; None if it is intact. `skip`:
-    the beginning of names that are not verified."""
+    """Yield the checkpoints of a run, newest first, each with what its manifest shows to be wrong;
+    None if it is intact. `skip`: the beginning of names that are not verified."""
     for folder in list_checkpoints(run_folder):
         yield folder, verify_manifest(folder, skip=skip)
 
 
 def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:
-    """A whole checkpoint that was copied from elsewhere."""
+    """Reject a checkpoint that was copied from another run: its manifest shows it to be intact."""
     if not (run_folder / "config.yaml").is_file():
         return
     from olmo_sparsity.config.run import flatten, load_saved_config
 
-    theirs, ours = (flatten(load_saved_config(f / "config.yaml")) for f in (checkpoint, run_folder))
-    fixed = [key for key in {*ours, *theirs} if key == "seed" or key.startswith("model.")]
-    if changed := differences(*({key: of.get(key) for key in fixed} for of in (theirs, ours))):
+    of_checkpoint = flatten(load_saved_config(checkpoint / "config.yaml"))
+    of_run = flatten(load_saved_config(run_folder / "config.yaml"))
+    keys = {*of_run, *of_checkpoint}
+    # Other keys may change between two starts of one run.
+    fixed = [key for key in keys if key == "seed" or key.startswith("model.")]
+    theirs = {key: of_checkpoint.get(key) for key in fixed}
+    ours = {key: of_run.get(key) for key in fixed}
+    changed = differences(theirs, ours)
+    if changed:
         raise DataError(f"'{checkpoint}' is of another run ({', '.join(changed)}); move it")

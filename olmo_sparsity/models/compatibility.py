@@ -1,5 +1,10 @@
 """Check that a transformers model gives correct numbers here, and up to which length: some
-properties are read from the config, the others are measured on eight tokens."""
+properties are read from the config, the others are measured on eight tokens.
+
+Place in the flow: below `HuggingFaceLM.fit`, which tries each model once.
+
+Dimension key: B rows, L tokens of a row, D width.
+"""
 
 from __future__ import annotations
 
@@ -26,79 +31,117 @@ from olmo_sparsity.models.attention import USUAL, AttentionWindow, causal_bias
 
 
 _REPLACED = "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
+"""What to do with a model that cannot be measured with position IDs."""
+
 SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
 
 
 @dataclass(frozen=True)
 class PositionLimit:
+    """Up to which position ID a model can be used."""
+
     num_positions: int
     """One more than the largest supported position ID."""
 
     cause: str
+    """What limits them, for messages: most often the name of a field of the config."""
+
     wrong_beyond: bool = False
     """Whether the model computes wrong numbers beyond the limit, or was only not trained there."""
 
     def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
+        """Raise if a text needs more positions than the model supports."""
         if num_positions > self.num_positions:
             kind = "right" if self.wrong_beyond else "prepared"
-            found = f"{num_positions} positions are more than '{name}' is {kind} for"
-            raise ConfigError(f"{found}: {self.num_positions} ({self.cause}); {remedy}")
+            raise ConfigError(
+                f"{num_positions} positions are more than '{name}' is {kind} for: "
+                f"{self.num_positions} ({self.cause}); {remedy}"
+            )
 
 
 def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
-    """The window of each kind of layer, None for layers that see everything; the kind is "" where
-    all layers are alike. Empty if there is none."""
+    """Return the window of each kind of layer, None for layers that see everything; the kind is ""
+    where all layers are alike. Empty if no layer has a window."""
     text = config.get_text_config()
-    sliding, chunk = (getattr(text, name, None) for name in _WINDOWS[:2])
+    sliding_size = getattr(text, "sliding_window", None)
     if not getattr(text, "use_sliding_window", True):
-        sliding = None
-    windows = {
-        "": AttentionWindow(sliding) if sliding else None,
-        "full_attention": None,
-        "sliding_attention": AttentionWindow(sliding) if sliding else None,
-        "chunked_attention": AttentionWindow(chunk, is_chunked=True) if chunk else None,
-    }
-    found = {kind: windows.get(kind) for kind in getattr(text, "layer_types", None) or ("",)}
-    return found if any(found.values()) else {}
+        sliding_size = None
+    chunk_size = getattr(text, "attention_chunk_size", None)
+    sliding = AttentionWindow(sliding_size) if sliding_size else None
+    chunked = AttentionWindow(chunk_size, is_chunked=True) if chunk_size else None
+    window_of_kind = {"": sliding, "sliding_attention": sliding, "chunked_attention": chunked}
+    kinds = getattr(text, "layer_types", None) or ("",)
+    windows = {kind: window_of_kind.get(kind) for kind in kinds}
+    return windows if any(windows.values()) else {}
 
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size")
+"""Fields of configs for the size of a window. The first two are computed here by position IDs."""
+
 _WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
+"""Kinds of layers that have one."""
 
 
 def position_limit(
     config: Any, knows_windows: bool = False, only_wrong_beyond: bool = False
 ) -> PositionLimit | None:
-    """The tightest limit that a config states; None if it states none. `knows_windows`: whether
-    attention windows go by position IDs here, and limit nothing.
-
-    LongRoPE and dynamic RoPE rotate a short row by other angles than a long one from some length
-    on, beyond which rows of one text would not be comparable.
-    """
+    """Return the tightest limit that a config states; None if it states none. `knows_windows`:
+    whether attention windows go by position IDs here, and limit nothing."""
     text = config.get_text_config()
+    limits = _limits_of_positions(text) + _limits_of_attention(text)
+    if not knows_windows:
+        limits += _limits_of_windows(text)
+    limits = [limit for limit in limits if limit.num_positions]
+    if only_wrong_beyond:
+        limits = [limit for limit in limits if limit.wrong_beyond]
+    # Of equal limits, one beyond which numbers are wrong comes first.
+    return min(limits, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
+
+
+def _limits_of_positions(text: Any) -> list[PositionLimit]:
+    """Return the limits of the table of position IDs, or of RoPE. LongRoPE and dynamic RoPE rotate
+    a short row by other angles than a long one from some length on, beyond which rows of one text
+    would not be comparable."""
     trained = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
     ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
     # Without RoPE, position IDs are indices into a table of this size.
-    limits: list[tuple[Any, str, bool]] = [(trained, "max_position_embeddings", not ropes)]
+    limits = [PositionLimit(trained or 0, "max_position_embeddings", wrong_beyond=not ropes)]
     for rope in ropes:
         if rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings")
-            original = original or getattr(text, "original_max_position_embeddings", trained)
-            limits.append((original, "original_max_position_embeddings of its LongRoPE", True))
+            if not original:
+                original = getattr(text, "original_max_position_embeddings", trained)
+            cause = "original_max_position_embeddings of its LongRoPE"
+            limits.append(PositionLimit(original or 0, cause, wrong_beyond=True))
         if rope.get("rope_type") == "dynamic":
-            limits.append((trained, "max_position_embeddings of its dynamic RoPE", True))
-    if getattr(text, "attn_temperature_tuning", False):  # of Llama 4; it counts places
-        floor = getattr(text, "floor_scale", None)
-        limits.append((floor and int(floor) - 1, "floor_scale of its attention", True))
-    types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
-    uses = getattr(text, "use_sliding_window", True) and not knows_windows
-    if uses and _WINDOWED_LAYERS & set(types or ("local",)):
-        for name in _WINDOWS:
-            limits.append((getattr(text, name, None), name.replace("_", " "), True))
-    stated = [PositionLimit(*limit) for limit in limits if limit[0]]
-    stated = [limit for limit in stated if limit.wrong_beyond or not only_wrong_beyond]
-    return min(stated, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
+            cause = "max_position_embeddings of its dynamic RoPE"
+            limits.append(PositionLimit(trained or 0, cause, wrong_beyond=True))
+    return limits
+
+
+def _limits_of_attention(text: Any) -> list[PositionLimit]:
+    """Return the limit of Llama 4, which scales attention from some place on, counted without
+    gaps."""
+    floor = getattr(text, "floor_scale", None)
+    if not floor or not getattr(text, "attn_temperature_tuning", False):
+        return []
+    return [PositionLimit(int(floor) - 1, "floor_scale of its attention", wrong_beyond=True)]
+
+
+def _limits_of_windows(text: Any) -> list[PositionLimit]:
+    """Return the sizes of attention windows that count places: beyond them, a gap in position IDs
+    would hide other places than it should."""
+    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
+    if not getattr(text, "use_sliding_window", True) or not _WINDOWED_LAYERS & set(
+        kinds or ("local",)
+    ):
+        return []
+    limits = list[PositionLimit]()
+    for name in _WINDOWS:
+        size = getattr(text, name, None) or 0
+        limits.append(PositionLimit(size, name.replace("_", " "), wrong_beyond=True))
+    return limits
 
 
 # --- scaled and capped logits ---------------------------------------------------------------------
@@ -117,15 +160,21 @@ class LogitMap:
 
 
 def _logit_maps(config: Any) -> list[LogitMap]:
-    """The maps that a config may mean: some families multiply by the scale, others divide."""
+    """Return the maps that a config may mean: some families multiply by the scale, others divide
+    by it."""
     text = config.get_text_config()
 
     def read(*names: str) -> list[float]:
-        return [value for name in names if (value := getattr(text, name, None)) is not None]
+        values = [getattr(text, name, None) for name in names]
+        return [value for value in values if value is not None]
 
     caps: Sequence[float | None] = read("final_logit_softcapping", "logits_soft_cap") or [None]
     scales = read("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
-    return [LogitMap(s, cap) for cap in caps for scale in scales for s in (scale, 1 / scale)]
+    maps = list[LogitMap]()
+    for cap in caps:
+        for scale in scales:
+            maps += [LogitMap(scale, cap), LogitMap(1 / scale, cap)]
+    return maps
 
 
 # --- the checks -----------------------------------------------------------------------------------
@@ -171,6 +220,8 @@ def refuse_unfit(wrapped: Any, original: nn.Module) -> Fit:
 
 
 def reason_of(error: Exception) -> str:
+    """Return what an error of a model's own code says, in one line; raise if it has another cause
+    than the model."""
     if is_out_of_memory(error):
         raise error
     if sys.flags.optimize > 1:
@@ -179,12 +230,13 @@ def reason_of(error: Exception) -> str:
 
 
 def _unfit(wrapped: Any, problem: str) -> ConfigError:
+    """Return the error of a model that does not fit; `problem` says why, and what to do."""
     family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
     return ConfigError(f"{family} is not supported: {problem}")
 
 
 def _check_kind(wrapped: Any, original: nn.Module) -> None:
-    """Find what config and signature show."""
+    """Reject what config and signature show to be unfit."""
     model = wrapped.model
     text = model.config.get_text_config()
     if any(weight.dtype == torch.float64 for weight in model.parameters()):
@@ -197,8 +249,10 @@ def _check_kind(wrapped: Any, original: nn.Module) -> None:
     parameters = inspect.signature(wrapped.body.forward).parameters
     if "position_ids" not in parameters or getattr(text, "alibi", False):
         raise _unfit(wrapped, f"it uses no position_ids; {_REPLACED}")
-    if others := set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS:
-        raise _unfit(wrapped, f"its layers ({', '.join(sorted(others))}) count places; {_REPLACED}")
+    other_kinds = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if other_kinds:  # such as recurrent ones
+        kinds = ", ".join(sorted(other_kinds))
+        raise _unfit(wrapped, f"its layers ({kinds}) count places; {_REPLACED}")
     adapter = getattr(original, "active_peft_config", None)
     if getattr(adapter, "is_prompt_learning", False):
         raise _unfit(wrapped, f"its adapter ({type(adapter).__name__}) puts places before the text")
@@ -220,7 +274,7 @@ def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
         position_ids=counted_BL,
         use_cache=False,
     ).logits.to(wrapped.device)
-    if not all(bool(found.isfinite().all()) for found in (hidden_BLD, logits)):
+    if not bool(hidden_BLD.isfinite().all()) or not bool(logits.isfinite().all()):
         raise _unfit(wrapped, f"eight tokens give no numbers{_not_finite(original)}")
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
     logit_map = min(
@@ -237,14 +291,18 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     tokens_BL, counted_BL = _eight_tokens(wrapped)
     gapped_BL = counted_BL + 4 * (counted_BL > 3)
     causal = causal_bias(8, wrapped.device)
-    packed = causal.clone()  # transformers' own reading of a gap: the start of another text
+    # How transformers interprets a gap: as the start of another text.
+    packed = causal.clone()
     packed[..., 4:, :4] = causal[..., 0, 1]
 
-    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
-        return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
+    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+        return wrapped.hidden(tokens_BL, positions_BL, bias, **options).float()
 
-    counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
-    seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
+    counted = hidden(counted_BL)
+    counted_again = hidden(counted_BL)
+    gapped = hidden(gapped_BL)
+    seen = hidden(gapped_BL, causal)
+    hiding = hidden(gapped_BL, packed)
     nudge_BLD = wrapped.embedding(tokens_BL)
     nudge_BLD[..., ::2] *= -1
     nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
@@ -252,59 +310,68 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     # as small as the effect of a tiny change of the input are ignored.
     noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
 
-    def alike(a: Tensor, b: Tensor) -> bool:
+    def is_alike(a: Tensor, b: Tensor) -> bool:
         return _distance(a, b) <= rounding * _distance(b) + noise
 
-    def small(error: float, effect: float) -> bool:
+    def is_small(error: float, effect: float) -> bool:
         return error <= max(noise, effect / 4)
 
     after = slice(4, None)
-    if _distance(gapped[:, after], counted[:, after]) <= _distance(again, counted):
+    if _distance(gapped[:, after], counted[:, after]) <= _distance(counted_again, counted):
         raise _unfit(wrapped, "position IDs do not reach its attention")
     error = _distance(gapped[:, after], seen[:, after])
-    if not (alike(gapped, seen) and small(error, _distance(hiding[:, after], seen[:, after]))):
+    effect = _distance(hiding[:, after], seen[:, after])
+    if not (is_alike(gapped, seen) and is_small(error, effect)):
         raise _unfit(wrapped, "its attention is not causal, or a gap in position IDs changes it")
-    if not alike(gapped[:, :4], counted[:, :4]):
+    if not is_alike(gapped[:, :4], counted[:, :4]):
         raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
     # The places after the gap, given kept states of those before.
     earlier = wrapped.distant_states(tokens_BL[:, :4], gapped_BL[:, :4])
     later = (tokens_BL[:, after], gapped_BL[:, after])
     looked_back = wrapped.hidden(*later, distant=earlier).float()
-    if not alike(looked_back, seen[:, after]):
+    if not is_alike(looked_back, seen[:, after]):
         raise _unfit(wrapped, "keys and values that it keeps of earlier places do not replace them")
     try:
         shared = wrapped.hidden_sharing(*later, earlier).float()
     except Exception:  # of the model's own code, which may use its attention in any way
         return False
     alone = wrapped.hidden(*later).float()
-    error, effect = _distance(shared, looked_back), _distance(alone, looked_back)
-    return alike(shared, looked_back) and small(error, effect)
+    error = _distance(shared, looked_back)
+    effect = _distance(alone, looked_back)
+    return is_alike(shared, looked_back) and is_small(error, effect)
 
 
 def _knows_windows(wrapped: Any, rounding: float) -> bool:
-    """Whether the model computes eight tokens through windows of four places as it is computed
-    here. Its config stays as it is, as other threads may use it."""
+    """Return whether the model's own windows, set to four places, give the same for eight tokens as
+    windows that are computed here."""
     if not windows_of(wrapped.model.config):
         return False
-    own = copy(wrapped.body)
-    own.config = deepcopy(own.config)
-    for name in _WINDOWS[:2]:
-        if getattr(own.config.get_text_config(), name, None):
-            setattr(own.config.get_text_config(), name, 4)
-    windows = windows_of(own.config)
+    # A shallow copy with another config: other threads may use the model with its own.
+    narrow = copy(wrapped.body)
+    narrow.config = deepcopy(narrow.config)
+    text = narrow.config.get_text_config()
+    for name in ("sliding_window", "attention_chunk_size"):
+        if getattr(text, name, None):
+            setattr(text, name, 4)
     tokens_BL, counted_BL = _eight_tokens(wrapped)
-    given = {"input_ids": tokens_BL, "position_ids": counted_BL, "use_cache": False}
     try:
-        output = type(own).forward(own, attention_mask=torch.ones_like(tokens_BL), **given)
-        plain = wrapped.hidden(tokens_BL, counted_BL)
-        wrapped.windows = windows
-        found = wrapped.hidden(tokens_BL, counted_BL)
+        output = type(narrow).forward(
+            narrow,
+            input_ids=tokens_BL,
+            position_ids=counted_BL,
+            attention_mask=torch.ones_like(tokens_BL),
+            use_cache=False,
+        )
+        without_windows = wrapped.hidden(tokens_BL, counted_BL)
+        wrapped.windows = windows_of(narrow.config)
+        ours = wrapped.hidden(tokens_BL, counted_BL)
     except Exception:  # of the model's own code
         return False
     finally:
         wrapped.windows = {}
-    theirs = output.last_hidden_state.to(found.device)
-    error, effect = _distance(found, theirs), _distance(plain, theirs)
+    theirs = output.last_hidden_state.to(ours.device)
+    error = _distance(ours, theirs)
+    effect = _distance(without_windows, theirs)
     return error <= min(rounding * _distance(theirs), effect / 4)
 
 
@@ -315,6 +382,7 @@ def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:
 
 
 def _not_finite(model: nn.Module) -> str:
+    """Return why a model may give no numbers, and what to do."""
     for name, weight in model.named_parameters():
         if not weight.is_meta and not bool(weight.isfinite().all()):
             return f": its weight {name} holds NaN or infinity; take other weights"
@@ -322,8 +390,8 @@ def _not_finite(model: nn.Module) -> str:
 
 
 def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
-    """The largest change of seven losses. Some quantized models round all rows of a batch by their
-    largest number."""
+    """Return by how many nats a loss changes with the other rows of its batch: the largest change
+    of seven losses. Some quantized models round all rows of a batch by their largest number."""
     tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7
     tokens_BL %= wrapped.embedding.weight.shape[0]
     positions_BL = torch.arange(8, device=wrapped.device)[None]
@@ -337,6 +405,6 @@ def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
 
 
 def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:
-    """Root mean square, in which one place that a mixture of experts routes differently counts
-    little."""
+    """Return the root mean square of a difference, in which one place that a mixture of experts
+    routes differently counts little."""
     return float((a.float() - b).square().mean().sqrt())

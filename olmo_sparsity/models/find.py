@@ -20,6 +20,7 @@ from olmo_sparsity.models.transformers_folder import is_hugging_face
 from olmo_sparsity.text.runs import run_loaders
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes of weights by the names that a user types."""
 
 DEMO = Path(__file__).parents[1] / "demo"
 """A small model that is installed with the package; its name is `demo`."""
@@ -39,6 +40,7 @@ class ModelFormat(Protocol):
 
 @cache
 def model_formats() -> tuple[ModelFormat, ...]:
+    """Return the formats that are installed, in this package or in others."""
     return tuple(point.load()() for point in entry_points(group="olmo_sparsity.formats"))
 
 
@@ -46,24 +48,13 @@ def find_folder(path_or_hub_name: str) -> Path:
     """Return the folder of a model's files: a run's latest checkpoint, or a hub name's download."""
     path = Path(path_or_hub_name)
     if not path.exists():
-        if path_or_hub_name == "demo":
-            return DEMO / "model"
-        for model_format in model_formats():
-            folder = model_format.find(path_or_hub_name)
-            if folder is not None:
-                return folder
-        if path_or_hub_name.startswith("runs/"):  # the folder of configs/, so no hub name
-            raise DataError(f"{path_or_hub_name} does not exist; train it first, or check the path")
-        named = re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?", path_or_hub_name)
-        if named and path.suffix != ".gguf":
-            return _download(named[1], revision=named[2])
-        raise DataError(f"model: '{path_or_hub_name}' does not exist; pass {ACCEPTED}")
+        return _find_by_name(path_or_hub_name)
+    # First, as a folder of transformers may hold GGUF files, too.
     if is_hugging_face(path):
         return path
-    for model_format in model_formats():
-        folder = model_format.find(path_or_hub_name)
-        if folder is not None:
-            return folder
+    folder = _find_converted(path_or_hub_name)
+    if folder is not None:
+        return folder
     for loader in run_loaders():
         folder = loader.find(path)
         if folder is not None:
@@ -71,7 +62,36 @@ def find_folder(path_or_hub_name: str) -> Path:
     raise DataError(f"'{path}' is not a model folder; pass {ACCEPTED}")
 
 
+def _find_converted(path_or_name: str) -> Path | None:
+    for model_format in model_formats():
+        folder = model_format.find(path_or_name)
+        if folder is not None:
+            return folder
+    return None
+
+
+_HUB_NAME = re.compile(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?")
+"""`owner/name` or `name`, and after an @ a branch, tag or commit."""
+
+
+def _find_by_name(name: str) -> Path:
+    """Return the folder of a name that is no path: of a model that comes with the package, that a
+    format finds, or that is on the hub."""
+    if name == "demo":
+        return DEMO / "model"
+    folder = _find_converted(name)
+    if folder is not None:
+        return folder
+    if name.startswith("runs/"):  # where configs/ put runs, and no owner on the hub
+        raise DataError(f"{name} does not exist; train it first, or check the path")
+    match = _HUB_NAME.fullmatch(name)
+    if match and Path(name).suffix != ".gguf":
+        return _download(match[1], revision=match[2])
+    raise DataError(f"model: '{name}' does not exist; pass {ACCEPTED}")
+
+
 def _download(name: str, revision: str | None) -> Path:
+    """Return the folder of a model of the hub, downloaded to the cache of huggingface_hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -81,8 +101,7 @@ def _download(name: str, revision: str | None) -> Path:
         patterns += ["model*.safetensors", "adapter_model*.safetensors"]
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = f"revision {revision or 'main'}: {one_line(error) or repr(error)}"
-        remedy = "check the spelling, the network and HF_HUB_OFFLINE"
         raise DataError(
-            f"'{name}' is neither a folder nor on the hub ({reason}); {remedy}"
+            f"'{name}' is neither a folder nor on the hub (revision {revision or 'main'}: "
+            f"{one_line(error) or repr(error)}); check the spelling, the network and HF_HUB_OFFLINE"
         ) from None

@@ -13,17 +13,23 @@ from olmo_sparsity.base.files import read_bounded
 from olmo_sparsity.models.transformers_folder import NO_CODE
 
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+"""Files one of which any tokenizer has."""
 
 
-def as_tokenizer(given: Any) -> Tokenizer:
-    """Return a copy, because calls of the original may set truncation and padding."""
-    fast = getattr(given, "backend_tokenizer", given)
+def as_tokenizer(tokenizer: Any) -> Tokenizer:
+    """Return a tokenizer, of transformers or of tokenizers, as one of tokenizers. It is a copy,
+    because calls of the original may set truncation and padding."""
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(fast, Tokenizer):
-        raise ConfigError(f"tokenizer must be a fast one, not {type(given).__name__}")
+        raise ConfigError(
+            f"tokenizer must be a fast one, not {type(tokenizer).__name__}; pass one of "
+            "AutoTokenizer, or of tokenizers"
+        )
     return _set_plain(Tokenizer.from_str(fast.to_str()))
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the texts of special tokens, by their IDs."""
     added = tokenizer.get_added_tokens_decoder().items()
     return {number: token.content for number, token in added if token.special}
 
@@ -41,21 +47,33 @@ def without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
     return copied
 
 
+_NO_SPACE: dict[str, dict[str, Any]] = {
+    "ByteLevel": {"add_prefix_space": False},
+    "Prepend": {"prepend": ""},
+    "Metaspace": {"prepend_scheme": "never"},
+}
+"""Settings of steps of a tokenizer that put nothing before a text."""
+
+
 def without_space_before(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer for texts that continue others: sentencepiece puts a space before each."""
     written = json.loads(tokenizer.to_str())
-    steps = [written["normalizer"], written["pre_tokenizer"]]
-    before = repr(steps)
-    none: dict[str, dict] = {"ByteLevel": {"add_prefix_space": False}}
-    none |= {"Prepend": {"prepend": ""}, "Metaspace": {"prepend_scheme": "never"}}
-    for step in filter(None, steps):  # grows
-        step.update(none.get(step["type"], {}))
-        steps += [*step.get("normalizers", []), *step.get("pretokenizers", [])]
-    is_same = repr(steps[:2]) == before
-    return tokenizer if is_same else Tokenizer.from_str(json.dumps(written))
+    is_changed = False
+    waiting = [written["normalizer"], written["pre_tokenizer"]]
+    while waiting:
+        step = waiting.pop()
+        if step is None:
+            continue
+        for name, value in _NO_SPACE.get(step["type"], {}).items():
+            is_changed |= step.get(name) != value
+            step[name] = value
+        # The steps of a sequence.
+        waiting += [*step.get("normalizers", []), *step.get("pretokenizers", [])]
+    return Tokenizer.from_str(json.dumps(written)) if is_changed else tokenizer
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a `tokenizer.json`."""
     if not path.is_file():
         raise DataError(f"'{path}' does not exist; copy the tokenizer it was trained with there")
     try:
@@ -65,12 +83,14 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.no_truncation()  # a tokenizer.json may enable truncation or padding
+    """Switch off truncation and padding, which a tokenizer.json may enable."""
+    tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def find_tokenizer(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer of a folder of any library; None if it holds none."""
     if (folder / "tokenizer.json").is_file():
         return read_tokenizer(folder / "tokenizer.json")
     tokenizer = read_transformers_tokenizer(folder)
@@ -82,13 +102,14 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_transformers_tokenizer(folder: Path) -> Any | None:
+    """Return the tokenizer of a folder as a transformers object; None if it holds none."""
     if not has_tokenizer(folder):
         return None  # transformers would create one with only special tokens
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **NO_CODE)
-        tokenizer.encode("a")  # which reads what its config says, such as model_max_length
+        tokenizer.encode("a")  # fails if its config is wrong, such as model_max_length
         return tokenizer
     except Exception as error:  # a missing library or damaged file raises almost any
         reason = f"{one_line(error)}; save it once with AutoTokenizer"
@@ -98,14 +119,18 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
 def tokens_before(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens that a tokenizer, of either library, puts before this text."""
     try:
-        plain, complete = _ids(tokenizer, text, False), _ids(tokenizer, text, True)
+        plain = _ids(tokenizer, text, special=False)
+        complete = _ids(tokenizer, text, special=True)
     except Exception as error:  # tokenizers raises bare Exception, for a word that it does not know
         raise DataError(f"prefix=auto: the tokenizer cannot read '{text[:40]}': {error}") from None
-    starts = (i for i in range(len(complete)) if complete[i : i + len(plain)] == plain)
-    if not plain or (start := next(starts, None)) is None:
-        both = f"{complete[:8]} with special tokens, {plain[:8]} without"
-        raise DataError(f"prefix=auto: '{text[:40]}' is {both}; pass prefix=bos, none or a text")
-    return complete[:start]
+    if plain:
+        for start in range(len(complete)):
+            if complete[start : start + len(plain)] == plain:
+                return complete[:start]
+    raise DataError(
+        f"prefix=auto: '{text[:40]}' is {complete[:8]} with special tokens, {plain[:8]} without; "
+        "pass prefix=bos, none or a text"
+    )
 
 
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:

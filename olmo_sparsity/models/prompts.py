@@ -20,7 +20,8 @@ from olmo_sparsity.base.renamed import getattr_with_old_names
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Token IDs. Positions count from 0, without gaps."""
+    """Token IDs of a text, and of the continuation whose log-probabilities are asked for. Positions
+    count from 0, without gaps."""
 
     prefix: np.ndarray
     """All tokens before the continuation, at least one."""
@@ -29,16 +30,19 @@ class Prompt:
 
     @cached_property
     def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Equal for equal prompts."""
+        """Return a value that is equal for equal prompts."""
         return tuple(self.prefix.tolist()), tuple(self.continuation.tolist())
 
     @property
     def inputs(self) -> np.ndarray:
-        """All tokens that predict one of the continuation, or precede one that does."""
+        """Return all tokens that predict one of the continuation, or precede one that does."""
         return np.concatenate([self.prefix, self.continuation[:-1]])
 
 
 class LogprobModel(Protocol):
+    """Returns log-probabilities of whole prompts: a `PromptModel`, or `ModelLogprobs` with the
+    states of a model in memory."""
+
     @property
     def shares(self) -> bool:
         """Whether prompts that are given together share the states of their beginnings."""
@@ -83,38 +87,50 @@ if not TYPE_CHECKING:  # else mypy accepts any name of this module
 
 
 LEAST_SHARED = 16
-"""Prompts share the states of a beginning if it has at least so many more tokens; a forward of
-fewer tokens takes about as long as one of so many."""
+"""Prompts share the states of a beginning if it has at least so many more tokens than what they
+share already; a forward of fewer tokens takes about as long as one of so many."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """Prompts that begin with the same `depth` tokens."""
+    """A beginning that several prompts share, of `depth` tokens. Nodes form a tree: a child's
+    prompts share more tokens."""
 
     indices: list[int]
+    """All texts that begin with these tokens, also those of children."""
+
     depth: int
     is_known: bool
     """Another text begins with these tokens, too, and their states are kept."""
 
     leaves: list[int]
-    """Texts whose other tokens are computed separately."""
+    """Prompts whose other tokens are computed separately."""
 
     children: list[Node]
 
 
 def _tree(rows: Sequence[np.ndarray], ends: Sequence[int], num: int, indices: list[int]) -> Node:
-    """`rows`: tokens of `num` prompts, and of the text that is known; `ends`: how many of them may
-    be shared; `indices`: rows in the order of their tokens."""
+    """Return the node of the longest beginning that some texts share. `rows`: tokens of `num`
+    prompts, and last those of the text that is known; `ends`: how many of each may be shared;
+    `indices`: numbers of the texts, in the order of their tokens."""
     limit = min(ends[index] for index in indices)
-    first, last = rows[indices[0]][:limit], rows[indices[-1]][:limit]
-    differ = np.flatnonzero(first != last)
-    depth = int(differ[0]) if len(differ) else limit
-    leaves, children = list[int](), list[Node]()
-    parts = [indices]
-    if len(differ):
-        parts = [list(part) for _, part in groupby(indices, lambda index: rows[index][depth])]
+    # Sorted texts share what the first and the last of them share.
+    first = rows[indices[0]][:limit]
+    last = rows[indices[-1]][:limit]
+    differing = np.flatnonzero(first != last)
+    if len(differing):
+        depth = int(differing[0])
+        by_next_token = groupby(indices, lambda index: rows[index][depth])
+        parts = [list(part) for _, part in by_next_token]
+    else:
+        depth = limit
+        parts = [indices]
+    leaves = list[int]()
+    children = list[Node]()
     for part in parts:
-        child = _tree(rows, ends, num, part) if 1 < len(part) < len(indices) else None
+        child = None
+        if 1 < len(part) < len(indices):
+            child = _tree(rows, ends, num, part)
         if child is not None and child.depth - depth >= LEAST_SHARED:
             children.append(child)
         else:
@@ -125,11 +141,15 @@ def _tree(rows: Sequence[np.ndarray], ends: Sequence[int], num: int, indices: li
 def plan(
     prompts: Sequence[Prompt], known: np.ndarray | None = None
 ) -> tuple[Node, list[np.ndarray]]:
-    """The tree of different prompts, and the tokens of each. `known`: a text whose states are
-    kept."""
-    rows, ends = [prompt.inputs for prompt in prompts], [len(p.prefix) - 1 for p in prompts]
+    """Return the tree of different prompts, and the tokens of each. `known`: a text whose states
+    are kept."""
+    rows = [prompt.inputs for prompt in prompts]
+    # Not the last token of a prefix: its state predicts the first token of the continuation, so it
+    # is computed with the tokens that are not shared.
+    ends = [len(prompt.prefix) - 1 for prompt in prompts]
     if known is not None:
-        rows, ends = [*rows, known], [*ends, len(known)]
+        rows.append(known)
+        ends.append(len(known))
     order = sorted(range(len(rows)), key=lambda index: rows[index].tolist())
     return _tree(rows, ends, len(prompts), order), rows
 
@@ -148,10 +168,12 @@ def scores_along(
     of one shape, whose other tokens are rows of an array."""
     if node.depth > before:
         states = extended(states, node, before)
-    shapes = defaultdict[tuple[int, int], list[int]](list)
+    # Prompts of one shape are rows of one forward, without padding.
+    by_shape = defaultdict[tuple[int, int], list[int]](list)
     for index in node.leaves:
-        shapes[len(rows[index]), len(prompts[index].continuation)].append(index)
-    for indices in shapes.values():
+        shape = (len(rows[index]), len(prompts[index].continuation))
+        by_shape[shape].append(index)
+    for indices in by_shape.values():
         tokens_BL = np.stack([rows[index][node.depth :] for index in indices])
         yield from zip(indices, scored(states, tokens_BL, indices), strict=True)
     for child in node.children:

@@ -1,6 +1,10 @@
-"""Our attention in models of transformers whose attention runs through its AttentionInterface,
-where ours has a name of its own. A model is given it only inside `own_attention`; other threads,
-which may run the model meanwhile, get what is registered under the model's usual name."""
+"""Run our attention in models of transformers whose attention goes through its AttentionInterface,
+where ours has a name of its own: over distant states that all rows share, within documents, or
+returning its weights. A model is given it only inside `own_attention`; other threads, which may run
+the model meanwhile, get what is registered under the model's usual name.
+
+Dimension key: B rows, L tokens of a row, F distant places.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,12 @@ _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids",
 """Arguments that change nothing here: what a layer sees of its row is in its mask."""
 
 _OWN = {usual: own for own, usual in USUAL.items()}
+"""Our name for each usual kernel."""
 
 
 @dataclass(frozen=True)
 class LayerView:
-    """What one layer sees: a mask over the own places of rows, a bias over distant ones."""
+    """What one layer sees: a mask over the rows' own places, and a bias over distant ones."""
 
     mask: Tensor
     """As the model is given it for the own places of rows; a model that changes it is rejected."""
@@ -47,13 +52,18 @@ class LayerView:
     """The distant places before it are outside of the layer's window, and not in `bias`."""
 
     is_causal: bool = True
+    """Whether rows see all of their own places up to each query, without a window."""
 
     @staticmethod
     def through(
         window: AttentionWindow, mask: Tensor, distant: DistantStates, positions_BL: Tensor
     ) -> LayerView:
+        """Return the view through a window, which hides some places from some queries."""
         hides_BLF = window.hides(positions_BL, distant.positions_BF)
-        first = int(hides_BLF.flatten(0, 1).all(0).long().cumprod(0).sum())
+        # The number of places at the beginning that are hidden from all queries: left out, they
+        # cost nothing.
+        is_hidden_F = hides_BLF.flatten(0, 1).all(0)
+        first = int(is_hidden_F.long().cumprod(0).sum())
         bias_BF = distant.bias_BF
         if bias_BF is None:
             bias_BF = torch.zeros(hides_BLF.shape[::2], dtype=torch.float, device=mask.device)
@@ -67,8 +77,14 @@ class _Wanted:
     """What this thread requires of the attention of a forward pass."""
 
     distant: DistantStates | None = None
+    """States that all rows attend to; None if the weights of attention are read."""
+
     views: Sequence[LayerView] = ()
+    """Of each layer."""
+
     weights: list[Tensor] = field(default_factory=list)
+    """Attention weights of the layers that were called."""
+
     num_calls: int = 0
 
 
@@ -116,7 +132,7 @@ os.register_at_fork(
     after_in_child=_switching.release,
 )
 _users: dict[int, int] = {}
-"""How many threads want our attention of a configuration, which models may share."""
+"""How many threads want our attention of a configuration, by its id. Models may share one."""
 
 
 @contextmanager
@@ -127,7 +143,7 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
         for config in configs:
             _users[id(config)] = _users.get(id(config), 0) + 1
             name = config._attn_implementation
-            config._attn_implementation_internal = _OWN.get(name, name)
+            config._attn_implementation_internal = _OWN.get(name, name)  # or another thread has
     try:
         yield
     finally:
@@ -153,16 +169,18 @@ def _wanting(wanted: _Wanted, configs: Sequence[Any]) -> Iterator[_Wanted]:
 def attending_to(
     distant: DistantStates, views: Sequence[LayerView], configs: Sequence[Any]
 ) -> Iterator[None]:
-    """Attention of all layers to `distant` and to the rows' own places, in this thread."""
+    """Inside, all layers attend to `distant` and to the rows' own places, in this thread."""
     with _wanting(_Wanted(distant, views), configs) as wanted:
         yield
-    if wanted.num_calls < len(views):  # the distant places would be left out without a word
+    # A layer that does not use AttentionInterface would leave distant places out without a word.
+    if wanted.num_calls < len(views):
         raise NotImplementedError(f"{wanted.num_calls} of {len(views)} layers attended to them")
 
 
 @contextmanager
 def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
-    """Yields the attention weights of the layers that were called, in this thread."""
+    """Inside, layers compute attention weights, in this thread. Yield the list of them, which grows
+    layer by layer."""
     with _wanting(_Wanted(), configs) as wanted:
         yield wanted.weights
 
@@ -174,50 +192,70 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    documents = more.pop("documents", None)
+    """Attend as AttentionInterface requires. This is what is registered under our names."""
+    documents = options.pop("documents", None)
     if documents is not None:
         assert scaling in (None, query.shape[-1] ** -0.5)
         # The mask, of layers with a window, goes by position IDs and hides later places.
-        dropout_p = more.get("dropout", 0.0)
+        dropout_p = options.get("dropout", 0.0)
         mixed = attend_within(query, key, value, documents, attention_mask, dropout_p)
         return mixed.transpose(1, 2).contiguous(), None
     wanted = _wanted.get()
-    if wanted is None:
+    if wanted is None:  # another thread has set our attention, and this one runs the model as usual
         name = module.config._attn_implementation
         name = USUAL.get(name, name)
         usual = _eager(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-        return usual(module, query, key, value, attention_mask, scaling=scaling, **more)
+        return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
     wanted.num_calls += 1
-    if wanted.distant is None:
-        if attention_mask is not None and attention_mask.dtype == torch.bool:
-            lowest = torch.finfo(query.dtype).min
-            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(
-                ~attention_mask, lowest
-            )
-        scaling = module.head_dim**-0.5 if scaling is None else scaling
-        mixed, weights = _eager(module)(
-            module, query, key, value, attention_mask, scaling=scaling, **more
+    if wanted.distant is not None:
+        view = wanted.views[module.layer_idx]
+        _refuse_other_attention(attention_mask, view.mask, options)
+        layer = wanted.distant.layers[module.layer_idx]
+        distant_k, distant_v = (part[:, view.first :].transpose(1, 2) for part in layer)
+        local_bias = None if view.is_causal else attention_mask
+        mixed = attend_to_distant(
+            query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
         )
-        wanted.weights.append(weights)
-        return mixed, None
-    unknown = [name for name, given in more.items() if given is not None and name not in _HARMLESS]
-    view = wanted.views[module.layer_idx]
-    if unknown or not _is_same(attention_mask, view.mask):
+        return mixed.transpose(1, 2).contiguous(), None
+    # Fused kernels return no weights, so the family's eager attention computes them.
+    mixed, weights = _eager(module)(
+        module,
+        query,
+        key,
+        value,
+        _additive(attention_mask, query.dtype),
+        scaling=module.head_dim**-0.5 if scaling is None else scaling,
+        **options,
+    )
+    wanted.weights.append(weights)
+    return mixed, None
+
+
+def _refuse_other_attention(
+    mask: Tensor | None, expected_mask: Tensor, options: dict[str, Any]
+) -> None:
+    """Raise if a layer asks for more than ours computes, such as a cap of scores or its own mask.
+    The trial of a model then shows that it cannot share distant states."""
+    unknown = [name for name, value in options.items() if value is not None]
+    unknown = [name for name in unknown if name not in _HARMLESS]
+    if unknown or not _is_same(mask, expected_mask):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
-    distant_k, distant_v = (
-        part[:, view.first :].transpose(1, 2) for part in wanted.distant.layers[module.layer_idx]
-    )
-    local_bias = None if view.is_causal else attention_mask
-    mixed = attend_to_distant(
-        query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
-    )
-    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask that eager attention takes: of numbers to add, where that of the fused kernel
+    may be of truth values."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zeros = torch.zeros_like(mask, dtype=dtype)
+    return zeros.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def _eager(module: Any) -> Any:
-    """The attention with weights that the family itself has."""
+    """Return the attention with weights that the family itself has, in the module of its class or
+    of one that it inherits from."""
     for kind in type(module).__mro__:
         if eager := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
             return eager
@@ -225,7 +263,8 @@ def _eager(module: Any) -> Any:
 
 
 def _is_same(given: Tensor | None, mask: Tensor | None) -> bool:
-    """With a device map, accelerate copies the mask for each layer on another device."""
+    """Return whether the model has passed on its mask unchanged. With a device map, accelerate
+    copies the mask for each layer on another device, where values are compared."""
     if given is mask or given is None or mask is None or given.device == mask.device:
         return given is mask
     return given.dtype == mask.dtype and torch.equal(given.to(mask.device), mask)

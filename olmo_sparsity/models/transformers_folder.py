@@ -1,5 +1,8 @@
 """Load a Hugging Face folder as a transformers model, without trusting its files: nothing is
-unpickled, and no code of the folder runs."""
+unpickled, and no code of the folder runs.
+
+Place in the flow: find.py finds the folder → **this reads it** → `HuggingFaceLM`.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,18 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 prompt on the terminal whether to run the folder's code."""
 
 ADAPTER = "adapter_config.json"
+"""The file that makes a folder one of a PEFT adapter."""
 
 _REMEDY = "write or download it again"
 
 
 def is_hugging_face(folder: Path) -> bool:
+    """Return whether a folder holds a model of transformers, or an adapter of one."""
     return any((folder / name).is_file() for name in ("config.json", ADAPTER))
 
 
 def base_of_adapter(folder: Path) -> str:
-    """The folder or hub name of the model that a PEFT adapter changes."""
+    """Return the folder or hub name of the model that a PEFT adapter changes."""
     config = read_json(folder / ADAPTER, dict, _REMEDY)
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str):
@@ -48,6 +53,7 @@ def base_of_adapter(folder: Path) -> str:
 
 
 def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
+    """Put the adapter of a folder around its base model."""
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
     with warnings.catch_warnings():  # _check_keys rejects what it warns of
@@ -55,22 +61,26 @@ def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device:
         adapted = PeftModel.from_pretrained(model, folder, torch_device=device)
     with safe_open(weight_file, framework="pt") as file:
         stored = set(file.keys())
-    wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    needed = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     # The adapter's folder may hold a whole embedding.
-    embeddings = set(get_peft_model_state_dict(adapted, save_embedding_layers=True))
-    _check_keys(folder, "its adapter", wanted - stored, stored - wanted - embeddings)
+    allowed = needed | set(get_peft_model_state_dict(adapted, save_embedding_layers=True))
+    _check_keys(folder, "its adapter", missing=needed - stored, unexpected=stored - allowed)
     return adapted
 
 
 def read_hugging_face(
     folder: Path, dtype: torch.dtype | None, device: str, device_map: str | None
 ) -> PreTrainedModel:
+    """Return the model of a folder. `dtype`: None for the checkpoint's, or fp32 on a CPU that
+    cannot multiply in it. `device_map`: as in transformers, in place of `device`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     read_json(folder / "config.json", dict, _REMEDY)  # rejects deep nesting too
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
-    # The folder may name a kernel that is not installed, or one on the hub, or another file.
-    config._attn_implementation_internal = config.transformers_weights = None
+    # The folder may name a kernel that is not installed, or one on the hub.
+    config._attn_implementation_internal = None
+    # Or another file of weights, which is not checked and not part of the fingerprint.
+    config.transformers_weights = None
     model: PreTrainedModel
     info: dict[str, Any]
     with without_warnings():  # which print the names of tensors as they are; see _check_keys
@@ -85,61 +95,72 @@ def read_hugging_face(
             **NO_CODE,
         )
     _check_keys(folder, type(model).__name__, info["missing_keys"], info["unexpected_keys"])
-    if device_map is None:
-        nn.Module.to(model, device)
-        chosen = dtype is not None or getattr(model, "hf_quantizer", None) is not None
-        on_cpu = model.device.type == "cpu"
-        if on_cpu and not chosen and not multiplies(model.device, model.dtype):
-            say(f"{folder}: weights in fp32, as this CPU computes slowly in {model.dtype}")
-            nn.Module.float(model)
+    if device_map is not None:
+        return model  # accelerate has put the weights on their devices
+    # Not `model.to`, which transformers refuses for some quantized models.
+    nn.Module.to(model, device)
+    is_quantized = getattr(model, "hf_quantizer", None) is not None
+    is_free_to_choose = dtype is None and not is_quantized and model.device.type == "cpu"
+    if is_free_to_choose and not multiplies(model.device, model.dtype):
+        say(f"{folder}: weights in fp32, as this CPU computes slowly in {model.dtype}")
+        nn.Module.float(model)
     return model
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without progress bars and warnings of transformers, and of DeepSpeed, which it imports."""
+    """Inside, transformers and DeepSpeed, which it imports, print no bars and no warnings."""
     from transformers.utils import logging as theirs
 
-    before, shows_progress = logging.root.manager.disable, theirs.is_progress_bar_enabled()
+    disabled_before = logging.root.manager.disable
+    shows_progress = theirs.is_progress_bar_enabled()
     logging.disable(logging.WARNING)
     theirs.disable_progress_bar()
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_before)
         if shows_progress:
             theirs.enable_progress_bar()
 
 
-def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) -> None:
+def _check_keys(folder: Path, model: str, missing: set[str], unexpected: set[str]) -> None:
     """Reject missing weights, which would be random, and unexpected ones, which would not count."""
-    for keys, problem in (
-        (missing, "lack {} weights of"),
-        (unexpected, "hold {} more weights than"),
-    ):
-        if keys:
-            found = f"{problem.format(len(keys))} {of}, such as {min(keys)}"
-            raise DataError(f"'{folder}': its files {found}; correct its config")
+    if missing:
+        raise DataError(
+            f"'{folder}': its files lack {len(missing)} weights of {model}, such as "
+            f"{min(missing)}; correct its config"
+        )
+    if unexpected:
+        raise DataError(
+            f"'{folder}': its files hold {len(unexpected)} more weights than {model}, such as "
+            f"{min(unexpected)}; correct its config"
+        )
 
 
 _READ_AT_ONCE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
+"""Files that are read whole, so that a huge one would fill the memory."""
+
+_MOST_BYTES = 2**28
+"""Bytes of such a file at most."""
 
 
 def check_adapter_file(folder: Path) -> Path:
-    """The only file that PEFT reads without unpickling."""
+    """Return the adapter's weights: the only file that PEFT reads without unpickling."""
     if not (folder / "adapter_model.safetensors").is_file():
         raise _no_weights(folder, "adapter_model.safetensors")
     return check_weight_files(folder, "adapter_model")[0]
 
 
 def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
-    """The safetensors files that are loaded, after checking their names and headers."""
+    """Return the safetensors files that are loaded, after checking their names and headers."""
     for pattern in _READ_AT_ONCE:
         for path in folder.glob(pattern):
-            check_bounded(path, 2**28)
-    whole, index = folder / f"{name}.safetensors", folder / f"{name}.safetensors.index.json"
-    if whole.is_file():
-        files = [whole]
+            check_bounded(path, _MOST_BYTES)
+    single = folder / f"{name}.safetensors"
+    index = folder / f"{name}.safetensors.index.json"
+    if single.is_file():
+        files = [single]
     elif index.is_file():
         files = _named_by_index(folder, index)
     else:
@@ -154,22 +175,27 @@ def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
 
 
 def _no_weights(folder: Path, wanted: str) -> DataError:
-    for path in sorted(folder.glob("*.bin")):
-        remedy = "save it as safetensors with transformers' save_pretrained"
-        return DataError(f"'{path}' is a pickle, which is never read here; {remedy}")
-    return DataError(f"'{folder}' has no {wanted}; download it again")
+    """Return the error of a folder without safetensors: often it holds pickles."""
+    pickles = sorted(folder.glob("*.bin"))
+    if not pickles:
+        return DataError(f"'{folder}' has no {wanted}; download it again")
+    return DataError(
+        f"'{pickles[0]}' is a pickle, which is never read here; save it as safetensors with "
+        "transformers' save_pretrained"
+    )
 
 
 def _named_by_index(folder: Path, index: Path) -> list[Path]:
-    named = read_json(index, dict, _REMEDY).get("weight_map")
-    if not isinstance(named, dict) or not named:
+    """Return the files that an index names, all of which must lie in its folder."""
+    file_of_weight = read_json(index, dict, _REMEDY).get("weight_map")
+    if not isinstance(file_of_weight, dict) or not file_of_weight:
         raise DataError(f"{index}: has no weight_map; {_REMEDY}")
-    for name in named.values():
+    for name in file_of_weight.values():
         if not stays_inside(name):
             raise DataError(f"'{index}' names '{name}', which is outside of its folder; {_REMEDY}")
         if not name.endswith(".safetensors"):
             raise DataError(f"'{index}' names '{name}', which is not a safetensors file; {_REMEDY}")
-    return sorted({folder / name for name in named.values()})
+    return sorted({folder / name for name in file_of_weight.values()})
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -193,7 +219,8 @@ class Origin:
 
 
 def find_origin(folder: Path) -> Origin | None:
-    """Elsewhere than in the cache the weights may be others by now."""
+    """Return what a folder of the cache was converted from; None for any other folder. A copy
+    outside of the cache may have other weights by now."""
     if not folder.is_relative_to(cache_folder()) or not (folder / ORIGIN).is_file():
         return None
     return Origin(**read_json(folder / ORIGIN, dict, "delete the folder"))

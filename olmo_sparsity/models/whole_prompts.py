@@ -1,6 +1,9 @@
 """Score prompts with models of transformers that read whole prompts only: recurrent ones, and those
 without position IDs.
 
+Place in the flow: `load_model(…, whole_prompts=True)` → `WholePrompts` → `attribute`, and
+measurements with `distant_states="replaced"`.
+
 Dimension key: B rows, L tokens of a row, W tokens of a continuation, V vocabulary.
 """
 
@@ -20,7 +23,10 @@ from olmo_sparsity.models.identity import refuse_lost_weights
 from olmo_sparsity.models.prompts import Node, Prompt, PromptModel, plan, scores_along
 
 BATCH_TOKENS = 4096
-_CACHES = ("cache", "cache_params", "past_key_values")  # the argument, by family
+"""Tokens of a batch at most; it has at least one row."""
+
+_CACHES = ("cache", "cache_params", "past_key_values")
+"""Names of the argument for a cache, which differ by family."""
 
 
 class WholePrompts(PromptModel, nn.Module):
@@ -31,15 +37,25 @@ class WholePrompts(PromptModel, nn.Module):
         super().__init__()
         refuse_lost_weights(model)
         self.model = model
-        names = inspect.signature(model.forward).parameters
-        self._keeps = "logits_to_keep" in names
-        self._cache_name = next((name for name in _CACHES if name in names), None)
+        arguments = inspect.signature(model.forward).parameters
+        self._keeps_last_logits = "logits_to_keep" in arguments
+        self._cache_name = next((name for name in _CACHES if name in arguments), None)
         self._rounding = min(0.1, 1024 * torch.finfo(model.dtype).eps)
-        ids = np.arange(3, 8) % self.vocab_size
-        one, other = self.score([Prompt(ids, ids[[0, n, 0]]) for n in (1, 2)])
-        if abs(one[0] - other[0]) > self._rounding:
-            raise ConfigError(f"{type(model).__name__} is not supported: it reads later tokens")
+        self._refuse_later_tokens()
         self.shares = self._takes_states_up()
+
+    def _refuse_later_tokens(self) -> None:
+        """Reject a model, such as an encoder, in which a token's log-probability depends on tokens
+        after it."""
+        ids = np.arange(3, 8) % self.vocab_size
+        # Two continuations that differ in their second token.
+        prompts = [Prompt(ids, ids[[0, second, 0]]) for second in (1, 2)]
+        first_W, second_W = self.score(prompts)
+        if abs(first_W[0] - second_W[0]) > self._rounding:
+            raise ConfigError(
+                f"{type(self.model).__name__} is not supported: it reads later tokens; pass a "
+                "decoder-only model"
+            )
 
     @property
     def device(self) -> torch.device:
@@ -54,71 +70,89 @@ class WholePrompts(PromptModel, nn.Module):
         return int(self.model.get_output_embeddings().out_features)
 
     def _takes_states_up(self) -> bool:
-        """Compare prompts that share a beginning with whole ones (not so under dropout)."""
+        """Return whether prompts that share states of their beginning score as whole ones do. They
+        do not under dropout."""
         ids = np.arange(40) * 7 % self.vocab_size
-        ends = ids[20:26], ids[26:32], ids[22:26]  # two of one length, which are one batch
+        ends = (ids[20:26], ids[26:32], ids[22:26])  # two of one length, which are one batch
         prompts = [Prompt(np.append(ids[:20], end), ids[-3:]) for end in ends]
-        found = []
         try:
-            for self.shares in (False, True):
-                found.append(np.concatenate(self.score(prompts)))
+            self.shares = False
+            whole = np.concatenate(self.score(prompts))
+            self.shares = True
+            shared = np.concatenate(self.score(prompts))
         except Exception:  # of the model's own code, which may take no cache
             return False
         finally:
-            self.token_forwards = 0
-        return bool(np.abs(found[0] - found[1]).max() <= self._rounding)
+            self.token_forwards = 0  # those of the trial do not count
+        return bool(np.abs(whole - shared).max() <= self._rounding)
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         from transformers import DynamicCache
 
         different = list({prompt.key: prompt for prompt in prompts}.values())
-        rows = [prompt.inputs for prompt in different]
-        root = Node([], 0, False, list(range(len(rows))), [])
-        if self.shares and rows:
+        if self.shares and different:
             root, rows = plan(different)
+        else:
+            rows = [prompt.inputs for prompt in different]
+            root = Node([], 0, False, leaves=list(range(len(rows))), children=[])
 
         def extended(states: Any, node: Node, before: int) -> Any:
-            cache = DynamicCache(config=self.model.config) if states is None else deepcopy(states)
+            # A copy, as a forward writes to its cache, and other nodes begin with these states.
+            cache = deepcopy(states)
+            if cache is None:
+                cache = DynamicCache(config=self.model.config)
             tokens = rows[node.indices[0]][before : node.depth]
             self._logits(tokens[None], 1, cache)
             return cache
 
         def scored(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[np.ndarray]:
             targets_BW = np.stack([different[index].continuation for index in indices])
-            num, found = max(1, BATCH_TOKENS // len(rows[indices[0]])), list[np.ndarray]()
-            for first in range(0, len(indices), num):
-                part_BL, ids_BW = tokens_BL[first : first + num], targets_BW[first : first + num]
-                cache = deepcopy(states)
-                if cache is not None:
-                    cache.reorder_cache(torch.zeros(len(part_BL), dtype=torch.long))
-                log_p_BWV = self._logits(part_BL, ids_BW.shape[1], cache).float().log_softmax(-1)
-                ids_BW1 = torch.from_numpy(ids_BW)[..., None].to(log_p_BWV.device)
-                found += list(log_p_BWV.gather(-1, ids_BW1)[..., 0].double().cpu().numpy())
-            return found
+            num_rows = max(1, BATCH_TOKENS // len(rows[indices[0]]))
+            log_p = list[np.ndarray]()
+            for first in range(0, len(indices), num_rows):
+                batch = slice(first, first + num_rows)
+                log_p += self._log_p(tokens_BL[batch], targets_BW[batch], deepcopy(states))
+            return log_p
 
-        found = dict(scores_along(root, rows, different, extended, scored))
-        of_key = {prompt.key: found[index] for index, prompt in enumerate(different)}
-        return [of_key[prompt.key] for prompt in prompts]
+        log_p_of_index = dict(scores_along(root, rows, different, extended, scored))
+        log_p_of_key = {prompt.key: log_p_of_index[i] for i, prompt in enumerate(different)}
+        return [log_p_of_key[prompt.key] for prompt in prompts]
+
+    def _log_p(self, tokens_BL: np.ndarray, targets_BW: np.ndarray, cache: Any) -> list[np.ndarray]:
+        """Return the log-probabilities of the targets, which the last tokens predict. `cache`:
+        states of one row, which precede all rows."""
+        if cache is not None:
+            cache.reorder_cache(torch.zeros(len(tokens_BL), dtype=torch.long))  # a copy for each
+        logits_BWV = self._logits(tokens_BL, targets_BW.shape[1], cache)
+        log_p_BWV = logits_BWV.float().log_softmax(-1)
+        targets_BW1 = torch.from_numpy(targets_BW)[..., None].to(log_p_BWV.device)
+        log_p_BW = log_p_BWV.gather(-1, targets_BW1)[..., 0]
+        return list(log_p_BW.double().cpu().numpy())
 
     def _logits(self, tokens_BL: np.ndarray, num_last: int, cache: Any) -> Tensor:
-        """logits_BWV behind the last tokens; `cache` takes up what it holds, and is extended."""
-        given: dict[str, Any] = {"logits_to_keep": num_last} if self._keeps else {}
+        """Return logits_BWV after the last tokens. The states in `cache` precede the tokens, and
+        those of the tokens are added to it."""
+        arguments: dict[str, Any] = {"use_cache": cache is not None}
+        if self._keeps_last_logits:
+            arguments["logits_to_keep"] = num_last
         if cache is not None:
-            given[str(self._cache_name)] = cache
+            arguments[str(self._cache_name)] = cache
         inputs_BL = torch.from_numpy(tokens_BL).to(self.device)
-        logits = self.model(input_ids=inputs_BL, use_cache=cache is not None, **given).logits
+        logits = self.model(input_ids=inputs_BL, **arguments).logits
         self.token_forwards += inputs_BL.numel()
         return logits[:, -num_last:]
 
     @torch.no_grad()
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         tokens_1L = torch.tensor([ids], device=self.device)
-        made_1L = self.model.generate(
+        generated_1L = self.model.generate(
             tokens_1L,
             attention_mask=torch.ones_like(tokens_1L),
             max_new_tokens=max_new_tokens,
             do_sample=False,
         )
-        ends = set(np.atleast_1d(self.model.generation_config.eos_token_id or -1).tolist())
-        return [token for token in made_1L[0, len(ids) :].tolist() if token not in ends]
+        eos = self.model.generation_config.eos_token_id  # one, several, or None
+        end_tokens = set(np.atleast_1d(eos or -1).tolist())
+        tokens = generated_1L[0, len(ids) :].tolist()
+        return [token for token in tokens if token not in end_tokens]
