@@ -143,10 +143,10 @@ def _schedule(config: RunConfig) -> Rules:
                 f"{optimizer.cooldown_steps=} must be 1 to {num_stable}, the steps after the "
                 f"warm-up: {training.num_steps=}, {optimizer.warmup_steps=}"
             )
-    if optimizer.name == "muon" and config.engine.name not in ("auto", "single", "ddp"):
+    if optimizer.name == "muon" and config.engine.name.startswith("zero"):
         yield (
             f"optimizer.name=muon needs whole matrices, which engine.name={config.engine.name} "
-            "shards; pass --engine.name=ddp, or --optimizer.name=adamw"
+            "never gathers for an update; pass --engine.name=fsdp, or --optimizer.name=adamw"
         )
     if config.engine.name == "zero3" and training.compile:
         yield (

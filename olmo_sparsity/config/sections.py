@@ -237,7 +237,7 @@ class ModelConfig:
 class OptimizerConfig:
     name: Literal["adamw", "muon"] = "adamw"
     """muon: PyTorch's Muon for the matrices of the layers, whose updates it makes orthogonal, and
-    AdamW for embeddings, output, norms and biases. With engine.name=single or ddp."""
+    AdamW for embeddings, output, norms and biases. Not with DeepSpeed's engines."""
 
     learning_rate: float = option(5e-5, least=0, most=1e30)
     """Highest learning rate. Muon's updates are scaled to the size of AdamW's, so that one rate

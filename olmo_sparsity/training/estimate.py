@@ -260,7 +260,9 @@ def state_of(config: RunConfig, hardware: Hardware, micro_batch_size: int = 1) -
         sums_whole_gradients,
     )
     if config.optimizer.name == "muon":  # one moment of a matrix, not two
-        whole -= 4 * sum(matrix.numel() for matrix in matrices_of_layers(model))
+        num_shards_of_moments = num_shards if config.engine.name == "fsdp" else 1
+        in_matrices = sum(matrix.numel() for matrix in matrices_of_layers(model))
+        whole -= 4 * in_matrices // num_shards_of_moments
     return whole
 
 

@@ -26,6 +26,7 @@ from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, layers_of
 from olmo_sparsity.training.moments import MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_optimizer, moments_of
+from olmo_sparsity.training.sharded_muon import ShardedMuon
 
 
 class FSDPEngine(Engine):
@@ -60,7 +61,7 @@ class FSDPEngine(Engine):
         if self.source is not None:
             self.fill(self.source)
             self.source = None
-        self.optimizer = build_optimizer(self.model, optimizer)
+        self.optimizer = build_optimizer(self.model, optimizer, ShardedMuon)
         sizes = " × ".join(map(str, self.mesh.shape))
         noun = "process" if self.mesh.size() == 1 else "processes"
         self.title = f"fully_shard, {sizes} {noun}"

@@ -61,14 +61,17 @@ class MuonAndAdamW:
 Optimizer = torch.optim.AdamW | MuonAndAdamW
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Build the optimizer that the config names, of all parameters of a model."""
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, muon_class: type[torch.optim.Muon] = torch.optim.Muon
+) -> Optimizer:
+    """Build the optimizer that the config names, of all parameters of a model. `muon_class`: the
+    Muon for this engine's matrices, if the config names Muon."""
     if config.name == "adamw":
         return build_adamw(model.parameters(), model, config)
     matrices = matrices_of_layers(model)
     chosen = {id(matrix) for matrix in matrices}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    muon = torch.optim.Muon(
+    muon = muon_class(
         matrices,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,

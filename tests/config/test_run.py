@@ -56,8 +56,8 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
         ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
         (
-            {"optimizer": {"name": "muon"}, "engine": {"name": "fsdp"}},
-            "optimizer.name=muon needs whole matrices",
+            {"optimizer": {"name": "muon"}, "engine": {"name": "zero1"}},
+            "optimizer.name=muon needs whole matrices, which engine.name=zero1 never gathers",
         ),
         ({"optimizer": {"momentum": 0.9}}, "optimizer.name=adamw does not use it"),
         ({"model": {"rope": False, "nope_every": 2}}, "rotates in no layer"),
