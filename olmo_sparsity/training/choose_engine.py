@@ -23,8 +23,9 @@ def build_engine(
     processes: Processes,
     source: Mapping[str, Tensor] | None = None,
 ) -> Engine:
-    """The engine named by `engine.name`. `source`: the weights, where the model has none itself."""
-    name, world_size = engine.name, processes.world_size
+    """Build the engine named by `engine.name`. `source`: the weights of a model without memory."""
+    name = engine.name
+    world_size = processes.world_size
     if name.startswith("zero"):
         settings = deepspeed_settings(engine, training, world_size)
         return ZeroEngine(model, training, optimizer, processes, settings, source)
@@ -32,20 +33,25 @@ def build_engine(
         from olmo_sparsity.training.fsdp_engine import FSDPEngine  # imports DTensor, for a second
 
         return FSDPEngine(model, training, optimizer, processes, engine, source)
-    is_ddp = name == "ddp" or (name == "auto" and world_size > 1)
-    return (DDPEngine if is_ddp else Engine)(model, training, optimizer, processes)
+    if name == "ddp" or (name == "auto" and world_size > 1):
+        return DDPEngine(model, training, optimizer, processes)
+    return Engine(model, training, optimizer, processes)
 
 
 def check_engine(engine: EngineConfig, training: TrainingConfig, world_size: int) -> None:
-    """Check engine and batch size against the number of processes."""
-    name, batch_size = engine.name, training.batch_size
+    """Raise ConfigError if engine or batch size do not fit the number of processes."""
+    name = engine.name
+    batch_size = training.batch_size
     if name == "single" and world_size > 1:
         raise ConfigError(f"engine.name=single, but {world_size} processes run; set it to auto")
+    # torchrun with one process is a way to try DDP, and sets WORLD_SIZE.
     if name == "ddp" and world_size == 1 and "WORLD_SIZE" not in os.environ:
         raise ConfigError("engine.name=ddp, but this is one process; use torchrun, or set auto")
     if batch_size % world_size:
         below = batch_size - batch_size % world_size
-        sizes = f"of the {world_size} processes; {below} and {below + world_size} are"
-        raise ConfigError(f"training.batch_size={batch_size} is not a multiple {sizes}")
+        raise ConfigError(
+            f"training.batch_size={batch_size} is not a multiple of the {world_size} processes; "
+            f"{below} and {below + world_size} are"
+        )
     if name.startswith("zero"):
-        deepspeed_settings(engine, training, world_size)
+        deepspeed_settings(engine, training, world_size)  # reads and checks the JSON file

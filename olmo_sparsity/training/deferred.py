@@ -1,8 +1,9 @@
-"""Build a model without its weights, and make each of them when it is needed.
+"""Build a model without its weights, and make each weight when it is looked up.
 
-A model of many GPUs fits no process whole. Its constructor runs on the `meta` device; what it does
-to a weight is noted, with the state of the random numbers, and done when the weight is looked up:
-each is that of a model built as usual."""
+A model of many GPUs does not fit into one process. So its constructor runs on the `meta` device,
+where tensors have shapes and no numbers. Each operation on a weight is recorded, with the state of
+the random numbers before it, and repeated on real memory when the weight is looked up. So each
+weight has the numbers that it would have in a model built as usual."""
 
 from __future__ import annotations
 
@@ -17,42 +18,47 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 RANDOM = {aten.uniform_.default, aten.normal_.default}
+"""Operations of a constructor that draw random numbers."""
 
 
-class Noted(NamedTuple):
-    operation: Any
+class Operation(NamedTuple):
+    """An operation in place on a weight, without the weight."""
+
+    function: Any
     arguments: tuple
-    named: dict[str, Any]
-    state: Tensor | None
-    """Of the random numbers, before."""
+    keywords: dict[str, Any]
+    random_state: Tensor | None
+    """State of the random numbers before it; None if it draws none."""
 
 
 class Deferred(Mapping[str, Tensor]):
-    """The weights of `model`, by name, tied ones under the first; in main memory, in fp32."""
+    """The weights of `model` by name, in fp32 in main memory; tied ones under their first name."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
-        notes, truncated = _Notes(), nn.init.trunc_normal_
+        recorder = _Recorder()
+        torch_trunc_normal_ = nn.init.trunc_normal_
 
-        def trunc_normal_(weight: Tensor, *args: Any, **named: Any) -> Tensor:
-            return notes.note(truncated, weight, args, named, is_random=True)
+        def trunc_normal_(weight: Tensor, *args: Any, **keywords: Any) -> Tensor:
+            return recorder.record(torch_trunc_normal_, weight, args, keywords, is_random=True)
 
-        # PyTorch's draws nothing on `meta`: how often it draws depends on the numbers.
+        # PyTorch's own draws nothing on `meta`, as how often it draws depends on the numbers. So
+        # it is recorded as one operation.
         patched = mock.patch.object(nn.init, "trunc_normal_", trunc_normal_)
-        with patched, torch.device("meta"), notes:
+        with patched, torch.device("meta"), recorder:
             self.model: Any = build()
-        self.notes = notes.of_storage
+        self.operations = recorder.operations_of
         self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
 
     def __getitem__(self, name: str) -> Tensor:
         parameter = self.parameters[name]
-        made = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-        before = torch.get_rng_state()
-        for noted in self.notes[_storage(parameter)]:
-            if noted.state is not None:
-                torch.set_rng_state(noted.state)
-            noted.operation(made, *noted.arguments, **noted.named)
-        torch.set_rng_state(before)
-        return made
+        weight = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+        state_before = torch.get_rng_state()
+        for operation in self.operations[_storage(parameter)]:
+            if operation.random_state is not None:
+                torch.set_rng_state(operation.random_state)
+            operation.function(weight, *operation.arguments, **operation.keywords)
+        torch.set_rng_state(state_before)
+        return weight
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)
@@ -61,33 +67,42 @@ class Deferred(Mapping[str, Tensor]):
         return len(self.parameters)
 
 
-class _Notes(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):
+    """Records operations in place on tensors of the `meta` device."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.of_storage: dict[int, list[Noted]] = defaultdict(list)
-        self.kept: list[Tensor] = []
-        """So that no other tensor gets a noted address."""
+        self.operations_of: dict[int, list[Operation]] = defaultdict(list)
+        """By the address of the weight's storage."""
+
+        # Keeps weights alive that a constructor replaces, so that no later one gets their address.
+        self.recorded: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
+        keywords = kwargs or {}
         if args and func._schema.is_mutable and getattr(args[0], "is_meta", False):
-            if any(isinstance(one, Tensor) for one in args[1:]):
+            # The second tensor would have no numbers when the operation is repeated.
+            if any(isinstance(argument, Tensor) for argument in args[1:]):
                 raise NotImplementedError(f"{func} of two tensors")
-            self.note(func, args[0], args[1:], named, func in RANDOM)
-        return func(*args, **named)
+            self.record(func, args[0], args[1:], keywords, func in RANDOM)
+        return func(*args, **keywords)
 
-    def note(
-        self, function: Any, weight: Tensor, args: tuple, named: dict[str, Any], is_random: bool
+    def record(
+        self, function: Any, weight: Tensor, args: tuple, keywords: dict[str, Any], is_random: bool
     ) -> Tensor:
         if weight.numel() * weight.element_size() != weight.untyped_storage().nbytes():
             raise NotImplementedError(f"{function} of a part of a weight")
-        state = torch.get_rng_state() if is_random else None
-        self.of_storage[_storage(weight)].append(Noted(function, args, named, state))
-        self.kept.append(weight)
-        if is_random:  # draws as many numbers
-            function(torch.empty(weight.shape, dtype=weight.dtype, device="cpu"), *args, **named)
+        random_state = torch.get_rng_state() if is_random else None
+        operation = Operation(function, args, keywords, random_state)
+        self.operations_of[_storage(weight)].append(operation)
+        self.recorded.append(weight)
+        if is_random:
+            # Draws as many numbers as on real memory, so that later weights get theirs.
+            drawn = torch.empty(weight.shape, dtype=weight.dtype, device="cpu")
+            function(drawn, *args, **keywords)
         return weight
 
 
 def _storage(tensor: Tensor) -> int:
+    """Return what identifies the storage of a tensor, also on `meta`."""
     return tensor.untyped_storage()._cdata

@@ -92,8 +92,10 @@ class Processes(Launch):
 def connect(limits: EngineConfig | None = None) -> Iterator[Processes]:
     """Connect to the other processes of this launch. An error that means that one of them died is
     raised as LostProcess."""
-    launch, limits = read_launch(), limits or EngineConfig()
-    patience = timedelta(seconds=limits.work_timeout_s + 60)  # the watchdog is there before
+    launch = read_launch()
+    limits = limits or EngineConfig()
+    # Longer than the watchdog waits, which names the process that did not come.
+    patience = timedelta(seconds=limits.work_timeout_s + 60)
     if launch.world_size > 1:
         _meet(launch, limits.meeting_timeout_s, patience)
     try:
@@ -146,13 +148,20 @@ def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
         _wait_for_all(store, launch, limit)
         choose_interface(store, launch, address)
-        rank, size = launch.rank, launch.world_size
-        dist.init_process_group(_backend(), None, patience, size, rank, store)
+        dist.init_process_group(
+            _backend(),
+            timeout=patience,
+            world_size=launch.world_size,
+            rank=launch.rank,
+            store=store,
+        )
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        process = f"process {launch.rank} of {launch.world_size}"
-        where = f"MASTER_ADDR={address} (of the first process), MASTER_PORT={port} (a free one)"
-        raise UserError(f"{process} did not reach the others at {where}: {reason}") from None
+        raise UserError(
+            f"process {launch.rank} of {launch.world_size} did not reach the others at "
+            f"MASTER_ADDR={address} (of the first process), MASTER_PORT={port} (a free one): "
+            f"{reason}"
+        ) from None
 
 
 def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
@@ -162,9 +171,10 @@ def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
         store.wait(names, limit)
     except dist.DistStoreError:
         missing = [name for name in names if not store.check([name])]
-        within = f"engine.meeting_timeout_s={limit.total_seconds():.0f}"
-        lost = f"{', '.join(missing)} of {launch.world_size}"
-        raise LostProcess(f"{lost} did not come within {within}") from None
+        raise LostProcess(
+            f"{', '.join(missing)} of {launch.world_size} did not come within "
+            f"engine.meeting_timeout_s={limit.total_seconds():.0f}"
+        ) from None
 
 
 def _backend() -> str:
@@ -175,7 +185,8 @@ def _backend() -> str:
 def _meeting_point() -> tuple[str, str]:
     """Return address and port of the first process, as torchrun, deepspeed and slurm/job.sh set
     them."""
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    address = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
     if not address or not port:
         missing = "MASTER_PORT" if address else "MASTER_ADDR"
         raise ConfigError(
@@ -186,7 +197,8 @@ def _meeting_point() -> tuple[str, str]:
 
 
 def _means_lost(error: BaseException) -> bool:
-    """gloo and NCCL report a broken connection only in the message."""
+    """Return whether an error says that a connection broke; gloo and NCCL say so in the message
+    alone."""
     words = (
         "closed by peer",
         "reset by peer",

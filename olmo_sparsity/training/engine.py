@@ -172,7 +172,7 @@ class Engine:
         """Decide whether the update of a step is skipped, on all processes alike."""
         if jumps is None:
             return False
-        is_jump = jumps.found(float(loss), float(norm))
+        is_jump = jumps.is_jump(float(loss), float(norm))
         # Should their decisions differ, one process that skips suffices.
         if not self.processes.sum(is_jump):
             return False

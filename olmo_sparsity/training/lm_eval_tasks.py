@@ -25,50 +25,63 @@ class Tasks:
     def __init__(
         self, config: RunConfig, tokenizer: Tokenizer, device: torch.device, processes: Processes
     ) -> None:
-        self.config, self.device, self.processes = config, device, processes
+        self.config = config
+        self.device = device
+        self.processes = processes
         self.tokenizer = hugging_face_tokenizer(tokenizer, config.model)
         self.tasks = load_tasks(config.evaluation.lm_eval)
 
     def __call__(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
-        """TASK/METRIC → its value, as `lm_eval --model hf` finds it for the exported model."""
+        """Return the value of each TASK/METRIC, as `lm_eval --model hf` computes it for the
+        exported model."""
         from lm_eval.evaluator import evaluate
         from lm_eval.models.huggingface import HFLM
 
         for task in self.tasks["tasks"].values():
             task.set_fewshot_seed(1234)  # as its command does
         exported: Any = hugging_face_model(self.config.model, weights, "the engine")
+        is_bf16 = self.config.training.precision == "bf16"
         model = HFLM(
             exported.to(self.device),
             tokenizer=self.tokenizer,
             batch_size=self.config.evaluation.batch_size,
-            mixed_precision_dtype={"bf16": torch.bfloat16}.get(self.config.training.precision),
+            mixed_precision_dtype=torch.bfloat16 if is_bf16 else None,
         )
         for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
             setattr(model, name, self.shared(getattr(model, name)))
-        found = evaluate(model, self.tasks, bootstrap_iters=0, log_samples=False)
-        return {
-            f"{task}/{name.removesuffix(',none')}": float(value)
-            for task, values in found["results"].items()
-            for name, value in values.items()
-            if isinstance(value, float) and math.isfinite(value)
-        }
+        evaluated = evaluate(model, self.tasks, bootstrap_iters=0, log_samples=False)
+        numbers = {}
+        for task, values in evaluated["results"].items():
+            for name, value in values.items():
+                # Besides metrics, lm_eval lists names, and errors that need a bootstrap.
+                if isinstance(value, float) and math.isfinite(value):
+                    metric = name.removesuffix(",none")  # no filter was applied
+                    numbers[f"{task}/{metric}"] = float(value)
+        return numbers
 
     def shared(self, answer: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        """Each process answers a run of the requests, and gets the answers of all."""
-        rank, count = self.processes.rank, self.processes.world_size
+        """Divide the requests of a method of `HFLM` among the processes: each answers a run of
+        them, and gets the answers of all."""
+        rank = self.processes.rank
+        count = self.processes.world_size
 
         def answer_all(requests: list[Any]) -> list[Any]:
-            own = requests[len(requests) * rank // count : len(requests) * (rank + 1) // count]
-            return list(chain(*self.processes.gather(answer(own, disable_tqdm=True))))
+            first = len(requests) * rank // count
+            end = len(requests) * (rank + 1) // count
+            own_answers = answer(requests[first:end], disable_tqdm=True)
+            return list(chain(*self.processes.gather(own_answers)))
 
         return answer_all
 
 
 def load_tasks(names: list[str]) -> Any:
-    """With their data, from lm_eval's cache or the hub."""
+    """Load tasks with their data, from lm_eval's cache or the hub."""
     with naming_extras():
         from lm_eval.tasks import TaskManager
     try:
         return TaskManager().load(names)
     except Exception as error:  # of the task's own code, or of the hub
-        raise ConfigError(f"evaluation.lm_eval={names}: {one_line(error)}") from None
+        raise ConfigError(
+            f"evaluation.lm_eval={names} cannot be loaded: {one_line(error)}; name tasks of "
+            "lm_eval, or YAML files"
+        ) from None

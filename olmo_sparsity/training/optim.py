@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from inspect import unwrap
 from typing import Any, TypeVar, cast
 
@@ -120,9 +120,9 @@ def build_adamw(
         groups[decayed].append(parameter)
     return kind(
         [
-            {"params": some, "weight_decay": config.weight_decay if decayed else 0.0}
-            for decayed, some in groups.items()
-            if some
+            {"params": members, "weight_decay": config.weight_decay if decayed else 0.0}
+            for decayed, members in groups.items()
+            if members
         ],
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
@@ -150,39 +150,49 @@ def moments_of(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Rate of optimizer step `step` (1 is the first) of `num_steps`.
+    """Return the rate of optimizer step `step` (1 is the first) of `num_steps`.
 
     The decay ends at the last step, as in OLMo and in transformers' linear scheduler. OLMo warms up
     from a tenth of the peak; here the warm-up starts from 0."""
-    peak, last = config.learning_rate, config.learning_rate * config.final_lr_share
+    peak = config.learning_rate
+    last = peak * config.final_lr_share
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
     if config.schedule in ("constant", "wsd"):
-        left, decay = num_steps - step, config.cooldown_steps
-        return last + (peak - last) * left / decay if left < decay else peak
-    passed = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
+        num_left = num_steps - step
+        if num_left >= config.cooldown_steps:
+            return peak
+        return last + (peak - last) * num_left / config.cooldown_steps
+    # A run that is shorter than its warm-up has no decay.
+    num_decaying = max(1, num_steps - config.warmup_steps)
+    passed = min(1.0, (step - config.warmup_steps) / num_decaying)
     if config.schedule == "linear":
         return peak + (last - peak) * passed
     return last + (peak - last) * (1 + math.cos(math.pi * passed)) / 2
 
 
 class Jumps:
-    """Finds steps whose loss or gradient norm jumps above those of the last `WINDOW` steps, as
+    """Notices steps whose loss or gradient norm jumps above those of the last `WINDOW` steps, as
     OLMo-core's optimizers do."""
 
     WINDOW = 128
 
     def __init__(self, sigmas: float, recent: list[list[float]], num_skipped: int) -> None:
         """`recent`: loss and gradient norm of the last steps, skipped ones too."""
-        self.sigmas, self.recent, self.num_skipped = sigmas, recent, num_skipped
+        self.sigmas = sigmas
+        self.recent = recent
+        self.num_skipped = num_skipped
 
-    def found(self, loss: float, norm: float) -> bool:
+    def is_jump(self, loss: float, norm: float) -> bool:
+        """Return whether a step jumps, and remember it for the next ones."""
         if not math.isfinite(loss + norm):
             return True  # the run ends when it writes this step's metrics
-        before, self.recent = self.recent, [*self.recent, [loss, norm]][-self.WINDOW :]
-        if len(before) < self.WINDOW // 4:
+        earlier = self.recent
+        self.recent = [*earlier, [loss, norm]][-self.WINDOW :]
+        if len(earlier) < self.WINDOW // 4:  # too few for a deviation
             return False
-        return any(
-            value > statistics.fmean(earlier) + self.sigmas * statistics.pstdev(earlier)
-            for value, earlier in zip((loss, norm), zip(*before, strict=True), strict=True)
-        )
+        earlier_losses, earlier_norms = zip(*earlier, strict=True)
+        return self._is_far_above(loss, earlier_losses) or self._is_far_above(norm, earlier_norms)
+
+    def _is_far_above(self, value: float, earlier: Sequence[float]) -> bool:
+        return value > statistics.fmean(earlier) + self.sigmas * statistics.pstdev(earlier)

@@ -55,9 +55,10 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
 def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
     """Check that all processes have the settings of the first: config files on disks that are not
     shared may differ between machines."""
-    first = processes.gather(settings if processes.is_first else None)[0]
+    first_settings = processes.gather(settings if processes.is_first else None)[0]
     with processes.agree():
-        if changed := differences(first, settings):
+        changed = differences(first_settings, settings)
+        if changed:
             raise ConfigError(f"config of the first process: {changed[0]}; give all the same file")
 
 
@@ -65,6 +66,7 @@ def check_room(
     run_folder: Path, kept: CheckpointConfig, num_parameters: int, step: int, num_steps: int
 ) -> None:
     """Check the disk for the checkpoints that the run will keep, and one being written."""
+    # 0 is `auto`, which may save after any step; None saves once, at the end.
     interval = 1 if kept.interval_steps == 0 else kept.interval_steps or num_steps
     num_left = math.ceil((num_steps - step) / interval)
     existing = sum(not kept.stays(step_of(path)) for path in list_checkpoints(run_folder))

@@ -38,16 +38,18 @@ class Runs:
 
     def find(self, path: Path) -> Path | None:
         if (path / MANIFEST).is_file():
-            if problem := verify_manifest(path, skip=UNREAD):
+            problem = verify_manifest(path, skip=UNREAD)
+            if problem:
                 raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
             return path
         return _latest_or_fail(path) if (path / "checkpoints").is_dir() else None
 
     def load(self, folder: Path, name: str, dtype: str, device: str) -> TrainedModel:
         if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
-            at = torch.device(device)
-            on_gpu = at.type == "cuda"
-            dtype = "bf16" if on_gpu and multiplies(at, torch.bfloat16) else "fp32"
+            torch_device = torch.device(device)
+            on_gpu = torch_device.type == "cuda"
+            has_bf16 = on_gpu and multiplies(torch_device, torch.bfloat16)
+            dtype = "bf16" if has_bf16 else "fp32"
             if on_gpu:
                 say(f"{name}: weights in {dtype}; dtype=fp32 is slower and exact")
         loaded = _load_checkpoint(folder, DTYPES[dtype], device)
@@ -77,16 +79,17 @@ def training_text(data: DataConfig) -> TrainingText:
 
 
 def _latest_or_fail(run_folder: Path) -> Path:
-    newest = ""
+    """Return the newest intact checkpoint; say so if a newer one is damaged."""
+    first_problem = ""
     for folder, problem in verified_checkpoints(run_folder, UNREAD):
         if problem is None:
-            if newest:
-                say(f"{newest}; reading {folder.name} instead")
+            if first_problem:
+                say(f"{first_problem}; reading {folder.name} instead")
             refuse_other_run(run_folder, folder)
             return folder
-        newest = newest or f"{folder}: {problem}"
-    if newest:
-        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {newest}")
+        first_problem = first_problem or f"{folder}: {problem}"
+    if first_problem:
+        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {first_problem}")
     raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
 
 

@@ -16,7 +16,7 @@ class ShardedMuon(torch.optim.Muon):
     """PyTorch's Muon, whose matrices are DTensors."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         assert closure is None
         for group in self.param_groups:
             for matrix in group["params"]:

@@ -33,7 +33,9 @@ class Watchdog:
         processes: Processes,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self.limits, self.processes, self.release = limits, processes, release
+        self.limits = limits
+        self.processes = processes
+        self.release = release
         self.expect("the start", "work_timeout_s")
         if processes.world_size == 1 and "WORLD_SIZE" not in os.environ:
             return
@@ -63,19 +65,25 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        doing, rank = self.doing, self.processes.rank
+        """Write the stacks, let one process say who did not come, and end this process."""
+        doing = self.doing  # another thread may go on meanwhile
+        rank = self.processes.rank
         try:
             self._write_stacks(doing)
             missing, present = self._wait_for_stacks()
+            # The first process may be the one that hangs.
             if rank == min(present, default=rank):
-                names = ", ".join(f"process {number} on {self.hosts[number]}" for number in missing)
-                who = f"{names} did not come, stacks of the others" if missing else "all stacks"
+                stacks = "all stacks"
+                if missing:
+                    names = [f"process {number} on {self.hosts[number]}" for number in missing]
+                    stacks = f"{', '.join(names)} did not come, stacks of the others"
                 say(
                     f"olmo-sparsity: {doing} took more than engine.{self.setting}={self.limit_s}: "
-                    f"{who} are in {self.folder}; the same command goes on"
+                    f"{stacks} are in {self.folder}; the same command goes on"
                 )
             self.release()
         finally:
+            # Other threads wait in collectives that cannot be interrupted.
             os._exit(EXIT_LOST_PROCESS)
 
     def _path(self, rank: int) -> Path:
@@ -84,15 +92,17 @@ class Watchdog:
     def _write_stacks(self, doing: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(self.processes.rank)
-        with path.with_suffix(".tmp").open("w") as file:
+        partial = path.with_suffix(".tmp")
+        with partial.open("w") as file:
             where = f"process {os.getpid()} on {socket.gethostname()}"
+            # Flushed, as faulthandler writes to the descriptor itself.
             print(f"{doing}, {where}", file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
-        path.with_suffix(".tmp").rename(path)
+        partial.rename(path)
         self._write_flight_recorder()
 
     def _write_flight_recorder(self) -> None:
-        """NCCL's collectives, for PyTorch's `torchfrtrace`."""
+        """Write NCCL's last collectives, for PyTorch's `torchfrtrace`."""
         import torch
 
         if torch.cuda.is_available():

@@ -115,7 +115,7 @@ def test_a_skipped_step_changes_nothing(make_config: MakeConfig, batch: Batch) -
     engine, plain = engine_for(config), engine_for(config)
     for is_jump in (True, False):
         jumps = Jumps(1.0, [], 0)
-        jumps.found = lambda *_, is_jump=is_jump: is_jump
+        jumps.is_jump = lambda *_, is_jump=is_jump: is_jump
         skipped = [step.clone() for step in engine.step(batch, 1e-3, jumps)]
         assert jumps.num_skipped == is_jump
     torch.testing.assert_close(plain.step(batch, 1e-3), tuple(skipped), rtol=0, atol=0)

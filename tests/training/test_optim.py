@@ -180,11 +180,11 @@ def test_a_jump_is_beyond_the_deviations_of_the_last_steps() -> None:
     for step, value in enumerate(values):
         before = values[max(0, step - 128) : step]
         limits = before.mean(0) + 2 * before.std(0) if step >= 32 else np.inf
-        found.append(jumps.found(*value))
+        found.append(jumps.is_jump(*value))
         assert found[-1] == bool((value > limits).any()), step
         jumps = Jumps(2.0, jumps.recent, 0)  # as a resumed run
-        assert jumps.found(3.0, math.inf), "which later steps are not compared with"
-        assert jumps.found(math.nan, 1.0)
+        assert jumps.is_jump(3.0, math.inf), "which later steps are not compared with"
+        assert jumps.is_jump(math.nan, 1.0)
     assert 0 < sum(found) < 50
 
 
