@@ -6,7 +6,6 @@ rename publishes it: whenever a process is killed, a folder without `.tmp` is co
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import time
@@ -99,7 +98,9 @@ class CheckpointWriter:
     does not return while a checkpoint is being written, not even with an error."""
 
     def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:
-        self.run_folder, self.kept, self.processes = run_folder, kept, processes
+        self.run_folder = run_folder
+        self.kept = kept
+        self.processes = processes
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._part: Future[None] | None = None
         self._whole: Future[None] | None = None
@@ -122,17 +123,20 @@ class CheckpointWriter:
         begun = time.monotonic() if begun is None else begun
         with self.processes.agree(), naming(final, partial):
             if self.processes.is_first:
+                # Of a start that was killed while it wrote the same step.
                 shutil.rmtree(partial, ignore_errors=True)
                 (partial / ENGINE_FOLDER).mkdir(parents=True)
 
         def write_own() -> None:
             with _removed_on_error(partial), naming(final, partial):
-                files = {str(path.relative_to(partial)): path for path in write_part(partial)}
-                listed = {name: asdict(list_file(path)) for name, path in files.items()}
+                listed = {}
+                for path in write_part(partial):
+                    listed[str(path.relative_to(partial))] = asdict(list_file(path))
+                # Written last: the first process takes it for a sign that the part is complete.
                 write_json(partial / f"{self.processes.rank}.written", listed)
 
         def publish_all(part: Future[None]) -> None:
-            part.result()
+            part.result()  # raises if this process could not write its own part
             with _removed_on_error(partial), naming(final, partial):
                 write_once(partial)
                 write_json(partial / "trainer.json", asdict(state))
@@ -141,14 +145,19 @@ class CheckpointWriter:
                 write_manifest(partial, known=known)
                 publish(partial, final)
                 Attempts(state.step).write(self.run_folder)
-                # Later ones are damaged and do not count.
-                saved = [p for p in list_checkpoints(self.run_folder) if step_of(p) <= state.step]
-                _delete([p for p in saved[self.kept.keep :] if not self.kept.stays(step_of(p))])
+                self._delete_older(state.step)
             self._say_if_slow(state.step, time.monotonic() - begun)
 
         self._part = self._thread.submit(write_own)
         if self.processes.is_first:
             self._whole = self._thread.submit(publish_all, self._part)
+
+    def _delete_older(self, step: int) -> None:
+        """Delete the checkpoints that are not kept, now that this step's is complete."""
+        # Checkpoints of later steps are damaged: the run was resumed before them.
+        saved = [folder for folder in list_checkpoints(self.run_folder) if step_of(folder) <= step]
+        beyond_last = saved[self.kept.keep :]
+        _delete([folder for folder in beyond_last if not self.kept.stays(step_of(folder))])
 
     def _wait_for_parts(self, partial: Path) -> dict[str, Listed]:
         lists = [partial / f"{rank}.written" for rank in range(self.processes.world_size)]
@@ -171,9 +180,12 @@ class CheckpointWriter:
 
     @property
     def failure(self) -> str:
-        """The error of the checkpoint being written; empty if there is none."""
+        """Describe the error of the checkpoint being written; empty if there is none."""
         for future in (self._part, self._whole):
-            if future is not None and future.done() and (error := future.exception()) is not None:
+            if future is None or not future.done():
+                continue
+            error = future.exception()
+            if error is not None:
                 return str(error) or repr(error)
         return ""
 
@@ -189,7 +201,8 @@ class CheckpointWriter:
         with self.processes.agree():
             if self._whole is not None:
                 self._whole.result()
-        self._part = self._whole = None
+        self._part = None
+        self._whole = None
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -223,18 +236,20 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
     damaged ones. Raise DataError if all are damaged or gone, as training from step 0 would replace
     them, and UnreadableNowError if one that cannot be read now may be intact. Partial folders of
     killed runs are removed."""
-    checkpoints = verified_checkpoints(run_folder)
-    newest = ""
-    for folder, problem in checkpoints:
+    all_damaged = ""
+    for folder, problem in verified_checkpoints(run_folder):
         if problem is None:
             _remove_partial(run_folder)
             return folder
         say(f"checkpoint {folder} is damaged ({problem}); trying the one before")
-        newest = newest or f"no checkpoint of {run_folder} is intact, the latest: {problem}"
+        if not all_damaged:
+            all_damaged = f"no checkpoint of {run_folder} is intact, the latest: {problem}"
+    if all_damaged:
+        raise DataError(f"{all_damaged}; {RESTORE}")
     saved_step = last_saved_step(run_folder)
-    if newest or saved_step:
+    if saved_step:
         gone = f"{run_folder} has saved step {saved_step}, and no checkpoint is there now"
-        raise DataError(f"{newest or gone}; {RESTORE}")
+        raise DataError(f"{gone}; {RESTORE}")
     _remove_partial(run_folder)
     return None
 
@@ -247,31 +262,33 @@ def _remove_partial(run_folder: Path) -> None:
 def last_saved_step(run_folder: Path) -> int:
     """Return the last step that a start has saved or resumed from; 0 if none has."""
     path = run_folder / "environment.json"
-    starts = read_json(path, list[dict], "delete it to go on without") if path.exists() else []
-    resumed = (int(start.get("resumed_at_step", 0)) for start in starts)
-    return max(Attempts.read(run_folder).saved_step, *resumed, 0)
+    starts = []
+    if path.exists():
+        starts = read_json(path, list[dict], "delete it to go on without")
+    resumed_steps = [int(start.get("resumed_at_step", 0)) for start in starts]
+    return max(Attempts.read(run_folder).saved_step, *resumed_steps, 0)
 
 
 def set_aside(run_folder: Path) -> Path:
     """Move what a run has written into a new folder of its run folder, such that it can begin again
     at step 0; returns that folder."""
-    kept = next(
-        folder
-        for number in itertools.count(1)
-        if not (folder := run_folder / f"set_aside_{number}").exists()
-    )
-    kept.mkdir()
+    number = 1
+    while (run_folder / f"set_aside_{number}").exists():
+        number += 1
+    new_folder = run_folder / f"set_aside_{number}"
+    new_folder.mkdir()
     written = ("checkpoints", "metrics.jsonl", "environment.json", "skipped_batches.json")
     for name in (*written, Attempts.path(run_folder).name):
         if (run_folder / name).exists():
-            (run_folder / name).rename(kept / name)
+            (run_folder / name).rename(new_folder / name)
     (run_folder / "checkpoints").mkdir()
-    return kept
+    return new_folder
 
 
 def branch_point(folder: str) -> Path:
-    """A checkpoint of another run, after verifying it."""
-    if problem := verify_manifest(folder):
+    """Return a checkpoint of another run, after verifying it."""
+    problem = verify_manifest(folder)
+    if problem:
         raise ConfigError(f"branch_from={folder} must be an intact checkpoint folder: {problem}")
     return Path(folder)
 

@@ -33,20 +33,21 @@ from olmo_sparsity.training.optim import matrices_of_layers
 def flops_per_token(
     model: nn.Module, sizes: ModelConfig, length: int, whole_attention: bool = False
 ) -> float:
-    """Forward and backward: 6 per weight of a matmul, and 6·L·D per layer for attention scores and
-    sums, over half of L keys because of causality. `whole_attention`: over all L, as OLMo-core,
-    nanochat and torchtitan count."""
+    """Return the FLOPs of a token, forward and backward: 6 per weight of a matmul, and 6·L·D per
+    layer for attention scores and sums, over half of L keys because of causality.
+    `whole_attention`: over all L, as OLMo-core, nanochat and torchtitan count."""
     weight_VD, _ = cast(LanguageModel, model).unembedding
     embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     matmul_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1) - embeddings
-    if any(m.weight is weight_VD for m in model.modules() if isinstance(m, nn.Embedding)):
-        matmul_weights += weight_VD.numel()  # tied: looked up once, multiplied once
+    is_tied = any(m.weight is weight_VD for m in model.modules() if isinstance(m, nn.Embedding))
+    if is_tied:  # looked up once, multiplied once
+        matmul_weights += weight_VD.numel()
     attention = sizes.n_layers * length * sizes.n_heads * sizes.effective_head_width
     return 6.0 * matmul_weights + (12.0 if whole_attention else 6.0) * attention
 
 
 def stated_flops(device: torch.device) -> float:
-    """FLOP/s in bf16 as stated by the vendor; 0 if unknown."""
+    """Return the FLOP/s in bf16 as stated by the vendor; 0 if unknown."""
     gpu = find_gpu(device_name(device))
     return 1e12 * gpu.tflops if gpu else 0.0
 
@@ -61,8 +62,8 @@ USABLE = 0.85
 def activation_bytes(
     sizes: ModelConfig, training: TrainingConfig, micro_batch_size: int, device: str = "cpu"
 ) -> float:
-    """At the peak of a step: what is kept for the backward pass, and what the loss needs for the
-    largest chunk of logits."""
+    """Return the bytes of activations at the peak of a step: what is kept for the backward pass,
+    and what the loss needs for the largest chunk of logits."""
     rows = micro_batch_size * training.length
     size = 2 if training.precision == "bf16" else 4
     of_width = rows * sizes.d_model * size
@@ -96,7 +97,8 @@ def state_bytes(
     gathered: int = 0,
     sums_whole_gradients: bool = False,
 ) -> int:
-    """Weights, gradients and optimizer of a process, one of `count`; docs/train.md has a table.
+    """Return the bytes of weights, gradients and optimizer of a process, one of `count`;
+    docs/train.md has a table.
 
     `gathered`: with `fsdp`, the largest number of weights that are whole at a time.
     `sums_whole_gradients`: with `fsdp`, over several micro-batches."""
@@ -225,14 +227,16 @@ class Hardware:
 
 
 def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
-    """The largest divisor of a process's share of a batch that is at most the configured one, or
-    with `auto` fits into memory."""
-    training, share = config.training, config.training.batch_size // hardware.count
+    """Return the largest divisor of a process's share of a batch that is at most the configured
+    one, or with `auto` fits into memory."""
+    training = config.training
+    share = training.batch_size // hardware.count
     if training.micro_batch_size is None:
         return share
     sizes = [size for size in range(1, share + 1) if share % size == 0]
     if training.micro_batch_size:
         return max((size for size in sizes if size <= training.micro_batch_size), default=1)
+    # 0 means `auto`.
     fitting = [
         size
         for size in sizes
@@ -328,9 +332,12 @@ NIC_BYTES_PER_S = 25e9
 RECOMPUTED = 1 / 3
 """What a layer's second forward pass adds to its forward and backward pass."""
 
-COPIED, WRITTEN = 1.4e9, 0.39e9
-"""Bytes a second of a checkpoint that a process copies to main memory, and writes and hashes, as
-measured on one H200; a disk may be slower for many processes."""
+COPIED_BYTES_PER_S = 1.4e9
+"""Of a checkpoint, to main memory, by each process: measured on one H200."""
+
+WRITTEN_BYTES_PER_S = 0.39e9
+"""Of a checkpoint, with its hash, by each process: measured on one H200. A disk may be slower for
+many processes."""
 
 GRACE_S = 30
 """What clusters give a preempted job."""
@@ -400,8 +407,11 @@ def estimate(
 ) -> dict[str, str]:
     """Return lines for `--dry-run`. `micro_batch_size`: as configured, where `config` has that of
     its own engine; each engine is then estimated with what fits it."""
-    training, model, count = config.training, without_memory(config.model), hardware.count
-    parameters, tokens = count_parameters(model), training.batch_size * training.length
+    training = config.training
+    model = without_memory(config.model)
+    count = hardware.count
+    parameters = count_parameters(model)
+    tokens = training.batch_size * training.length
     flops = flops_per_token(model, config.model, training.length) * tokens
     lines = {
         "parameters": f"{parameters:,}",
@@ -409,10 +419,12 @@ def estimate(
         "tokens in all": f"{tokens * training.num_steps:,} in {training.num_steps:,} steps",
         "FLOPs in all": f"{flops * training.num_steps:.3g}",
     }
-    below = training.batch_size - training.batch_size % count
-    lines["batch"] = f"{count} processes do not divide it; {below} and {below + count} do"
-    if below == training.batch_size:
-        lines["batch"] = f"{below} = {count} processes × {below // count}"
+    share, rest = divmod(training.batch_size, count)
+    if rest == 0:
+        lines["batch"] = f"{training.batch_size} = {count} processes × {share}"
+    else:
+        below = training.batch_size - rest
+        lines["batch"] = f"{count} processes do not divide it; {below} and {below + count} do"
     if micro_batch_size is not None:
         config = with_micro_batches(config, micro_batch_size)
     cost = cost_with(config, hardware)
@@ -421,27 +433,42 @@ def estimate(
     engines = ENGINES if count > 1 else (config.engine.name,)
     for engine in engines:
         lines[f"memory of a process, {engine}"] = _memory(with_engine(config, engine), hardware)
-    saved, kept = 12 * parameters, config.checkpoint
-    built = main_memory_at_start(config)
-    in_main_memory = max(built, saved / count) + (LIBRARIES_BYTES if hardware.gpu else 0)
-    lines["main memory"] = (
-        f"{in_main_memory / 2**30:.1f} GiB a process (the start takes {built / 2**30:.1f}, "
-        f"a copy for a save {saved / count / 2**30:.1f}); "
-        f"{in_main_memory * count / hardware.nodes / 2**30:.0f} GiB a node"
-    )
+    return lines | _saves(config, hardware, parameters)
+
+
+def _saves(config: RunConfig, hardware: Hardware, parameters: int) -> dict[str, str]:
+    """Return lines on main memory, on disks, and on how long a save takes."""
+    training = config.training
+    count = hardware.count
+    saved = 12 * parameters  # weights and two moments, in fp32
+    saved_by_each = saved / count
+
+    at_start = main_memory_at_start(config)
+    in_main_memory = max(at_start, saved_by_each) + (LIBRARIES_BYTES if hardware.gpu else 0)
+    of_node = in_main_memory * count / hardware.nodes
+
+    kept = config.checkpoint
     num_kept = kept.keep + 1 + kept.num_staying(0, training.num_steps)
-    text = tokens * training.num_steps * (2 if config.model.vocab_size <= 2**16 else 4)
-    lines["disk"] = (
-        f"text {text / 1e9:.1f} GB if read once; a checkpoint {saved / 1e9:.1f} GB, the run folder "
-        f"{saved * num_kept / 1e9:.1f} GB"
-    )
-    stands_s, saves_s = saved / count / COPIED, saved / count / WRITTEN
-    enough = "within" if stands_s + saves_s <= GRACE_S else "more than"
-    lines["a save"] = (
-        f"{stands_s + saves_s:.0f} s, {enough} the {GRACE_S} s that clusters give a preempted job; "
-        f"training stands still for {stands_s:.1f} s"
-    )
-    return lines
+    token_size = 2 if config.model.vocab_size <= 2**16 else 4
+    text = training.batch_size * training.length * training.num_steps * token_size
+
+    pause_s = saved_by_each / COPIED_BYTES_PER_S
+    save_s = pause_s + saved_by_each / WRITTEN_BYTES_PER_S
+    enough = "within" if save_s <= GRACE_S else "more than"
+    return {
+        "main memory": (
+            f"{in_main_memory / 2**30:.1f} GiB a process (the start takes {at_start / 2**30:.1f}, "
+            f"a copy for a save {saved_by_each / 2**30:.1f}); {of_node / 2**30:.0f} GiB a node"
+        ),
+        "disk": (
+            f"text {text / 1e9:.1f} GB if read once; a checkpoint {saved / 1e9:.1f} GB, the run "
+            f"folder {saved * num_kept / 1e9:.1f} GB"
+        ),
+        "a save": (
+            f"{save_s:.0f} s, {enough} the {GRACE_S} s that clusters give a preempted job; "
+            f"training stands still for {pause_s:.1f} s"
+        ),
+    }
 
 
 def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
@@ -473,28 +500,31 @@ def share_of_peak(parameters: int) -> tuple[float, str]:
 
 
 def _seconds(config: RunConfig, hardware: Hardware) -> tuple[float, float]:
-    """Seconds of a step that the GPUs compute, and that they send."""
-    training, count, gpu = config.training, hardware.count, hardware.gpu
+    """Return the seconds of a step in which the GPUs compute, and those in which they send."""
+    training = config.training
+    count = hardware.count
+    gpu = hardware.gpu
     assert gpu is not None
     model = without_memory(config.model)
     parameters = count_parameters(model)
     flops = flops_per_token(model, config.model, training.length)
     unembedding, _ = cast(LanguageModel, model).unembedding
     of_layers = flops - 6.0 * unembedding.numel()
-    recomputed = num_recomputed(config.model, training) / config.model.n_layers
-    flops += RECOMPUTED * recomputed * of_layers
+    share_recomputed = num_recomputed(config.model, training) / config.model.n_layers
+    flops += RECOMPUTED * share_recomputed * of_layers
     flops *= training.batch_size * training.length
     share, _ = share_of_peak(parameters)
     computing_s = flops / (count * share * gpu.tflops * 1e12)
-    micros = max(1, training.batch_size // count // (training.micro_batch_size or 1))
-    sums_whole_gradients = not getattr(config.engine, "reduce_every_micro_batch", False)
-    num_reductions = 1 if sums_whole_gradients else micros
-    sent = sent_bytes(config.engine.name, parameters, training.precision, micros, num_reductions)
+    num_micro = max(1, training.batch_size // count // (training.micro_batch_size or 1))
+    num_reductions = num_micro if config.engine.reduce_every_micro_batch else 1
+    sent = sent_bytes(config.engine.name, parameters, training.precision, num_micro, num_reductions)
     return computing_s, sent * (count - 1) / count / hardware.bytes_per_s
 
 
 def _time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[str, str]:
-    training, gpu = config.training, hardware.gpu
+    """Return lines on the time and the price of a run on known GPUs."""
+    training = config.training
+    gpu = hardware.gpu
     assert gpu is not None
     share, origin = share_of_peak(count_parameters(without_memory(config.model)))
     source = f"predicted: {share:.0%} of {gpu.tflops:.0f} TFLOP/s, {origin}"
@@ -520,8 +550,9 @@ def sent_bytes(
     num_micro_batches: int,
     num_reductions: int = 1,
 ) -> float:
-    """Of a process in a step, (N − 1)/N of which a ring sends; an all-reduce counts twice.
-    `num_reductions`: with `fsdp`, how often gradients are added up over processes."""
+    """Return the bytes that a process gives to collectives in a step, an all-reduce twice. A ring
+    sends (N − 1)/N of them. `num_reductions`: with `fsdp`, how often gradients are added up over
+    processes."""
     is_sharded = engine == "fsdp" or engine.startswith("zero")
     size = parameters * (2 if precision == "bf16" and is_sharded else 4)
     if engine == "fsdp":  # weights forward and backward; gradients in fp32
@@ -534,6 +565,7 @@ def sent_bytes(
 
 
 def _memory(config: RunConfig, hardware: Hardware) -> str:
+    """Return a line on the memory of a process with the config's engine."""
     cost = cost_with(config, hardware)
     parts = (
         f"state {cost.state / 2**30:.1f}, activations {cost.activations / 2**30:.1f}, "
@@ -550,9 +582,9 @@ def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
     needed = needed_bytes(config, hardware, 1)
     if needed <= hardware.memory:
         return
-    sizes = f"{needed / 2**30:.1f} GiB a device, of {hardware.memory / 2**30:.1f}"
     raise ConfigError(
-        f"engine.name={config.engine.name} needs {sizes}; {_remedy(config, hardware)}"
+        f"engine.name={config.engine.name} needs {needed / 2**30:.1f} GiB a device, of "
+        f"{hardware.memory / 2**30:.1f}; {_remedy(config, hardware)}"
     )
 
 
@@ -577,6 +609,7 @@ def _remedy(config: RunConfig, hardware: Hardware) -> str:
 
 
 def _fitting_engines(config: RunConfig, hardware: Hardware) -> list[str]:
+    """Return the options of the engines with which a single sequence at a time fits."""
     known = get_args(get_type_hints(EngineConfig)["name"])
     fitting = []
     for engine in ENGINES if hardware.count > 1 else ():

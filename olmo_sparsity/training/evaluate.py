@@ -96,7 +96,6 @@ class Evaluation:
         one per range of the target's position: within the training length, up to the PoSE
         target, and beyond. `num_documents` counts the sequences with tokens in the range; with
         positions.per_document, where positions are those in a document, the documents."""
-        rows = []
         sum_L = torch.zeros(self.length, dtype=torch.float64)
         count_L = torch.zeros(self.length, dtype=torch.int64)
         edges = sorted({0, self.trained, self.reached, self.length})
@@ -122,15 +121,23 @@ class Evaluation:
         engine.processes.add_up(sum_L)
         engine.processes.add_up(count_L)
         engine.processes.add_up(num_texts_R)
+        rows = []
         for column, (first, last) in enumerate(ranges):
             num_tokens = int(count_L[first:last].sum())
             if num_tokens == 0:  # no document is as long (positions.per_document)
                 continue
             loss = float(sum_L[first:last].sum() / num_tokens)
             bits = loss / math.log(2) / self.heldout.bytes_per_token
-            row = {"from": first, "to": last, "loss": loss, "bits_per_byte": bits}
-            row |= {"num_tokens": num_tokens, "num_documents": int(num_texts_R[column])}
-            rows.append(row)
+            rows.append(
+                {
+                    "from": first,
+                    "to": last,
+                    "loss": loss,
+                    "bits_per_byte": bits,
+                    "num_tokens": num_tokens,
+                    "num_documents": int(num_texts_R[column]),
+                }
+            )
         return rows
 
     def losses_by_corpus(self, engine: Engine) -> dict[str, list[dict]]:
@@ -179,10 +186,16 @@ class Evaluation:
         losses = []
         for column, (first, end) in enumerate(ranges):
             means_D = sums_DR[:, column] / (end - first)
-            row = {"from": edges[column], "to": end, "loss": float(means_D.mean())}
-            row["standard_error"] = float(means_D.std()) / math.sqrt(num_documents)
-            row |= {"num_tokens": num_documents * (end - first), "num_documents": num_documents}
-            losses.append(row)
+            losses.append(
+                {
+                    "from": edges[column],
+                    "to": end,
+                    "loss": float(means_D.mean()),
+                    "standard_error": float(means_D.std()) / math.sqrt(num_documents),
+                    "num_tokens": num_documents * (end - first),
+                    "num_documents": num_documents,
+                }
+            )
         return losses[::-1]
 
     def induction_drop(self, engine: Engine) -> float:
@@ -228,13 +241,16 @@ def _contiguous(tokens_BL: Tensor) -> Batch:
 
 
 def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:
-    """This process's rows of a batch, and how many of them count. All processes must run all
+    """Return this process's rows of a batch, and how many of them count. All processes must run all
     forwards, as ZeRO-3 fetches weights from all of them, so one without rows computes the first
     row, which does not count."""
     own = batch.rows(slice(engine.processes.rank, None, engine.processes.world_size))
     num_own = len(own.tokens_BL)
-    return (own, num_own) if num_own else (batch.rows(slice(1)), 0)
+    if num_own == 0:
+        return batch.rows(slice(1)), 0
+    return own, num_own
 
 
 def format_losses(rows: list[dict]) -> str:
+    """Return the losses of the ranges as one line."""
     return " · ".join(f"[{row['from']}, {row['to']}) {row['loss']:.4f}" for row in rows)

@@ -31,10 +31,10 @@ from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, T
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
+from olmo_sparsity.training.metric_writers import open_metric_writers
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
 from olmo_sparsity.training.run_folder import Metrics, refuse_divergence, skip_batch_of
-from olmo_sparsity.training.sinks import open_sinks
 from olmo_sparsity.training.start import Start, prepare
 
 
@@ -68,7 +68,8 @@ def train_until_nan(
     step is noted as one to leave out (`training.on_nan=skip`)."""
     with contextlib.ExitStack() as held:  # locks the run folder until all is written
         start = prepare(config, processes, held)
-        run_folder, num_steps = Path(start.config.run_folder), start.config.training.num_steps
+        run_folder = Path(start.config.run_folder)
+        num_steps = start.config.training.num_steps
         try:
             with (
                 attempt(run_folder, start.config.checkpoint.max_starts, processes),
@@ -79,12 +80,12 @@ def train_until_nan(
                 with processes.agree():
                     profiled = Profile(profile, start)
                     held.callback(profiled.stop)
-                    sinks = []
+                    writers = []
                     if processes.is_first:
-                        sinks = open_sinks(
+                        writers = open_metric_writers(
                             start.config.logging, run_folder, start.step, start.settings
                         )
-                    metrics = Metrics(run_folder, start.step, sinks, writes=processes.is_first)
+                    metrics = Metrics(run_folder, start.step, writers, writes=processes.is_first)
                 outcome = run_steps(start, metrics, writer, progress, stop, profiled)
         except UserError as error:
             training = start.config.training
@@ -145,8 +146,9 @@ def run_steps(
                 if reason or saves.due(step):
                     began = time.perf_counter()
                     save_checkpoint(start, step, metrics, writer)
-                    if decided := saves.done(step, time.perf_counter() - began, processes):
-                        progress.note(f"step {step}: {decided}")
+                    next_save = saves.done(step, time.perf_counter() - began, processes)
+                    if next_save:
+                        progress.note(f"step {step}: {next_save}")
                 if reason and step < num_steps:
                     writer.wait()
                     progress.note(f"{reason}: saved step {step}; the same command goes on")
@@ -191,7 +193,10 @@ def slowest_process(engine: Engine) -> dict[str, float]:
 def evaluate_step(
     start: Start, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
 ) -> None:
-    config, engine, evaluation = start.config, start.engine, start.evaluation
+    """Measure held-out losses, and what else the config names, and log them."""
+    config = start.config
+    engine = start.engine
+    evaluation = start.evaluation
     start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
     measured: dict[str, list | dict] = {}
     by_corpus: dict[str, list[dict]] = {}
@@ -207,7 +212,8 @@ def evaluate_step(
     if start.measures:
         writer.wait()  # so that there is one copy of the weights at a time
         weights = engine.copy_weights(whole=True)
-        measured |= {name: measure(weights) for name, measure in start.measures.items()}
+        for name, measure in start.measures.items():
+            measured[name] = measure(weights)
     with engine.processes.agree():
         metrics.write_heldout(step, losses, drop, measured)
     if step < config.training.num_steps:
@@ -219,8 +225,10 @@ def evaluate_step(
 
 
 def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: CheckpointWriter) -> None:
-    engine, processes = start.engine, start.engine.processes
-    rank, count = processes.rank, processes.world_size
+    """Copy weights and moments into main memory, and have a thread write them."""
+    engine = start.engine
+    processes = engine.processes
+    count = processes.world_size
     start.watchdog.expect(f"saving step {step}", "work_timeout_s")
     begun = time.monotonic()
     writer.wait()  # there is memory for one copy
@@ -229,15 +237,17 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     tokens = step * start.tokens_per_step
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
     if start.jumps:
-        state.recent, state.num_skipped = start.jumps.recent, start.jumps.num_skipped
+        state.recent = start.jumps.recent
+        state.num_skipped = start.jumps.num_skipped
     state.skipped_batches = list(start.batches.skipped)
-    weights, write_moments = engine.copy_weights(), engine.copy_moments()
+    weights = engine.copy_weights()
+    write_moments = engine.copy_moments()
     with processes.agree():  # the effect of this update is not in any loss yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         refuse_divergence(step, {"sum of the weights": total})
 
     def write_part(folder: Path) -> list[Path]:
-        path = save_weights(weights, folder / part_name(rank, count))
+        path = save_weights(weights, folder / part_name(processes.rank, count))
         return [path, write_moments(folder / ENGINE_FOLDER)]
 
     def write_once(folder: Path) -> None:
@@ -271,6 +281,7 @@ class SaveSteps:
         self.said_steps = 0
 
     def due(self, step: int) -> bool:
+        """Return whether to save after this step. Called after each step, as it times them."""
         if step == self.first_step:  # which compiles, and tells nothing of the others
             self.counted_from = step, time.perf_counter()
         if self.kept.stays(step):
@@ -281,9 +292,9 @@ class SaveSteps:
 
     def done(self, step: int, stood_still_s: float, processes: Processes) -> str:
         """Decide when to save next. Return a line that says so, if it is news."""
-        first, began = self.counted_from
-        if self.kept.interval_steps != 0:
+        if self.kept.interval_steps != 0:  # not `auto`
             return ""
+        first, began = self.counted_from
         if step == first:  # no step was measured
             self.next = step + self.FIRST
             return ""
@@ -297,11 +308,15 @@ class SaveSteps:
         if not is_news or self.next >= self.num_steps:
             return ""
         self.said_steps = num_steps
-        minutes = f"about {num_steps * seconds / 60:,.0f} min of training"
-        return f"the next checkpoint is in {num_steps:,} steps, {minutes} (interval_steps=auto)"
+        minutes = num_steps * seconds / 60
+        return (
+            f"the next checkpoint is in {num_steps:,} steps, about {minutes:,.0f} min of training "
+            "(interval_steps=auto)"
+        )
 
 
 def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
+    """Export the model if the config says so, and report the last held-out losses."""
     run_folder = Path(start.config.run_folder)
     with processes.agree():
         if processes.is_first and start.config.checkpoint.export_at_end:
@@ -309,17 +324,21 @@ def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
             if not out.exists():  # a finished run may be started again
                 export(run_folder, out)
     if processes.is_first:
-        last = metrics.last_heldout()
-        lost = "lost, with its line of metrics.jsonl"
-        start.report(f"held-out loss by position: {format_losses(last) if last else lost}")
+        losses = metrics.last_heldout()
+        shown = format_losses(losses) if losses else "lost, with its line of metrics.jsonl"
+        start.report(f"held-out loss by position: {shown}")
 
 
 class Profile:
     """Writes a Chrome trace of some steps, of the first process, into the run folder."""
 
     def __init__(self, steps: str | None, start: Start) -> None:
-        match = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
-        self.first, self.last = map(int, match.groups()) if match else (0, 0)
+        self.first = 0
+        self.last = 0
+        match = re.fullmatch(r"(\d+):(\d+)", steps or "")
+        if match:
+            self.first = int(match[1])
+            self.last = int(match[2])
         num_steps = start.config.training.num_steps
         if steps is not None and not start.step < self.first <= self.last <= num_steps:
             raise ConfigError(
@@ -345,22 +364,26 @@ class Profile:
 
 
 class Clock:
-    """Steps per second since the last call, of training alone."""
+    """Measures the speed of training, without evaluations and saves."""
 
     def __init__(self, step: int) -> None:
-        self.asked_at, self.step = time.perf_counter(), step
+        self.began = time.perf_counter()
+        self.first_step = step
 
     def steps_per_s(self, step: int) -> float:
+        """Return the steps per second since the last call."""
         now = time.perf_counter()
-        rate = (step - self.step) / (now - self.asked_at)
-        self.asked_at, self.step = now, step
-        return rate
+        speed = (step - self.first_step) / (now - self.began)
+        self.began = now
+        self.first_step = step
+        return speed
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        began = time.perf_counter()
+        """Leave out the time inside this block."""
+        pause_began = time.perf_counter()
         yield
-        self.asked_at += time.perf_counter() - began
+        self.began += time.perf_counter() - pause_began
 
 
 def draw(

@@ -32,7 +32,7 @@ from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import TrainerState, step_of
-from olmo_sparsity.training.sinks import Sink
+from olmo_sparsity.training.metric_writers import MetricWriter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,9 +90,9 @@ def open_run_folder(path: Path, settings: Flat, text: str) -> Iterator[None]:
     YAML."""
     folder = WorkFolder(path, "run_folder", "config.yaml")
     with folder.opened("checkpoints"):
-        work = (path / "metrics.jsonl", *(path / "checkpoints").iterdir())
+        has_work = (path / "metrics.jsonl").exists() or any((path / "checkpoints").iterdir())
         # A start that was rejected before its first step has nothing to lose.
-        if folder.identity.exists() and any(path.exists() for path in work):
+        if folder.identity.exists() and has_work:
             refuse_other_config(path, settings)
             _refuse_other_evaluation(path, settings)
         write_atomically(folder.identity, text)
@@ -171,7 +171,9 @@ def describe_environment(
     import torch
 
     path = run_folder / "environment.json"
-    entries = read_json(path, list[dict], "delete it to go on without") if path.exists() else []
+    entries = []
+    if path.exists():
+        entries = read_json(path, list[dict], "delete it to go on without")
     started = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "resumed_at_step": resumed_at,
@@ -193,9 +195,9 @@ def refuse_divergence(step: float, values: dict[str, float]) -> None:
     """Raise UserError, which knows the step, if a value is not finite."""
     if all(math.isfinite(value) for value in values.values()):
         return
-    shown = ", ".join(f"{name} {value}" for name, value in values.items())
+    named_values = ", ".join(f"{name} {value}" for name, value in values.items())
     error = UserError(
-        f"step {step:.0f}: {shown}; earlier checkpoints are intact: lower "
+        f"step {step:.0f}: {named_values}; earlier checkpoints are intact: lower "
         "optimizer.learning_rate in a new folder, or pass --training.on_nan=skip"
     )
     error.diverged_at = round(step)
@@ -207,11 +209,12 @@ class Metrics:
     need not wait at each step."""
 
     def __init__(
-        self, run_folder: Path, start: int, sinks: Sequence[Sink], writes: bool = True
+        self, run_folder: Path, start: int, writers: Sequence[MetricWriter], writes: bool = True
     ) -> None:
-        """`writes`: whether this process writes; the others only check their numbers."""
+        """`writers` get each row, too. `writes`: whether this process writes; the others only check
+        their numbers."""
         self.path = run_folder / "metrics.jsonl"
-        self.sinks = sinks
+        self.writers = writers
         self.writes = writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self.last_crc32: str | None = None
@@ -261,9 +264,9 @@ class Metrics:
                 if "heldout" not in row:  # a checkpoint knows the line of its training step
                     self.last_crc32 = line["crc32"]
                 file.write(json.dumps(line) + "\n")
-        for sink in self.sinks:
+        for write_elsewhere in self.writers:
             for row in rows:
-                sink(row)
+                write_elsewhere(row)
 
     def last_heldout(self) -> list[dict] | None:
         """Return the losses of the last evaluation; None if its line is lost."""
@@ -343,9 +346,9 @@ def _read_own_lines(path: Path) -> list[tuple[bytes, dict]]:
             state = TrainerState.read(folder)
         except DataError:  # it is damaged, and not resumed from
             continue
-        # One of them is None if the line is lost or the checkpoint is older than this check.
-        crc32s = {crc32_of.get(state.step), state.metrics_crc32} - {None}
-        if len(crc32s) > 1:
+        line_crc32 = crc32_of.get(state.step)  # None if the line is lost
+        saved_crc32 = state.metrics_crc32  # None if the checkpoint is older than this check
+        if line_crc32 is not None and saved_crc32 is not None and line_crc32 != saved_crc32:
             raise DataError(
                 f"{path} is not of the run of {folder}: its line of step {state.step} is another; "
                 "restore the file of this run, or delete it to go on without"
@@ -433,18 +436,23 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
 
     def draw() -> Figure:
         figure = Figure(figsize=(7.5, 2.8), layout="constrained")
-        panels, titles = figure.subplots(1, 3), ("training loss", "held-out loss", "tokens/s")
+        loss_axes, heldout_axes, speed_axes = figure.subplots(1, 3)
         for name, (steps, heldout), color in zip(names, tables, itertools.cycle(drawing.PALETTE)):
-            for axes, column in ((panels[0], "loss"), (panels[2], "tokens_per_s")):
+            for axes, column in ((loss_axes, "loss"), (speed_axes, "tokens_per_s")):
                 rows = steps.reindex(columns=["step", column]).dropna()
                 axes.plot(rows.step, rows[column], color=color, label=name)
-            parts = [column for column in heldout if " … " in column]
-            for part, line in zip(parts, itertools.cycle(("-", "--", "-.", ":"))):
-                style = {"color": color, "linestyle": line, "label": f"{name}, {part}"}
-                panels[1].plot(heldout.step, heldout[part], **style)
-        for axes, title in zip(panels, titles, strict=True):
-            axes.set(title=title, xlabel="step")
-            if axes.lines:  # no evaluation yet
+            ranges = [column for column in heldout if " … " in column]
+            for column, line in zip(ranges, itertools.cycle(("-", "--", "-.", ":"))):
+                label = f"{name}, {column}"
+                heldout_axes.plot(
+                    heldout.step, heldout[column], color=color, linestyle=line, label=label
+                )
+        loss_axes.set_title("training loss")
+        heldout_axes.set_title("held-out loss")
+        speed_axes.set_title("tokens/s")
+        for axes in (loss_axes, heldout_axes, speed_axes):
+            axes.set_xlabel("step")
+            if axes.lines:  # there may be no evaluation yet
                 axes.legend(frameon=False)
         return figure
 
@@ -477,8 +485,9 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
     """Return the rows of held-out losses, at least one."""
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
-        remedy = "pass a trained run, or --text to read a model's losses on it"
-        raise DataError(f"{path} does not exist; {remedy}")
+        raise DataError(
+            f"{path} does not exist; pass a trained run, or --text to read a model's losses on it"
+        )
     rows = [row for _, row in _read_own_lines(path) if "heldout" in row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")

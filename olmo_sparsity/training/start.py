@@ -53,6 +53,7 @@ from olmo_sparsity.training.estimate import (
     stated_flops,
 )
 from olmo_sparsity.training.evaluate import Evaluation
+from olmo_sparsity.training.metric_writers import check_metric_writers
 from olmo_sparsity.training.optim import Jumps
 from olmo_sparsity.training.preflight import check_devices, check_room, check_same, check_shared
 from olmo_sparsity.training.run_folder import (
@@ -64,7 +65,6 @@ from olmo_sparsity.training.run_folder import (
     refuse_other_branch,
     refuse_other_config,
 )
-from olmo_sparsity.training.sinks import check_sinks
 from olmo_sparsity.training.watchdog import Watchdog
 
 
@@ -104,53 +104,56 @@ class Start:
 
 
 def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Start:
-    """`held` keeps the run folder locked until it is closed."""
+    """Build all that training needs, on all processes together. `held` keeps the run folder locked
+    until it is closed."""
     report = say if processes.is_first else lambda message: None
-    measures: dict[str, Callable[[Mapping[str, Tensor]], dict]] = {}
-    watchdog = Watchdog(Path(config.run_folder), config.engine, processes, held.close)
+    run_folder = Path(config.run_folder)
+    watchdog = Watchdog(run_folder, config.engine, processes, held.close)
     held.callback(watchdog.stop)
     with processes.agree():
         refuse_impossible(config, processes)
         device = own_device(config.training.device, processes)
-        share = processes.rank, processes.world_size
+        # Each process hashes its share of the shards.
+        share = (processes.rank, processes.world_size)
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
         config = resolve(config, shards, device, Hardware.here(device, processes.world_size))
-        if config.evaluation.lm_eval:
-            from olmo_sparsity.training.lm_eval_tasks import Tasks
-
-            measures["lm_eval"] = Tasks(config, heldout.tokenizer, device, processes)
+        measures = build_measures(config, heldout, device, processes)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()
-        settings, text, run_folder = flatten(config), to_yaml(config), Path(config.run_folder)
+        settings = flatten(config)
+        text = to_yaml(config)
         batches = build_batches(shards, config, processes)
         epochs = batches.order.count_reads(config.training.num_steps)
         if processes.is_first:
+            # A run that has begun goes on, however often it reads its text.
             if not list_checkpoints(run_folder):
                 refuse_repeated_text(config, epochs)
             held.enter_context(open_run_folder(run_folder, settings, text))
         torch.manual_seed(config.seed)
-        source = None
-        is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
-        if is_sharded and config.model.architecture == "olmo":
-            source = Deferred(partial(build_model, config.model))
-        model = build_model(config.model) if source is None else source.model
-        length = config.training.length
-        tokens_per_step = config.training.batch_size * length
-        flops_per_step, whole_flops_per_step = (
-            tokens_per_step * flops_per_token(model, config.model, length, whole)
-            for whole in (False, True)
-        )
+        model, source = build_weights(config)
     check_devices(config.training.device, device, processes)
     check_same(settings, processes)
     check_shared(run_folder, processes)
-    text_is = shards.fingerprint
-    state, engine = restore(config, settings, model, source, text_is, processes, report)
+    state, engine = restore(
+        config,
+        settings,
+        model,
+        source=source,
+        data_fingerprint=shards.fingerprint,
+        processes=processes,
+        report=report,
+    )
     for name, line in describe_epochs(shards, epochs).items():
         report(f"{name}: {line}")
     with processes.agree():
-        known = read_skipped_batches(run_folder) if processes.is_first else []
-    batches.skipped = sorted({*state.skipped_batches, *processes.gather(known)[0]})
+        # Those of the run folder are newer than the checkpoint if a batch was skipped after it.
+        noted = read_skipped_batches(run_folder) if processes.is_first else []
+    batches.skipped = sorted({*state.skipped_batches, *processes.gather(noted)[0]})
     sigmas = config.optimizer.skip_sigmas
+    length = config.training.length
+    tokens_per_step = config.training.batch_size * length
+    flops = flops_per_token(model, config.model, length)
+    whole_flops = flops_per_token(model, config.model, length, whole_attention=True)
     return Start(
         config=config,
         settings=settings,
@@ -164,17 +167,40 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         watchdog=watchdog,
         measures=measures,
         tokens_per_step=tokens_per_step,
-        flops_per_step=flops_per_step,
-        whole_flops_per_step=whole_flops_per_step,
+        flops_per_step=tokens_per_step * flops,
+        whole_flops_per_step=tokens_per_step * whole_flops,
         stated_flops=stated_flops(device) * processes.world_size,
         report=report,
     )
 
 
 def refuse_impossible(config: RunConfig, processes: Processes) -> None:
+    """Raise ConfigError for what would fail in the first step, or only at the end."""
     check_engine(config.engine, config.training, processes.world_size)
     if config.checkpoint.export_at_end or config.evaluation.lm_eval:
         check_exportable(config.model)
+
+
+def build_measures(
+    config: RunConfig, heldout: TokenShards, device: torch.device, processes: Processes
+) -> dict[str, Callable[[Mapping[str, Tensor]], dict]]:
+    """Return what each evaluation measures on a copy of the weights, by its name in the metrics."""
+    if not config.evaluation.lm_eval:
+        return {}
+    from olmo_sparsity.training.lm_eval_tasks import Tasks  # imports lm_eval, an extra
+
+    return {"lm_eval": Tasks(config, heldout.tokenizer, device, processes)}
+
+
+def build_weights(config: RunConfig) -> tuple[nn.Module, Deferred | None]:
+    """Return a new model. Engines that shard get one without memory, and what makes its weights one
+    at a time."""
+    is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+    # Constructors of transformers do more to a weight than can be recorded.
+    if is_sharded and config.model.architecture == "olmo":
+        source = Deferred(partial(build_model, config.model))
+        return source.model, source
+    return build_model(config.model), None
 
 
 def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
@@ -222,14 +248,16 @@ def restore(
     config: RunConfig,
     settings: Flat,
     model: nn.Module,
+    *,
     source: Mapping[str, Tensor] | None,
     data_fingerprint: str,
     processes: Processes,
     report: Callable[[str], None],
 ) -> tuple[TrainerState, Engine]:
-    """The state that the model, and an engine built for it, are restored to. `source`: the weights
-    of a model without memory."""
-    run_folder, num_parameters = Path(config.run_folder), count_parameters(model)
+    """Fill the model and build its engine, from a checkpoint if there is one; return the state of
+    the run, too. `source`: the weights of a model without memory."""
+    run_folder = Path(config.run_folder)
+    num_parameters = count_parameters(model)
     num_steps = config.training.num_steps
     with processes.agree():
         latest = None
@@ -239,19 +267,21 @@ def restore(
                 latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
-        state, origin = TrainerState(0, 0, data_fingerprint), ""
+        state = TrainerState(0, 0, data_fingerprint)
+        origin = ""
         stored: Mapping[str, Tensor] | None = None
         if latest is not None:
             state = check_checkpoint(latest, settings, data_fingerprint)
-            origin, stored = str(latest / WEIGHTS), StoredWeights(latest / WEIGHTS)
+            origin = str(latest / WEIGHTS)
+            stored = StoredWeights(latest / WEIGHTS)
         elif config.init_from is not None:
-            origin, stored = config.init_from, import_weights(config.init_from, config.model)
-        if stored is not None:
-            if source is None:
-                fill(model, stored, origin)
-            else:
-                check_fit(model.state_dict(keep_vars=True), stored, origin)
-                source = stored
+            origin = config.init_from
+            stored = import_weights(config.init_from, config.model)
+        if stored is not None and source is None:
+            fill(model, stored, origin)
+        elif stored is not None:
+            check_fit(model.state_dict(keep_vars=True), stored, origin)
+            source = stored
         if processes.is_first:
             check_room(run_folder, config.checkpoint, num_parameters, state.step, num_steps)
     sections = config.engine, config.training, config.optimizer
@@ -298,15 +328,17 @@ def find_checkpoint(run_folder: Path, kept: CheckpointConfig, start_over: bool) 
 
 
 def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> TrainerState:
-    """Check that a run with these settings can go on from it; returns its state."""
-    own = latest.parent.parent == Path(settings["run_folder"])
-    # Its own checkpoint too, which may have been put there by hand.
-    (refuse_other_config if own else refuse_other_branch)(latest, settings)
+    """Check that a run with these settings can go on from a checkpoint; return its state."""
+    is_own = latest.parent.parent == Path(settings["run_folder"])
+    if is_own:  # may have been put there by hand
+        refuse_other_config(latest, settings)
+    else:
+        refuse_other_branch(latest, settings)
     state = TrainerState.read(latest)
     if state.data_fingerprint != data_fingerprint:
         raise DataError(f"{latest} was trained on other tokens than {settings['data.folder']} has")
     num_steps = settings["training.num_steps"]
-    if not own and state.step >= num_steps:
+    if not is_own and state.step >= num_steps:
         raise ConfigError(
             f"branch_from={latest} has {state.step} steps; raise training.{num_steps=}"
         )
@@ -349,15 +381,16 @@ def describe_epochs(shards: TokenShards, epochs: Mapping[str, float]) -> dict[st
 
 
 def refuse_repeated_text(config: RunConfig, epochs: Mapping[str, float]) -> None:
+    """Raise ConfigError if a run reads a text more often than `training.max_epochs`."""
     training = config.training
     for name, times in epochs.items():
         if times > training.max_epochs:
             text = f"the corpus {name}" if name else "the text"
-            reads = f"training.num_steps={training.num_steps} reads {text} {times:,.3g} times"
             most = math.ceil(max(epochs.values()))
-            remedy = f"prepare more, lower it, or pass --training.max_epochs={most}"
             raise ConfigError(
-                f"{reads}, above training.max_epochs={training.max_epochs:g}; {remedy}"
+                f"training.num_steps={training.num_steps} reads {text} {times:,.3g} times, above "
+                f"training.max_epochs={training.max_epochs:g}; prepare more, lower it, or pass "
+                f"--training.max_epochs={most}"
             )
 
 
@@ -367,8 +400,8 @@ def refuse_repeated_text(config: RunConfig, epochs: Mapping[str, float]) -> None
 def resolve(
     config: RunConfig, shards: TokenShards, device: torch.device, hardware: Hardware
 ) -> RunConfig:
-    """A copy with the fields set that hardware and tokenizer determine; rejects what does not fit
-    the shards."""
+    """Return a copy with the fields set that hardware and tokenizer determine. Raise ConfigError
+    for what does not fit the shards."""
     refuse_other_settings(config.data)
     model = with_vocabulary(config.model, shards.vocab_size)
     if model.vocab_size < shards.vocab_size:
@@ -383,7 +416,7 @@ def resolve(
 
 
 def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:
-    """A copy with the precision and the micro-batches of this hardware."""
+    """Return a copy with the precision and the micro-batches of this hardware."""
     training = config.training
     training = replace(training, precision=choose_precision(training.precision, device))
     config = replace(config, training=training)
@@ -393,9 +426,10 @@ def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) ->
 
 
 def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
-    """A copy that takes the tokenizer's size where none is set."""
+    """Return a copy that takes the tokenizer's size where none is set."""
     if model.vocab_size != 0:
         return replace(model)
+    # Rounded up to a multiple of 128, for fast matrix products.
     rows = model.embedding_size or -(-size // 128) * 128
     return replace(model, vocab_size=size, embedding_size=rows)
 
@@ -403,7 +437,7 @@ def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
 def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     """Print the resolved config, and the cost of the run on this hardware, by default one process
     here."""
-    config, on, lines = cost_of(config, hardware)
+    config, assumed_hardware, lines = cost_of(config, hardware)
     print(to_yaml(config))
     for name, value in lines.items():
         print(f"# {name}: {value}")
@@ -411,31 +445,33 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     if shards is not None:
         refuse_repeated_text(config, count_epochs(config, shards))
     if hardware is not None:
-        refuse_too_large(config, on)
+        refuse_too_large(config, assumed_hardware)
 
 
 def cost_of(
     config: RunConfig, hardware: Hardware | None = None
 ) -> tuple[RunConfig, Hardware, dict[str, str]]:
-    """The resolved config, what it would run on, and lines of its cost."""
+    """Return the resolved config, what it would run on, and lines of its cost."""
     device = own_device(config.training.device, Processes())
-    check_sinks(config.logging)
+    check_metric_writers(config.logging)
     if config.evaluation.lm_eval:
         from olmo_sparsity.training.lm_eval_tasks import load_tasks
 
         load_tasks(config.evaluation.lm_eval)
-    named, missing = hardware is not None, dict[str, str]()
     micro_batch_size = config.training.micro_batch_size
-    hardware = hardware or Hardware.here(device)
-    if named and config.engine.name == "auto":
+    if hardware is not None and config.engine.name == "auto":
         engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
         config = replace(config, engine=engine)
+    hardware = hardware or Hardware.here(device)
+    missing: dict[str, str] = {}
     try:
         config = resolve(config, open_shards(config.data, "train", None), device, hardware)
     except DataError as error:
-        missing = {"text": str(error)}  # the cost is known without it
+        missing["text"] = str(error)  # the cost is known without it
         name = config.data.tokenizer.name
-        size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
+        size = config.data.tokenizer.train_vocab
+        if name:
+            size = count_vocabulary(load_tokenizer(name))
         config = replace(config, model=with_vocabulary(config.model, size or 0))
         config = for_hardware(config, device, hardware)
     lines = missing | estimate(config, hardware, micro_batch_size)

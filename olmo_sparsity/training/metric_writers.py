@@ -1,6 +1,6 @@
-"""Log metrics to TensorBoard and W&B as well, if configured.
+"""Write the metrics of a run to TensorBoard and W&B as well, if configured.
 
-A sink is a function that takes the rows which metrics.jsonl gets, one at a time."""
+Place in the flow: `Metrics` of run_folder.py gives each row of metrics.jsonl to each of them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from olmo_sparsity.base.errors import naming_extras
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.config.sections import LoggingConfig
 
-Sink = Callable[[dict], None]
+MetricWriter = Callable[[dict], None]
 """Takes a row of metrics.jsonl: {"step": …} and the losses of a step, or of an evaluation."""
 
 
-def open_sinks(
-    logging: LoggingConfig, run_folder: Path, start: int, stated: Mapping[str, Any]
-) -> list[Sink]:
-    """Open what `logging` names. `start`: the step from which the run begins or resumes; `stated`:
-    its settings, which W&B shows beside the curves."""
-    sinks = []
+def open_metric_writers(
+    logging: LoggingConfig, run_folder: Path, start: int, settings: Mapping[str, Any]
+) -> list[MetricWriter]:
+    """Open the writers that `logging` names. `start`: the step from which the run begins or
+    resumes; `settings`: those of the run, which W&B shows beside the curves."""
+    writers = []
     if logging.tensorboard:
-        sinks.append(_tensorboard(run_folder, start))
+        writers.append(_tensorboard(run_folder, start))
     if logging.wandb_project:
-        sinks.append(_wandb(logging.wandb_project, run_folder, start, stated))
-    return sinks
+        writers.append(_wandb(logging.wandb_project, run_folder, start, settings))
+    return writers
 
 
-def check_sinks(logging: LoggingConfig) -> None:
-    """Raise an error before a run waits for its GPUs, if what it logs to is not installed."""
+def check_metric_writers(logging: LoggingConfig) -> None:
+    """Raise ConfigError if TensorBoard or W&B is configured and not installed. Called before a run
+    waits for its GPUs."""
     with naming_extras():
         if logging.tensorboard:
             import torch.utils.tensorboard  # noqa: F401
@@ -38,7 +39,7 @@ def check_sinks(logging: LoggingConfig) -> None:
             import wandb  # noqa: F401
 
 
-def _tensorboard(run_folder: Path, start: int) -> Sink:
+def _tensorboard(run_folder: Path, start: int) -> MetricWriter:
     with naming_extras():
         from torch.utils.tensorboard import SummaryWriter
     # Steps that a killed process has written after its last checkpoint are repeated.
@@ -52,18 +53,20 @@ def _tensorboard(run_folder: Path, start: int) -> Sink:
     return write
 
 
-def _wandb(project: str, run_folder: Path, start: int, stated: Mapping[str, Any]) -> Sink:
+def _wandb(project: str, run_folder: Path, start: int, settings: Mapping[str, Any]) -> MetricWriter:
     with naming_extras():
         import wandb
-    file = run_folder / "wandb_id"  # a resumed run goes on in the same curves
+    # A resumed run goes on in the same curves; one that begins again gets new ones.
+    id_file = run_folder / "wandb_id"
+    is_resumed = start > 0 and id_file.exists()
     run = wandb.init(
         project=project,
         name=str(run_folder),
-        config=dict(stated),
-        id=file.read_text() if start and file.exists() else None,
+        config=dict(settings),
+        id=id_file.read_text() if is_resumed else None,
         resume="allow",
     )
-    write_atomically(file, run.id)
+    write_atomically(id_file, run.id)
 
     def write(row: dict) -> None:
         run.log(dict(_scalars(row)), step=row["step"])
@@ -94,5 +97,6 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
 
 
 def _losses(title: str, parts: list[dict]) -> Iterator[tuple[str, float]]:
+    """Yield the loss of each range of positions."""
     for part in parts:
         yield f"{title}/{part['from']}-{part['to']}", part["loss"]

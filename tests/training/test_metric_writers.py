@@ -11,12 +11,12 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.sinks import _scalars
+from olmo_sparsity.training.metric_writers import _scalars
 from olmo_sparsity.training.start import dry_run
 from tests.conftest import MakeConfig
 
 
-def test_sinks_are_asked_for_and_receive_every_row(
+def test_wandb_receives_every_row_and_goes_on_in_the_same_curves(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received: list[tuple[dict, int]] = []
@@ -38,7 +38,7 @@ def test_sinks_are_asked_for_and_receive_every_row(
     assert [settings["id"] for settings in opened] == [None, "a1"]
 
 
-def test_what_is_measured_is_received_without_its_interval() -> None:
+def test_a_measure_has_a_curve_for_each_of_its_numbers() -> None:
     row = {
         "step": 1,
         "by_place": [{"from": 8, "to": 16, "loss": 1.0}],
@@ -48,7 +48,7 @@ def test_what_is_measured_is_received_without_its_interval() -> None:
 
 
 @pytest.mark.parametrize("module", ["wandb", "lm_eval"])
-def test_what_is_not_installed_is_asked_for_before_a_run(
+def test_a_missing_package_is_named_before_a_run(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
