@@ -1,4 +1,7 @@
-"""Check values of JSON against a type, and build dataclasses from them. Imports nothing of ours."""
+"""Check values of JSON against a type, and build dataclasses from them.
+
+Place in the flow: below everything that reads JSON or YAML. Imports nothing of ours.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _DEEPEST = 50
 
 
 def parse_json(content: bytes, kind: type[T]) -> T:
-    """Raises ValueError with the reason."""
+    """Return the content of a JSON file as this type. Raise ValueError with the reason."""
     try:
         value = json.loads(content.decode("utf-8"))
         too_deep = _depth(value) > _DEEPEST
@@ -31,14 +34,18 @@ def parse_json(content: bytes, kind: type[T]) -> T:
         raise ValueError(f"not readable JSON ({error})") from None
     if too_deep:
         raise ValueError("it is nested too deep")
-    return conform(check_crc(value) if isinstance(value, dict) else value, kind)
+    if isinstance(value, dict):
+        value = check_crc(value)
+    return conform(value, kind)
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """`object_pairs_hook` of `json.loads` that raises ValueError for a key that is there twice."""
-    if len(found := dict(pairs)) < len(pairs):
+    """Return the object of these keys and values; raise ValueError for a key that is there twice.
+    For `object_pairs_hook` of `json.loads`, which would take the last value."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise ValueError(f"a key is there twice: {', '.join(key for key, _ in pairs)}")
-    return found
+    return value
 
 
 def with_crc(value: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +161,7 @@ def _called(kind: Any) -> str:
 
 
 def _fill(value: dict, kind: type, where: str) -> Any:
+    """Build a dataclass from a dict, with defaults for what is absent."""
     known = {item.name: item for item in fields(kind)}
     types = _types(kind)
     for name in value.keys() - known.keys():
@@ -170,6 +178,8 @@ def _types(kind: type) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
+    """Return how deep lists and mappings are nested."""
     if not isinstance(value, dict | list):
         return 1
-    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
+    items = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, items), default=0)

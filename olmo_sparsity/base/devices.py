@@ -1,6 +1,7 @@
 """Choose the device, and say what it can: its peak speed, fast dtypes, memory, threads.
 
-Imports torch only inside functions."""
+Imports torch only inside functions.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Save matplotlib figures in one style, with the same bytes for the same numbers.
 
 Place in the flow: the last step of all figures. Never imports torch or pyplot, and changes no
-global state."""
+global state.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Find what users add: a selector, a kind of units or a task of their own.
 
 Place in the flow: below the registries of selectors, units and tasks. `file.py:name` names an
-object in a file; any other name is an entry point of an installed package."""
+object in a file; any other name is an entry point of an installed package.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Read and write files: atomically, as checked JSON, as Parquet rows, with a manifest.
 
-A killed process leaves no partial file. Imports no torch, and pyarrow only inside functions."""
+A killed process leaves no partial file. Imports no torch, and pyarrow only inside functions.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +131,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file that is whole or not there."""
     write_atomically(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
@@ -201,6 +203,7 @@ def check_bounded(path: Path, most: int) -> None:
 
 
 def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -272,6 +275,7 @@ def write_manifest(
 
 
 def list_file(path: Path) -> Listed:
+    """Return what a manifest says of a file."""
     return Listed(sha256_of(path), path.stat().st_size)
 
 
@@ -333,8 +337,13 @@ def verify_files(
 
 
 _DAMAGED = {
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
-    *(errno.EINVAL, errno.EFBIG),  # of `read_bounded`
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,  # this and the next are of `read_bounded`
+    errno.EFBIG,
 }
 """Errors that say what is there. All others (permission, stale handle, failing disk, …) may be gone
 when the file is read again."""

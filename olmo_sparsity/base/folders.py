@@ -2,7 +2,8 @@
 
 A file `lock` names the owner, who touches it regularly. The next start takes over the lock of a
 process that has died on this machine at once, and any other one when it has watched it unchanged
-for minutes. Another file, the identity, names the work."""
+for minutes. Another file, the identity, names the work.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +37,22 @@ from olmo_sparsity.base.files import (
 from olmo_sparsity.base.progress import say
 
 LOCK = "lock"
+
 REFRESH_S = 20.0
+"""How often an owner touches its lock."""
+
 STALE_S = 120.0
 """A lock that was watched for so long and not touched has lost its owner. Network disks may show
 changes a minute late. Clocks of two machines are never compared: one of them may be hours off."""
 
 _SAID_AFTER_S = 2.0
+"""A process that waits for a lock says so after this time."""
 
 
 @dataclass(frozen=True)
 class Owner:
+    """A process that holds a lock, as the lock's file names it."""
+
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     slurm_job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
@@ -97,7 +104,8 @@ def _identify_process(pid: int) -> str | None:
 def locked(folder: Path, waits: bool = False) -> Iterator[None]:
     """Hold the folder's lock. Raise when its owner shows to be alive, within REFRESH_S, or wait for
     it with `waits`."""
-    path, own = folder / LOCK, Owner.here()
+    path = folder / LOCK
+    own = Owner.here()
     _take(path, own, waits)
     ended = threading.Event()
     refresher = threading.Thread(target=_refresh, args=(path, own, ended), daemon=True)
@@ -121,7 +129,7 @@ def holder(folder: Path) -> tuple[Owner | None, bool]:
 
 
 class _Watch:
-    """How long a file has not changed while this process was looking, by this process's clock."""
+    """Watches a file: how long it has not changed while this process was looking, by its clock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,10 +138,11 @@ class _Watch:
 
     def look(self) -> bool:
         """Return whether the file changed since the last look; the first look is no change."""
-        before, self.seen = self.seen, _content_of(self.path)
-        if self.seen != before:
+        previous = self.seen
+        self.seen = _content_of(self.path)
+        if self.seen != previous:
             self.since = time.monotonic()
-        return before is not None and self.seen is not None and self.seen != before
+        return previous is not None and self.seen is not None and self.seen != previous
 
     @property
     def unchanged_s(self) -> float:
@@ -141,12 +150,14 @@ class _Watch:
 
 
 def _content_of(path: Path) -> tuple[int, bytes] | None:
+    """Return time of modification and content of a file; None if it cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return path.stat().st_mtime_ns, file.read(2**16)
     return None
 
 
 def _take(path: Path, own: Owner, waits: bool) -> None:
+    """Create the lock as soon as it has no living owner."""
     lock = _Watch(path)
     claim = _Watch(path.with_name(f"{LOCK}.next"))
     said_at = time.monotonic() + _SAID_AFTER_S
@@ -164,7 +175,7 @@ def _take(path: Path, own: Owner, waits: bool) -> None:
 
 
 def _create(path: Path, text: str) -> bool:
-    """Create the file; False if it exists."""
+    """Create a file, and return whether it did not exist. Only one of several processes does."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         with os.fdopen(descriptor, "w") as file:
@@ -205,12 +216,16 @@ def _refresh(path: Path, own: Owner, ended: threading.Event) -> None:
 
 
 def _in_use(path: Path) -> str:
+    """Return the message that a folder is locked, and by whom."""
     owner = _read(path)
-    who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "another"
+    who = "another"
+    if owner is not None:
+        who = f"process {owner.pid} on {owner.host}, since {owner.since}"
     return f"{path.parent} is being written by {who}; wait until it ends, or stop it"
 
 
 def _read(path: Path) -> Owner | None:
+    """Return the owner that a lock names; None if it names none, or is being written."""
     try:
         return parse_json(read_bounded(path, 2**16), Owner)
     except (OSError, ValueError):
@@ -222,6 +237,8 @@ def _read(path: Path) -> Owner | None:
 
 @dataclass(frozen=True)
 class WorkFolder:
+    """A folder that holds one work, which a file in it, the identity, names by its settings."""
+
     path: Path
     setting: str
     """Name of the option: run_folder, out, …"""
@@ -267,25 +284,31 @@ class WorkFolder:
         versions: Mapping[str, str | None] | None = None,
     ) -> str:
         """Write the identity, or reject other settings than it states, which `complete` completes.
-        Returns its SHA-256: files that state it are of this work, and not copied from another.
+        Return its SHA-256: files that state it are of this work, and not copied from another.
         `versions` of packages are stated, too; where they differ, a line says so."""
         if not self.identity.exists():
-            stated = dict(settings) | ({"versions": dict(versions)} if versions else {})
+            stated = dict(settings)
+            if versions:
+                stated["versions"] = dict(versions)
             write_json(self.identity, with_crc(stated))
         # Read in any case: another process may have written it just now.
         stored = read_json(self.identity, dict, "restore it, or name a new folder")
-        before = stored.pop("versions", None)
-        if versions and before and (others := differences(before, dict(versions))):
-            said = f"{self.path} was begun with {', '.join(others)}"
-            say(f"{said}: numbers of two versions may differ by rounding")
+        stored_versions = stored.pop("versions", None)
+        if versions and stored_versions:
+            others = differences(stored_versions, dict(versions))
+            if others:
+                say(
+                    f"{self.path} was begun with {', '.join(others)}: numbers of two versions may "
+                    "differ by rounding"
+                )
         changed = differences(complete(stored), dict(settings))
         refuse_changes(f"{self.setting}={self.path}", changed)
         return sha256_of(self.identity)
 
 
 def _may_precede(path: Path) -> bool:
-    """Whether it may be in a folder before its identity: a log, or what a start leaves that is
-    killed at once."""
+    """Return whether a file or folder may be there before the identity: a log, or what a start
+    leaves that is killed at once."""
     if path.is_dir():
         return is_partial(path) or all(inner.is_dir() for inner in path.rglob("*"))
     is_lock = path.name in (LOCK, f"{LOCK}.next")
@@ -293,6 +316,7 @@ def _may_precede(path: Path) -> bool:
 
 
 def refuse_changes(folder: str, changed: Sequence[str]) -> None:
+    """Raise ConfigError if settings differ from those of the work in a folder."""
     if changed:
         raise ConfigError(f"{folder} holds work with {', '.join(changed)}; name a new folder")
 
@@ -305,17 +329,20 @@ class Pieces:
     folder: Path
 
     def read(self, name: int | str, of: str) -> dict[str, Any] | None:
+        """Return the content of a piece; None if it must be computed."""
         path = self._path(name)
         if not path.exists():
             return None
         try:
-            found: dict[str, Any] = read_json(path, dict, "it is computed again")
+            content: dict[str, Any] = read_json(path, dict, "it is computed again")
         except DataError as error:
             say(str(error))
             return None
-        return found if found.pop("of", None) == of else None
+        stored_of = content.pop("of", None)
+        return content if stored_of == of else None
 
     def write(self, name: int | str, of: str, content: Mapping[str, Any]) -> None:
+        """Store a piece. `of`: what it is of."""
         text = json.dumps(with_crc({"of": of, **content}), allow_nan=False)
         write_atomically(self._path(name), text)
 
@@ -327,20 +354,28 @@ class Pieces:
 
 
 def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All dotted keys with their values; an empty section is a value, and so is a plain list."""
+    """Yield all dotted keys with their values; an empty section is a value, and so is a plain
+    list."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-            for number, one in enumerate(value):
-                yield from leaves(one, f"{prefix}{key}[{number}].")
+        elif _is_list_of_sections(value):
+            for number, section in enumerate(value):
+                yield from leaves(section, f"{prefix}{key}[{number}].")
         else:
             yield f"{prefix}{key}", value
 
 
+def _is_list_of_sections(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, Mapping) for item in value)
+
+
 def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
-    """Each key with a changed value, for a message."""
-    old, new = dict(leaves(then)), dict(leaves(now))
+    """Return each key with a changed value, for a message."""
+    old = dict(leaves(then))
+    new = dict(leaves(now))
     return [
         f"{key}={old.get(key)} (now {new.get(key)})"
         for key in sorted({*old, *new})
@@ -349,7 +384,8 @@ def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
 
 
 def _same(then: Any, now: Any) -> bool:
-    """One path has several spellings: `runs/a`, `./runs/a`, and with the folder before it."""
+    """Return whether two values are equal. One path has several spellings: `runs/a`, `./runs/a`,
+    and with the folder before it."""
     if isinstance(then, str) and isinstance(now, str) and "/" in then + now:
         return os.path.abspath(then) == os.path.abspath(now)
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
@@ -362,12 +398,15 @@ def _same(then: Any, now: Any) -> bool:
 
 def cache_folder() -> Path:
     """Return `OLMO_SPARSITY_CACHE`, or `olmo-sparsity` in `XDG_CACHE_HOME` or ~/.cache."""
-    if own := os.environ.get("OLMO_SPARSITY_CACHE"):
+    own = os.environ.get("OLMO_SPARSITY_CACHE")
+    if own:
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olmo-sparsity"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "olmo-sparsity"
 
 
 def make_folder(folder: Path) -> None:
+    """Create a folder of the cache; the error says how to choose another one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Read the launcher's environment variables, handle signals, and name the exit codes.
 
-Imports nothing of ours but errors."""
+Imports nothing of ours but errors.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Print messages and progress to stderr; stdout is for results.
 
-Imports nothing of ours but errors."""
+Imports nothing of ours but errors.
+"""
 
 from __future__ import annotations
 

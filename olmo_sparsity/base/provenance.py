@@ -1,6 +1,7 @@
 """Say what produced a result: the command, the commit, the versions of packages, the machine.
 
-Imports nothing of ours, and no package whose version it reads."""
+Imports nothing of ours, and no package whose version it reads.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +74,13 @@ def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def _image_commit() -> str | None:
-    """Set by containers/."""
+    """Return the commit that containers/ were built from; None elsewhere."""
     commit = os.environ.get("OLMO_SPARSITY_COMMIT", "unknown")
     return None if commit == "unknown" else commit
 
 
 def _version(name: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     if name == "torch" and name in sys.modules:
         return str(sys.modules[name].__version__)  # names the CUDA it was built for, too
     return _installed(name)

@@ -1,6 +1,7 @@
 """Prepare the next items of a generator in a thread while the current one is used.
 
-Place in the flow: around reading and tokenizing documents, and around training batches."""
+Place in the flow: around reading and tokenizing documents, and around training batches.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ def in_background(items: Generator[T, None, None], depth: int) -> Generator[T, N
     end = object()  # `None` may be an item
     with contextlib.closing(items), ThreadPoolExecutor(max_workers=1) as thread:
         waiting = deque(thread.submit(next, items, end) for _ in range(depth))
-        while (item := waiting.popleft().result()) is not end:
+        while True:
+            item = waiting.popleft().result()
+            if item is end:
+                return
             waiting.append(thread.submit(next, items, end))
             yield item  # type: ignore[misc] # it is not `end`

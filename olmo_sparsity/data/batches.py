@@ -6,7 +6,8 @@ epoch. A global batch is the next B sequences of that order. Each process takes 
 of them, so the sequences of a batch are the same for any number of processes. In steps of shorter
 sequences the longest ones are cut: text and order stay the same.
 
-Dimension key: B batch, L length."""
+Dimension key: B batch, L length.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ With several corpora, sequence n of a stretch with weight w (its share) is of th
 floor((n + 1)w) > floor(nw). Then floor(nw) of the n sequences before it are, too, and the other
 n - floor(nw) are shared out among the other corpora in the same way. So each corpus has its share
 of any run of sequences, up to one or two, and no sequence before n needs to be looked at. Shares
-are fractions, as floating-point numbers would drift over 10^12 sequences."""
+are fractions, as floating-point numbers would drift over 10^12 sequences.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Order the sequences of an epoch: by a shuffled list, or by a permutation that is computed.
 
 Place in the flow: `batches` asks for the sequence at each place of an epoch. Both orders depend on
-the number of sequences, the seed and the epoch alone, so any process finds any place by itself."""
+the number of sequences, the seed and the epoch alone, so any process finds any place by itself.
+"""
 
 from __future__ import annotations
 

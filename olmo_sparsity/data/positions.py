@@ -3,7 +3,8 @@
 A draw is seeded by (run seed, epoch, sequence index), so the IDs of a sequence depend neither on
 the number of processes nor on where a run was resumed, and differ between epochs.
 
-Dimension key: B batch, L length, T target length (IDs are below it), C number of chunks."""
+Dimension key: B batch, L length, T target length (IDs are below it), C number of chunks.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Write token shards: the files of one split, complete or not at all.
 
 Place in the flow: documents as token IDs → **files**. `tokens` says when a shard ends, `shards`
-lists its files in the manifest and reads them."""
+lists its files in the manifest and reads them.
+"""
 
 from __future__ import annotations
 

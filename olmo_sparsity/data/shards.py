@@ -6,7 +6,8 @@
     train-00000.ends.uint64      where each document ends in the file above (after its EOS)
     train-00000.groups.uint64    the hash of each document's group, as one package or one article
 
-Token files have the format of OLMo's `MemMapDataset`, which names them .npy."""
+Token files have the format of OLMo's `MemMapDataset`, which names them .npy.
+"""
 
 from __future__ import annotations
 
@@ -138,11 +139,13 @@ def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] 
     listed: dict[str, Listed] = {}
     for file in manifest.files:
         listed |= file.contents(size)
-    if problem := verify_files(folder, listed, names_to_hash.__contains__):
+    problem = verify_files(folder, listed, names_to_hash.__contains__)
+    if problem is not None:
         raise DataError(f"{folder}/{problem}; {_remedy(folder)}")
 
 
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    """Return the tokenizer that the shards of a folder were written with."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise DataError(f"{path} is missing; {_remedy(folder)}")
@@ -192,6 +195,7 @@ class TokenShards:
 
     @cached_property
     def arrays(self) -> list[np.ndarray]:
+        """Return the tokens of each file, mapped into memory."""
         return [np.memmap(path, dtype=self.dtype, mode="r") for path in self.paths]
 
     @cached_property

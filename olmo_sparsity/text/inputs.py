@@ -354,7 +354,7 @@ def _read(
 
 
 class _Distinct:
-    """Tells documents that equal an earlier one. They are read once: intervals take documents as
+    """Finds documents that equal an earlier one. They are read once: intervals take documents as
     independent, and with copies they come out too short."""
 
     def __init__(self, name: str) -> None:

@@ -32,8 +32,16 @@ LARGEST_DOCUMENT = 2**25
 line breaks."""
 
 OTHER_DOCUMENTS = (
-    *(".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub"),
-    *(".ppt", ".pptx", ".xls", ".xlsx"),
+    ".pdf",
+    ".doc",
+    ".docx",
+    ".odt",
+    ".rtf",
+    ".epub",
+    ".ppt",
+    ".pptx",
+    ".xls",
+    ".xlsx",
 )
 """Suffixes of documents that are not plain text, although some begin like it."""
 

@@ -190,6 +190,14 @@ def _dot_is_full_stop(word: str, next_word: str, behind_next: str) -> bool:
     return True
 
 
+def _item_marker(line: str, may_be_number: bool) -> re.Match[str] | None:
+    """Return the bullet or number of a list item at the beginning of a line."""
+    bullet = _BULLET.match(line)
+    if bullet is not None or not may_be_number:
+        return bullet
+    return _NUMBER.match(line)
+
+
 def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
     """Yield the first character of each block, where its sentences are looked for, and its end."""
     block_start = 0
@@ -218,10 +226,9 @@ def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
         begins_quote = content.startswith(">") and not line_above.startswith(">")
         begins_block = begins_quote or not is_open
         is_whole = False  # whether the line is a block by itself
-        marker = _BULLET.match(line)
         # A number begins an item only where one may: not in “It opened in\n1921. It closed.”
-        if marker is None and (not is_open or is_item or line_above[-1:] in ".:;!?…。：*"):
-            marker = _NUMBER.match(line)
+        may_be_number = not is_open or is_item or line_above[-1:] in ".:;!?…。：*"
+        marker = _item_marker(line, may_be_number)
         if content.startswith(_FENCE):
             fence = content[:3]
             begins_block = True
