@@ -91,10 +91,12 @@ def _identify_process(pid: int) -> str | None:
     machine = _identify_machine()
     try:
         # The name of the program, in parentheses, may hold spaces and parentheses.
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        _, _, after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
         return None
-    state, began = after_name[0], after_name[19]
+    fields_after_name = after_name.split()
+    state = fields_after_name[0]
+    began = fields_after_name[19]  # in clock ticks since the machine was started
     if machine is None or state in ("Z", "X"):  # ended, and its parent has not asked for its code
         return None
     return f"{machine}{began}"

@@ -57,6 +57,7 @@ def read_launch() -> Launch:
 
 
 def _read_launcher() -> Launch:
+    """Read what a launcher other than srun set."""
     for name, partner in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if name not in os.environ:
             raise ConfigError(
@@ -76,6 +77,7 @@ def _read_launcher() -> Launch:
 
 
 def _read_srun() -> Launch:
+    """Read what srun sets for each of its tasks."""
     tasks_of_nodes = _expand(os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     return Launch(
         rank=_number("SLURM_PROCID"),
@@ -95,6 +97,7 @@ def _expand(counts: str) -> list[int]:
 
 
 def _number(name: str, default: int | None = None) -> int:
+    """Return a number of the environment."""
     text = os.environ.get(name)
     if text is None and default is not None:
         return default

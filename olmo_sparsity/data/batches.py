@@ -201,6 +201,7 @@ class TrainingBatches:
         return Drawn(epoch, index, self.sequences[index])
 
     def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:
+        """Return the batch of these sequences, cut into pieces of `length` tokens."""
         pieces = self._cut(drawn, length)
         tokens_BL = np.empty((len(pieces), length), np.int64)
         transformed_labels: dict[int, np.ndarray] = {}

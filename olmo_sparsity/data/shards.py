@@ -110,6 +110,7 @@ class Manifest:
 
     @staticmethod
     def load(folder: Path) -> Manifest:
+        """Read and check the manifest of a prepared folder."""
         path = folder / "manifest.json"
         remedy = (
             f"is {folder} a folder of texts, name it text:{folder}; did `olmo-sparsity prepare` "
@@ -135,7 +136,9 @@ def _remedy(folder: Path) -> str:
 def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] = ()) -> None:
     """Check the sizes of all files, and the SHA-256 of files in `hashed`."""
     size = np.dtype(manifest.dtype).itemsize
-    names_to_hash = {name for file in hashed for name in file.names}
+    names_to_hash: set[str] = set()
+    for file in hashed:
+        names_to_hash |= set(file.names)
     listed: dict[str, Listed] = {}
     for file in manifest.files:
         listed |= file.contents(size)
@@ -329,14 +332,14 @@ def _verify_once(
     hashes: dict[str, str] = {}
     for file in files:
         listed = file.contents(size)
-        found = states_of(folder, listed)
+        states_now = states_of(folder, listed)
         is_known = all(
-            is_verified(folder / name, found[name], listed[name].sha256, verified.get(name))
+            is_verified(folder / name, states_now[name], listed[name].sha256, verified.get(name))
             for name in listed
         )
         if not is_known:
             to_hash.append(file)
-            states |= found
+            states |= states_now
             hashes |= {name: content.sha256 for name, content in listed.items()}
     if to_hash:
         check_files(folder, manifest, to_hash)

@@ -539,7 +539,9 @@ def _write_batch(writers: list[ShardWriter], batch: _Batch, encodings: list[Enco
 
 def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
     """Remove unfinished shards, or renamed ones that are not in the manifest."""
-    named = {name for file in manifest.files for name in file.names}
+    named: set[str] = set()
+    for file in manifest.files:
+        named |= set(file.names)
     for path in folder.iterdir():
         is_shard = path.name.startswith(("train-", "heldout-")) and path.name not in named
         if is_shard or path.suffix == ".tmp":

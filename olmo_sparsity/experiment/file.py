@@ -186,6 +186,7 @@ def read_experiment(path: str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment:
+    """Return the experiment of a file, with all of its models and measurements."""
     if not file.folder or not file.models:
         raise ConfigError(f"{path}: an experiment needs `folder` and `models`")
     refuse_tilde("folder", file.folder)
@@ -399,6 +400,7 @@ def _measurements(
     section: MeasureSection,
     options: dict[str, Any],
 ) -> list[Measurement]:
+    """Return all measurements, each after the one that chooses its targets."""
     measured = _measured_models(path, models, section)
     lengths = sorted(section.long, key=lambda long: long_window(long).length)
     for model in measured:

@@ -77,6 +77,8 @@ class Job:
         return State("done" if self.figure.is_file() else "waiting")
 
     def _state_of_measurement(self, measurement: Measurement) -> State:
+        """Return how a measurement stands: done by its manifest, running by the locks of its
+        processes, failed by its note."""
         if (measurement.folder / MANIFEST).is_file():
             return State("done")
         dead = ""
@@ -183,6 +185,8 @@ def reason_to_skip(job: Job, jobs: Mapping[str, Job]) -> str | None:
 
 
 def _state_of_training(model: Model, note: Path) -> State:
+    """Return how a training stands: done by its last checkpoint, running by the lock of its folder,
+    failed by the note."""
     if not is_work_of(model.folder, flatten(model.settings)):
         return State("failed", 0, f"{model.folder} holds work with other settings")
     saved = next((int(path.name[4:]) for path in list_checkpoints(model.folder)), 0)

@@ -189,6 +189,7 @@ def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
+    """Yield the records of a data set of the hub, as a stream."""
     name = f"{config.hub_name} ({config.hub_config or 'default'}, {config.hub_split})"
     number = skip
     with naming_extras():
@@ -212,6 +213,7 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _list_files(config: CorpusConfig) -> list[Path]:
+    """Return the files that the path of a corpus names: itself, those of a folder or of a glob."""
     assert config.path is not None
     path = Path(config.path)
     if path.is_dir() and config.source != "c4_files":

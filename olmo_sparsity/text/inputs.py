@@ -80,14 +80,7 @@ def open_documents(
     `control_tokens`: whether `<|im_end|>` in a text becomes that token.
     """
     if prompt_field is not None or target_field is not None:
-        prompt_field = prompt_field or "prompt"
-        target_field = target_field or "target"
-        if field != "text" or prompt_field == target_field:
-            raise ConfigError(
-                f"{prompt_field=} and {target_field=} must name two different fields of a record, "
-                f"and {field=} must be left out"
-            )
-        field = target_field
+        field, prompt_field = _fields_of_pairs(field, prompt_field, target_field)
     if limit is not None and limit < 2:
         raise ConfigError(
             f"{limit=} documents (--max-documents): pass at least 2, as one half of them sets the "
@@ -98,19 +91,7 @@ def open_documents(
     run = _run_of(model)
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
-    prepared: PreparedText | None
-    if text is not None:
-        prepared = _open_prepared(text)
-        folder = str(text)
-    elif run is not None:
-        prepared = run.open_heldout()
-        folder = run.folder
-    else:
-        raise ConfigError(
-            f"text=None: '{model.name}' was not trained here, so it has no held-out text; "
-            f"pass {FORMS}"
-        )
-
+    prepared, folder = _find_prepared(text, run, model.name)
     options: dict[str, Any] = {
         "field": field,
         "split_at": split_at,
@@ -141,6 +122,34 @@ def open_documents(
         raise DataError(f"{name} holds no documents{of_length}{left_out}")
     num_training = tally.left_out.get(TRAINED_ON, 0)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
+
+
+def _fields_of_pairs(
+    field: str, prompt_field: str | None, target_field: str | None
+) -> tuple[str, str]:
+    """Return the fields of the target and of the prompt, in records of both."""
+    prompt_field = prompt_field or "prompt"
+    target_field = target_field or "target"
+    if field != "text" or prompt_field == target_field:
+        raise ConfigError(
+            f"{prompt_field=} and {target_field=} must name two different fields of a record, "
+            f"and {field=} must be left out"
+        )
+    return target_field, prompt_field
+
+
+def _find_prepared(
+    text: Any, run: TrainingText | None, model_name: str
+) -> tuple[PreparedText | None, str]:
+    """Return the prepared text that `text` names, or, without one, the held-out text of the run;
+    and its folder. None where `text` is another form."""
+    if text is not None:
+        return _open_prepared(text), str(text)
+    if run is not None:
+        return run.open_heldout(), run.folder
+    raise ConfigError(
+        f"text=None: '{model_name}' was not trained here, so it has no held-out text; pass {FORMS}"
+    )
 
 
 def _untrained(
@@ -422,6 +431,7 @@ def _open_prepared(text: Any) -> PreparedText | None:
 def _read_prepared(
     prepared: PreparedText, model: Reader, name: str, *, limit: int | None, least: int
 ) -> list[Document]:
+    """Read held-out documents of a prepared folder: `limit` of those with `least` tokens."""
     if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
         raise DataError(
             f"{name} were made with another tokenizer than the model's; pass the text itself "
@@ -455,6 +465,7 @@ def _read_prepared(
         documents.append(document)
     if read_launch().rank == 0:
         distinct.report(say)
+    # The vocabulary of a model without a tokenizer may be another one.
     largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
     vocabulary = model.model.vocab_size
     if largest >= vocabulary:

@@ -349,7 +349,10 @@ def _read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, compressed or not; of one that is longer than a document, its
     beginning."""
     with _open(path) as stream:
-        while line := stream.readline(LARGEST_DOCUMENT + 1):
+        while True:
+            line = stream.readline(LARGEST_DOCUMENT + 1)
+            if not line:
+                return
             yield line
             # Skip the rest of a long line.
             while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
@@ -357,6 +360,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _open(path: Path) -> BinaryIO:
+    """Open a file for reading, decompressed."""
     if path == STDIN:
         return open(0, "rb", closefd=False)
     if path.name.lower().endswith(".gz"):

@@ -205,7 +205,9 @@ def test_shipped_configs_are_valid_and_read_back_the_same(path: Path, tmp_path: 
     assert flatten(load_config(tmp_path / "saved.yaml")) == flatten(config)
 
 
-def test_a_list_takes_the_place_of_one(tmp_path: Path) -> None:
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    """A config with a list of stages in place of one length, over a base."""
     (tmp_path / "base.yaml").write_text("data: {corpus: {source: python}}\nseed: 4")
     path = tmp_path / "mixed.yaml"
     path.write_text(
@@ -213,21 +215,37 @@ def test_a_list_takes_the_place_of_one(tmp_path: Path) -> None:
         "data:\n  tokenizer: {name: allenai_dolma2.json}\n"
         "training:\n  length: [{tokens: 8, until: 10}, {tokens: 32}]"
     )
-    config = load_config(path)
+    return path
+
+
+def test_a_list_of_sections_takes_the_place_of_a_number(staged: Path) -> None:
+    config = load_config(staged)
     assert (config.seed, config.data.corpus.source) == (4, "python")
     assert (config.training.length, config.training.shortest) == (32, 8)
     assert [config.training.length_at(step) for step in (1, 10, 11)] == [8, 8, 32]
+
+
+def test_a_list_of_sections_is_saved_under_the_key_of_the_number(
+    staged: Path, tmp_path: Path
+) -> None:
+    config = load_config(staged)
     save_config(config, tmp_path / "saved.yaml")
     assert load_saved_config(tmp_path / "saved.yaml") == config
     keys = flatten(config)
     assert keys["training.length[0].until"] == 10
     assert not {"training.length", "training.lengths"} & keys.keys()
+
+
+def test_a_key_of_one_section_does_not_change_a_list_of_them(staged: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="length is a list there; give all of it"):
-        load_config(path, ["--training.length.tokens=3"])
+        load_config(staged, ["--training.length.tokens=3"])
     (tmp_path / "over.yaml").write_text("base: mixed.yaml\ntraining: {length: {tokens: 3}}")
     with pytest.raises(ConfigError, match=r"over\.yaml' over .*mixed\.yaml': length is a list"):
         load_config(tmp_path / "over.yaml")
-    assert load_config(path, ["--training.length=64"]).training.lengths == []
+
+
+def test_a_number_replaces_a_list_of_sections(staged: Path) -> None:
+    assert load_config(staged, ["--training.length=64"]).training.lengths == []
 
 
 def test_rope_and_pose_configs_differ_in_positions_alone() -> None:

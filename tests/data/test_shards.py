@@ -15,7 +15,7 @@ from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.data import tokens as tokens_module
 from olmo_sparsity.data.batches import Sequences
-from olmo_sparsity.data.shards import Manifest, open_shards
+from olmo_sparsity.data.shards import Manifest, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from tests.conftest import data_section
@@ -117,40 +117,60 @@ def test_a_manifest_names_files_of_its_own_folder_only(
         open_shards(data, "train")
 
 
-@pytest.mark.parametrize("split", ["train", "heldout"])
-def test_documents_are_the_tokens_between_their_ends(
-    tmp_path: Path, split: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of several files, one after the other."""
+@pytest.fixture(params=["train", "heldout"])
+def several_files(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> TokenShards:
+    """A split of several files."""
     monkeypatch.setattr(tokens_module, "SHARD_CHARACTERS", 100_000)
     data = config_from_dict({"data": data_section(tmp_path)}).data
     prepare(data)
-    shards = open_shards(data, split)
-    expected, lengths = list[list[int]](), list[int]()
+    shards = open_shards(data, request.param)
+    assert len(shards.paths) > 1
+    return shards
+
+
+def test_documents_are_the_tokens_between_their_ends(several_files: TokenShards) -> None:
+    shards = several_files
+    expected: list[list[int]] = []
     for tokens_path, ends_path in zip(shards.paths, shards.ends_paths, strict=True):
-        tokens, first = np.fromfile(tokens_path, "<u2"), 0
-        lengths.append(len(tokens))
+        tokens = np.fromfile(tokens_path, "<u2")
+        first = 0
         for end in np.fromfile(ends_path, "<u8").tolist():
             assert tokens[end - 1] == shards.eos_id
             expected.append(tokens[first : end - 1].tolist())
             first = end
     assert [shards.document(number).tolist() for number in range(len(shards))] == expected
-    assert shards.num_tokens == sum(lengths)
-    assert len(lengths) > 1
     for beyond in (-1, len(expected)):
         with pytest.raises(IndexError):
             shards.document(beyond)
-    in_first = range(len(shards.ends[0]))
-    text = "".join(shards.tokenizer.decode(shards.document(number)) for number in in_first)
-    assert shards.bytes_per_token == pytest.approx(len(text.encode()) / lengths[0])
-    manifest = Manifest.load(tmp_path)
-    assert manifest.num_documents(split) == len(shards)
-    assert manifest.num_tokens(split) == sum(lengths)
-    assert (Manifest({}, None).vocab_size, Manifest({}, None).num_shards) == (0, 0)
-    # Cut into sequences, what is left of each file is unused.
-    pieces = [
-        np.fromfile(path, "<u2")[: size // 30 * 30].reshape(-1, 30)
-        for path, size in zip(shards.paths, lengths, strict=True)
-    ]
-    found = Sequences(shards, 30)
-    assert (np.stack([found[n] for n in range(len(found))]) == np.concatenate(pieces)).all()
+
+
+def test_shards_and_manifest_count_the_same(several_files: TokenShards) -> None:
+    folder = several_files.paths[0].parent
+    split = several_files.paths[0].name.partition("-")[0]
+    manifest = Manifest.load(folder)
+    num_tokens = sum(len(np.fromfile(path, "<u2")) for path in several_files.paths)
+    assert manifest.num_documents(split) == len(several_files)
+    assert manifest.num_tokens(split) == several_files.num_tokens == num_tokens
+
+
+def test_bytes_of_a_token_are_those_of_the_first_file(several_files: TokenShards) -> None:
+    shards = several_files
+    numbers = range(len(shards.ends[0]))
+    text = "".join(shards.tokenizer.decode(shards.document(number)) for number in numbers)
+    num_tokens = len(np.fromfile(shards.paths[0], "<u2"))
+    assert shards.bytes_per_token == pytest.approx(len(text.encode()) / num_tokens)
+
+
+def test_cut_into_sequences_what_is_left_of_each_file_is_unused(
+    several_files: TokenShards,
+) -> None:
+    pieces = []
+    for path in several_files.paths:
+        tokens = np.fromfile(path, "<u2")
+        num_sequences = len(tokens) // 30
+        pieces.append(tokens[: num_sequences * 30].reshape(-1, 30))
+    sequences = Sequences(several_files, 30)
+    read = np.stack([sequences[number] for number in range(len(sequences))])
+    assert (read == np.concatenate(pieces)).all()

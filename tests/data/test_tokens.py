@@ -22,7 +22,7 @@ from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
 from olmo_sparsity.data import tokenizer, tokens
 from olmo_sparsity.data.batches import Sequences
-from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.shards import Manifest, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.text.corpus import is_heldout, read_records
@@ -51,35 +51,75 @@ def word_tokenizer(folder: Path, vocabulary: dict[str, int], splitter: Any) -> T
 # --- prepare ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [None, "allenai_gpt-neox-olmo-dolma-v1_5"])
-@pytest.mark.usefixtures("small_shards")
-def test_shards_hold_every_document_once_and_on_its_side(
-    data: DataConfig, name: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if name:
-        data.tokenizer = TokenizerConfig(name=name)
+@pytest.fixture(params=[None, "allenai_gpt-neox-olmo-dolma-v1_5"])
+def prepared(
+    data: DataConfig, small_shards: None, request: pytest.FixtureRequest
+) -> tuple[DataConfig, Manifest]:
+    """A folder of several shards, with a tokenizer that is trained there, and with another one."""
+    if request.param is not None:
+        data.tokenizer = TokenizerConfig(name=request.param)
     manifest = prepare(data)
+    assert manifest is not None
     assert manifest.num_shards > 5
+    return data, manifest
+
+
+def records_of(data: DataConfig, split: str) -> list[TextRecord]:
+    """Return the documents of the source that belong to this split."""
+    return [
+        record
+        for record in read_records(data.corpus)
+        if isinstance(record, TextRecord)
+        if is_heldout(record, 0.3) == (split == "heldout")
+    ]
+
+
+def test_bad_records_are_counted_and_said(
+    prepared: tuple[DataConfig, Manifest], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, manifest = prepared
     assert manifest.tally.bad == {"malformed line": 3}
+    prepare(data)  # which finds it prepared
     assert "left out: 3 x malformed line" in capsys.readouterr().err
 
-    records = [r for r in read_records(data.corpus) if isinstance(r, TextRecord)]
-    found = {split: open_shards(data, split) for split in ("train", "heldout")}
-    for split, opened in found.items():
-        wanted = [r.text for r in records if is_heldout(r, 0.3) == (split == "heldout")]
-        assert len(opened) == manifest.num_documents(split) == len(wanted)
-        documents = [opened.document(index) for index in range(len(opened))]
-        assert [opened.tokenizer.decode(ids.tolist()) for ids in documents] == wanted
-        for ids, text in zip(documents, wanted, strict=True):
-            assert ids.tolist() == opened.tokenizer.encode(text, add_special_tokens=False).ids
-        assert opened.num_tokens == manifest.num_tokens(split) == sum(len(d) + 1 for d in documents)
-        with pytest.raises(IndexError):
-            opened.document(len(opened))
-        groups = [r.group for r in records if is_heldout(r, 0.3) == (split == "heldout")]
-        hashes = [opened.group(index) for index in range(len(opened))]
-        assert len(set(hashes)) == len(set(groups)) == len(set(zip(hashes, groups, strict=True)))
-    assert len(found["train"]) + len(found["heldout"]) == len(records) == 90
-    assert found["train"].fingerprint != found["heldout"].fingerprint
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_shards_hold_every_document_once_and_on_its_side(
+    prepared: tuple[DataConfig, Manifest], split: str
+) -> None:
+    data, manifest = prepared
+    shards = open_shards(data, split)
+    texts = [record.text for record in records_of(data, split)]
+    assert len(shards) == manifest.num_documents(split) == len(texts)
+    documents = [shards.document(number).tolist() for number in range(len(shards))]
+    assert [shards.tokenizer.decode(ids) for ids in documents] == texts
+    for ids, text in zip(documents, texts, strict=True):
+        assert ids == shards.tokenizer.encode(text, add_special_tokens=False).ids
+    num_tokens = sum(len(ids) + 1 for ids in documents)
+    assert shards.num_tokens == manifest.num_tokens(split) == num_tokens
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_documents_of_one_group_have_one_name_of_it(
+    prepared: tuple[DataConfig, Manifest], split: str
+) -> None:
+    data, _ = prepared
+    shards = open_shards(data, split)
+    groups = [record.group for record in records_of(data, split)]
+    names = [shards.group(number) for number in range(len(shards))]
+    assert len(set(names)) == len(set(groups)) == len(set(zip(names, groups, strict=True)))
+
+
+def test_the_two_splits_are_all_documents_and_have_other_fingerprints(
+    prepared: tuple[DataConfig, Manifest],
+) -> None:
+    data, _ = prepared
+    train = open_shards(data, "train")
+    heldout = open_shards(data, "heldout")
+    assert len(train) + len(heldout) == 90
+    assert train.fingerprint != heldout.fingerprint
+    with pytest.raises(IndexError):
+        train.document(len(train))
 
 
 @pytest.mark.usefixtures("small_shards")

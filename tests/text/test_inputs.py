@@ -258,32 +258,54 @@ def test_a_run_is_measured_on_its_own_held_out_text(
 ) -> None:
     run = as_run(make_config())
     own = open_documents(None, run)
-    assert [d.tokens.tolist() for d in own] == [
+    assert [document.tokens.tolist() for document in own] == [
         heldout.document(number).tolist() for number in range(len(heldout))
     ]
     assert len(set(names(own))) == len(own)
     assert (own.num_training, own.num_too_short) == (0, 0)
     assert "".join(own[0].texts) == heldout.tokenizer.decode(own[0].tokens.tolist())
     assert len(open_documents(None, run, limit=3)) == 3
+
+
+def test_held_out_text_has_no_fields(make_config: Callable[..., RunConfig]) -> None:
     with pytest.raises(ConfigError, match="field=body means nothing to held-out documents"):
-        open_documents(None, run, field="body")
-    # Its whole corpus: what it was trained on is left out, and counted.
+        open_documents(None, as_run(make_config()), field="body")
+
+
+def test_of_the_whole_corpus_of_a_run_what_it_was_trained_on_is_left_out_and_counted(
+    make_config: Callable[..., RunConfig], heldout: TokenShards
+) -> None:
     corpus = list(read_documents(CorpusConfig(source="embedded")))
-    heldout = [document for document in corpus if is_heldout(document, 0.2)]
-    whole = open_documents("embedded", run)
-    assert whole.num_training == len(corpus) - len(heldout)
-    assert [d.number for d in whole] == list(range(len(heldout)))
-    assert [d.group for d in whole] == [document.group for document in heldout]
-    for document, source in zip(whole, heldout[:50], strict=False):
-        assert "".join(document.texts) == source.text
-    # As far as it is read.
+    held_out = [record for record in corpus if is_heldout(record, 0.2)]
+    whole = open_documents("embedded", as_run(make_config()))
+    assert whole.num_training == len(corpus) - len(held_out)
+    assert [document.number for document in whole] == list(range(len(held_out)))
+    assert [document.group for document in whole] == [record.group for record in held_out]
+    for document, record in zip(whole, held_out[:50], strict=False):
+        assert "".join(document.texts) == record.text
+
+
+def test_what_is_left_out_is_counted_as_far_as_is_read(
+    make_config: Callable[..., RunConfig], heldout: TokenShards
+) -> None:
+    run = as_run(make_config())
+    corpus = list(read_documents(CorpusConfig(source="embedded")))
+    held_out = [record for record in corpus if is_heldout(record, 0.2)]
     few = open_documents("embedded", run, limit=4)
-    assert few.num_training == next(i for i, d in enumerate(corpus) if d is heldout[3]) - 3
-    assert [d.tokens.tolist() for d in few] == [d.tokens.tolist() for d in whole[:4]]
-    # No other text was trained on.
+    place_of_last = next(i for i, record in enumerate(corpus) if record is held_out[3])
+    assert few.num_training == place_of_last - 3
+    whole = open_documents("embedded", run)
+    first = [document.tokens.tolist() for document in whole[:4]]
+    assert [document.tokens.tolist() for document in few] == first
+
+
+def test_of_another_text_nothing_is_left_out(
+    make_config: Callable[..., RunConfig], heldout: TokenShards
+) -> None:
+    record = next(iter(read_documents(CorpusConfig(source="embedded"))))
     for name in ("one", "two"):
-        Path(f"{name}.txt").write_text(f"{name} and {corpus[0].text}")
-    other = open_documents("*.txt", run)
+        Path(f"{name}.txt").write_text(f"{name} and {record.text}")
+    other = open_documents("*.txt", as_run(make_config()))
     assert (len(other), other.num_training, other[0].group) == (2, 0, "")
 
 

@@ -27,31 +27,62 @@ def windows_and_length(draw: st.DrawFn) -> tuple[Windows, int]:
     return windows, draw(st.integers(0, 50))
 
 
+def long_at(windows: Windows, start: int) -> int:
+    """Return the tokens of the long window of a block at `start`."""
+    if windows.long != "all":
+        return windows.long
+    return start if windows.most is None else min(start, windows.most)
+
+
 @given(windows_and_length())
 def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows, int]) -> None:
     windows, length = given
-    document, all_of = 100 + np.arange(length), windows.long == "all"
-    blocks = list(windows.blocks(document))
-    targets = [target for block in blocks for target in block.targets_W.tolist()]
-    first_target = windows.short + windows.least if all_of else windows.long
-    assert targets == list(range(100 + first_target, 100 + length))
+    blocks = list(windows.blocks(100 + np.arange(length)))
+    targets = []
     for block in blocks:
-        long = min(block.start, windows.most or block.start) if all_of else windows.long
-        first, end = block.start - long, block.start + block.num_targets
-        assert block.first == first == windows.first_distant(block.start)
-        assert block.tokens.tolist() == [*windows.prefix, *document[first:end].tolist()]
-        assert block.distant_F.tolist() == document[first : block.start - windows.short].tolist()
-        assert block.num_distant == len(block.distant_F) >= windows.least_distant
-        assert (block.windows.long, block.windows.stride) == (long, block.num_targets)
+        targets += block.targets_W.tolist()
+    least = windows.short + windows.least
+    first_target = least if windows.long == "all" else windows.long
+    assert targets == list(range(100 + first_target, 100 + length))
+    assert windows.first_target == first_target
+    for block, following in pairwise(blocks):
+        assert following.start - block.start == windows.stride == block.num_targets
+    for block in blocks:
         assert 0 < block.num_targets <= windows.stride
         places = block.start + np.arange(block.num_targets)
         assert windows.start_of(places).tolist() == [block.start] * block.num_targets
-        assert windows.first_distant(places[:1]).tolist() == [first]
-    assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
-    if blocks and blocks[-1].num_targets == windows.stride:  # the last token is no input
+
+
+@given(windows_and_length())
+def test_a_block_has_the_tokens_of_its_long_window_and_its_targets(
+    given: tuple[Windows, int],
+) -> None:
+    windows, length = given
+    document = 100 + np.arange(length)
+    for block in windows.blocks(document):
+        first = block.start - long_at(windows, block.start)
+        end = block.start + block.num_targets
+        assert block.tokens.tolist() == [*windows.prefix, *document[first:end].tolist()]
+        assert block.distant_F.tolist() == document[first : block.start - windows.short].tolist()
+        assert block.first == first == windows.first_distant(block.start)
+        assert windows.first_distant(np.array([block.start])).tolist() == [first]
+
+
+@given(windows_and_length())
+def test_the_windows_of_a_block_are_those_of_its_targets(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    for block in windows.blocks(np.arange(length)):
+        long = long_at(windows, block.start)
+        assert (block.windows.long, block.windows.stride) == (long, block.num_targets)
+        assert block.num_distant == len(block.distant_F) >= windows.least_distant
+
+
+@given(windows_and_length())
+def test_the_last_token_of_the_longest_block_is_no_input(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    blocks = list(windows.blocks(np.arange(length)))
+    if blocks and blocks[-1].num_targets == windows.stride:
         assert windows.num_positions(length) == max(len(block.tokens) for block in blocks) - 1
-    assert windows.first_target == first_target
-    assert Windows(8, 3) == Windows(8, 3, 1, (), None, 1)
 
 
 @given(windows_and_length(), st.data())

@@ -172,6 +172,7 @@ a value for each rank."""
 
 
 def _chosen_targets(losses: pd.DataFrame) -> Chosen:
+    """Return the targets with their losses, and nothing found yet."""
     (places,) = _columns(losses, "target")
     short = _rounded(losses.loss_short)
     long = _rounded(losses.loss_long)

@@ -501,13 +501,16 @@ def tail(t: np.ndarray, freedom: int) -> np.ndarray:
 @cache
 def quantile(p: float, freedom: int) -> float:
     """Return t with P(T > t) = p, for p < 0.5."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while tail(np.array(high), freedom) > p:
         high *= 2
     for _ in range(50):  # bisection, to the last digit
         middle = (low + high) / 2
-        is_low = tail(np.array(middle), freedom) > p
-        low, high = (middle, high) if is_low else (low, middle)
+        if tail(np.array(middle), freedom) > p:
+            low = middle
+        else:
+            high = middle
     return high
 
 
