@@ -275,13 +275,21 @@ def _in_order(
     return sorted(shown, key=lambda pair: pair[1].position)
 
 
+_TYPES = {"text": "string", "int": "int32", "wide": "double"}
+
+
 def documented() -> str:
-    """Return the table of docs/measure.md; [] marks a column with an interval."""
-    lines = ["| column of `summary` | meaning |", "|---|---|"]
+    """Return the table of docs/measure.md. `x[]` is x with its interval, `?` may be null."""
+    lines = ["| column of `summary` | type | meaning |", "|---|---|---|"]
     for column in SUMMARY:
-        name = f"`{column.name}[]`" if column.has_interval else f"`{column.name}`"
+        name = column.name
+        if column.has_interval:
+            name += "[]"
+        kind = column.kind.removesuffix("?")
+        if kind != column.kind:
+            name += "?"
         meaning = column.meaning
         if column.end_names:
             meaning += f"; its interval is `{column.low}` and `{column.high}`"
-        lines.append(f"| {name} | {meaning} |")
+        lines.append(f"| `{name}` | {_TYPES[kind]} | {meaning} |")
     return "\n".join(lines) + "\n"

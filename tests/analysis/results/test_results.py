@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,13 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
     with_t_intervals,
 )
-from olmo_sparsity.analysis.results.summary import describe, describe_comparison
+from olmo_sparsity.analysis.results.summary import (
+    describe,
+    describe_comparison,
+    quoted_row_of,
+)
 from olmo_sparsity.analysis.results.tables import SCHEMAS
+from olmo_sparsity.analysis.results.view import interval
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import write_manifest
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
@@ -108,7 +116,8 @@ def columns(schema: pa.Schema) -> str:
 def test_the_page_has_every_column_and_key() -> None:
     page = (ROOT / "docs/measure.md").read_text()
     for name, schema in SCHEMAS.items():
-        assert f"| `{name}` | {columns(schema)} |\n" in page
+        if name != "summary":  # which has a table of its own
+            assert f"| `{name}` | {columns(schema)} |\n" in page
     assert ", ".join(f"`{field.name}`" for field in fields(Meta)) in page
 
 
@@ -189,6 +198,65 @@ def test_each_interval_that_is_computed_is_that_of_its_entry(results: Results) -
     with_interval = {name.removesuffix("_low") for name in computed if name.endswith("_low")}
     expected = {column.name for column in SUMMARY if column.has_interval and column.low in computed}
     assert with_interval | {"recovery"} == expected
+
+
+ADDED = """
+import sys
+from pathlib import Path
+from olmo_sparsity.analysis.results import columns
+
+columns.SUMMARY += (
+    columns.SummaryColumn(
+        name="halved",
+        kind="wide?",
+        meaning="half of `recovery`",
+        has_interval=True,
+        came_later=True,
+        terminal=columns.Display(heading="half", position=9, width=20),
+        page=columns.Display(heading="half of recovery", position=16),
+    ),
+)
+from olmo_sparsity.analysis.results import statistics
+
+quantities_before = statistics._quantities
+
+
+def quantities(sums_DV):
+    computed = quantities_before(sums_DV)
+    return computed | {"halved": computed["recovery"] / 2}
+
+
+statistics._quantities = quantities
+from olmo_sparsity.analysis.report.report import write_report
+from olmo_sparsity.analysis.results.results import read_results
+from olmo_sparsity.analysis.results.summary import describe
+
+results = read_results(sys.argv[1])
+write_report(results, Path(sys.argv[2]))
+print(*results.summary.columns)
+print(columns.documented())
+print(describe(results))
+"""
+"""Adds an entry and its computation, and reads a measurement that was stored without them."""
+
+
+def test_a_column_that_is_added_to_the_list_is_in_table_terminal_page_and_docs(
+    results_folder: Path, results: Results, tmp_path: Path
+) -> None:
+    out = tmp_path / "page.html"
+    words = [sys.executable, "-c", ADDED, str(results_folder), str(out)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    names, *lines = done.stdout.splitlines()
+    assert names.split()[-3:] == ["halved", "halved_low", "halved_high"]
+    assert "| `halved[]?` | double | half of `recovery` |" in lines
+    row = results.summary.loc[quoted_row_of(results)]
+    shown = interval(row.recovery / 2, row.low / 2, row.high / 2)
+    (header, first) = next(pair for pair in pairwise(lines) if pair[0].startswith("selector"))
+    assert header.split()[-1] == "half"
+    assert first.endswith(shown.replace("−", "-"))
+    page = out.read_text(encoding="utf-8")
+    assert "half of recovery</th>" in page
+    assert f"<td>{shown}</td>" in page
 
 
 def test_the_stored_summary_has_the_ends_of_each_interval() -> None:
