@@ -132,21 +132,31 @@ def test_each_measurement_waits_for_its_model_and_for_what_chooses_its_targets(
 ) -> None:
     path = make_grid(grid={"seed": [1, 2]}, measure=MEASURE)
     jobs = {job.name: job for job in jobs_of(read_experiment(path))}
-    first, second = "tiny_seed1", "tiny_seed2"
-    assert jobs[f"{first}-last-24"].needs == (first,)
-    assert jobs[f"{first}-2-24"].needs == (first, f"{first}-last-24")
-    assert jobs[f"{second}-last-12"].needs == (second, f"{first}-last-12")
-    assert jobs[f"{second}-last-24-transfer"].needs == (second, f"{first}-last-24")
-    assert jobs["figure"].needs == tuple(name for name in jobs if "-" in name)
-    model = jobs[first].model
-    assert model is not None
+    needs = {name: job.needs for name, job in jobs.items()}
+    assert needs["tiny_seed1-last-24"] == ("tiny_seed1",)
+    assert needs["tiny_seed1-2-24"] == ("tiny_seed1", "tiny_seed1-last-24")
+    assert needs["tiny_seed2-last-12"] == ("tiny_seed2", "tiny_seed1-last-12")
+    assert needs["tiny_seed2-last-24-transfer"] == ("tiny_seed2", "tiny_seed1-last-24")
+    assert needs["figure"] == tuple(name for name in jobs if "-" in name)
+
+
+def test_a_model_keeps_the_checkpoints_that_are_measured(make_grid: MakeGrid) -> None:
+    (model,) = read_experiment(make_grid(measure=MEASURE)).models
     assert "--checkpoint.keep_steps=[2]" in model.overrides
-    # Only the measurement that chooses has the options of choosing.
-    shared = jobs[f"{second}-last-12"].measurement
-    assert shared is not None
-    assert "max_targets" not in shared.options
-    own = jobs_of(read_experiment(make_grid(measure=MEASURE | {"targets": "own"})))
-    assert all(len(job.needs) == 1 for job in own if job.kind == "measure")
+
+
+def test_only_the_measurement_that_chooses_targets_has_the_options_of_choosing(
+    make_grid: MakeGrid,
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]}, measure=MEASURE)
+    for measurement in read_experiment(path).measurements:
+        is_chooser = measurement.targets_of is None and measurement.choices_of is None
+        assert ("max_targets" in measurement.options) == is_chooser
+
+
+def test_with_own_targets_no_measurement_waits_for_another(make_grid: MakeGrid) -> None:
+    jobs = jobs_of(read_experiment(make_grid(measure=MEASURE | {"targets": "own"})))
+    assert {len(job.needs) for job in jobs if job.kind == "measure"} == {1}
 
 
 def test_a_model_that_starts_from_another_waits_for_it(make_grid: MakeGrid, tmp_path: Path) -> None:

@@ -122,36 +122,54 @@ def test_only_the_named_script_and_style_may_run(kind: str, request: pytest.Fixt
             assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value[:80]}>"
 
 
-def test_the_page_holds_the_results(page: Page, results: Results) -> None:
+def test_the_page_lists_ks_units_and_the_documents_with_targets(page: Page) -> None:
     data = page.data("page-data")
     assert data["ks"] == list(KS)
     assert data["units"] == list(UNITS)
-    named = [(number, f"{number}.txt") for number in DOCUMENTS[1::2]]
-    assert [(one["id"], one["name"]) for one in data["documents"]] == named
+    with_targets = [(number, f"{number}.txt") for number in DOCUMENTS[1::2]]
+    assert [(entry["id"], entry["name"]) for entry in data["documents"]] == with_targets
+
+
+OWN = "document == 3 and distant_part == 'document'"
+"""Rows of one document, without the placebo's."""
+
+
+def test_the_page_holds_a_text_with_its_targets_and_their_losses(
+    page: Page, results: Results
+) -> None:
+    data = page.data("page-data")
     document = page.data("document-3")
     assert "".join(document["text"]) == "".join(fake_words(3))
+    assert document["ends"] == {}, "all targets are single tokens"
     losses = results.losses.query("document == 3").set_index("target")
-    own_part = "document == 3 and distant_part == 'document'"
-    recovery = results.recovery.query(f"{own_part} and selector == 'add_one' and k == 4")
-    influence = results.influence.query(f"{own_part} and selector == 'add_one'")
-    targets = results.targets.query(own_part).groupby("target").target_set.agg(set)
-    assert [one["target"] for one in document["chosen"]] == targets.index.tolist()
-    assert document["ends"] == {}
-    for one in document["chosen"]:
-        target = one["target"]
-        assert one["short"] == pytest.approx(losses.loss_short[target], abs=6e-5)
-        assert {data["sets"][i] for i in one["sets"]} == targets[target]
-        for index, units in enumerate(UNITS):
-            sides = one["found"][f"{index} {data['selectors'].index('add_one')}"]
-            assert sides.keys() == {"own", "unrelated"}
-            for control, side in sides.items():
-                asked = f"target == {target} and units == {units!r} and control == {control!r}"
-                expected = recovery.query(asked).loss_set.mean()  # over draws
-                assert side["loss"][KS.index(4)] == pytest.approx(expected, abs=1e-4)
-            ranked = influence.query(f"target == {target} and units == {units!r}")
-            ranked = ranked[ranked.control == "own"].sort_values("rank")
-            assert sides["own"]["first"] == ranked.distant_first.tolist()
-            assert set(sides["own"]["width"]) == {WIDTHS[units]}
+    sets = results.targets.query(OWN).groupby("target").target_set.agg(set)
+    assert [entry["target"] for entry in document["chosen"]] == sets.index.tolist()
+    for entry in document["chosen"]:
+        target = entry["target"]
+        assert entry["short"] == pytest.approx(losses.loss_short[target], abs=6e-5)
+        assert {data["sets"][number] for number in entry["sets"]} == sets[target]
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_the_page_holds_what_a_selector_found_for_each_target(
+    page: Page, results: Results, units: str
+) -> None:
+    data = page.data("page-data")
+    place = f"{data['units'].index(units)} {data['selectors'].index('add_one')}"
+    rows = f"{OWN} and selector == 'add_one' and units == {units!r}"
+    losses = results.recovery.query(f"{rows} and k == 4")
+    means = losses.groupby(["target", "control"]).loss_set.mean()  # over draws
+    ranked = results.influence.query(f"{rows} and control == 'own'").sort_values("rank")
+    for entry in page.data("document-3")["chosen"]:
+        target = entry["target"]
+        found = entry["found"][place]
+        assert found.keys() == {"own", "unrelated"}
+        for control, side in found.items():
+            expected = means[target, control]
+            assert side["loss"][KS.index(4)] == pytest.approx(expected, abs=1e-4)
+        firsts = ranked.distant_first[ranked.target == target]
+        assert found["own"]["first"] == firsts.tolist()
+        assert set(found["own"]["width"]) == {WIDTHS[units]}
 
 
 def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
@@ -234,28 +252,46 @@ def test_a_table_without_rows_makes_a_page_all_the_same(
     page_of(replace(results, **{name: getattr(results, name).iloc[:0]}), tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["results", "explanation"])
-def test_hostile_text_stays_text(
-    kind: str, results: Results, explanation: Explanation, tmp_path: Path
+@pytest.fixture(scope="module", params=["results", "explanation"])
+def hostile(
+    request: pytest.FixtureRequest, results: Results, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """The kind of a page of hostile text, and its file."""
+    folder = tmp_path_factory.mktemp("hostile")
+    page_of(
+        hostile_results(results) if request.param == "results" else hostile_explanation(), folder
+    )
+    return request.param, folder / "deep" / "report.html"
+
+
+def test_hostile_text_adds_no_element_and_no_script(
+    hostile: tuple[str, Path], page: Page, explained: Page
 ) -> None:
-    page = page_of(results if kind == "results" else explanation, tmp_path)
-    made = hostile_results(results) if kind == "results" else hostile_explanation()
-    hostile = page_of(made, tmp_path)
+    kind, path = hostile
+    harmless = page if kind == "results" else explained
+    written = Page(path.read_text(encoding="utf-8"))
     # One document here, ten there; tables have rows of their own. Nothing else may differ.
-    expected = {tag for tag, _ in page.elements}
-    assert {tag for tag, _ in hostile.elements} == expected
-    assert sum(tag == "script" for tag, _ in hostile.elements) == 3
-    assert hostile.source("script") == page.source("script")
-    (document,) = hostile.data("page-data")["documents"]
-    shown = hostile.data(f"document-{document['id']}")["text"]
+    assert {tag for tag, _ in written.elements} == {tag for tag, _ in harmless.elements}
+    assert sum(tag == "script" for tag, _ in written.elements) == 3
+    assert written.source("script") == harmless.source("script")
+    for _, attributes in written.elements:
+        assert not [name for name in attributes if name.startswith(("on", "autofocus"))]
+
+
+def test_hostile_text_is_shown_as_it_is(hostile: tuple[str, Path]) -> None:
+    kind, path = hostile
+    written = Page(path.read_text(encoding="utf-8"))
+    (document,) = written.data("page-data")["documents"]
+    shown = written.data(f"document-{document['id']}")["text"]
     assert len(shown) >= 60
     assert shown == [word.replace("\u202e", "⟨U+202E⟩") for word in hostile_words(len(shown))]
     if kind == "results":
-        assert HOSTILE[2] in hostile.data("page-data")["selectors"]
+        assert HOSTILE[2] in written.data("page-data")["selectors"]
         assert document["name"] == HOSTILE[2]
-    for _, attributes in hostile.elements:
-        assert not [name for name in attributes if name.startswith(("on", "autofocus"))]
-    raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
+
+
+def test_hostile_text_ends_no_script(hostile: tuple[str, Path]) -> None:
+    raw = hostile[1].read_text(encoding="utf-8")
     assert raw.count("</script>") == 3
     for data in re.findall(r'<script type="application/json".*?>(.*?)</script>', raw, re.DOTALL):
         assert not set(data) & set("<>&\u2028\u2029")
