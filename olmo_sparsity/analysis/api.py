@@ -62,9 +62,9 @@ def _measure() -> Way:
     )
 
 
-def _request(kind: type[Request], function: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    """Make a request of a call's arguments."""
-    bound = inspect.signature(function).bind(*args, **current_keys(given))
+def _request(kind: type[Request], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make a request of the arguments of a call."""
+    bound = inspect.signature(function).bind(*args, **current_keys(kwargs))
     bound.apply_defaults()
     return kind.of(**bound.arguments)
 
@@ -76,8 +76,8 @@ def entry_point(way: Callable[[], Way]) -> Callable[[Callable[P, Result]], Calla
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
             request, answer, _ = way()
-            found: Result = answer(_request(request, function, *args, **kwargs))
-            return found
+            result: Result = answer(_request(request, function, *args, **kwargs))
+            return result
 
         call._way = way  # type: ignore[attr-defined] # estimate_cost reads it
         return call

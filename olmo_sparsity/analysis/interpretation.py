@@ -18,6 +18,11 @@ InterpretationName = Literal["contextual", "isolated", "replaced"]
 
 @dataclass(frozen=True)
 class Interpretation:
+    """What a row that keeps k distant tokens does with the others.
+
+    interpretation_of("replaced").replaces  # True
+    """
+
     name: InterpretationName
 
     description: str
@@ -30,8 +35,8 @@ class Interpretation:
     """Distant tokens are shown without the tokens that precede them."""
 
     replaces: bool = False
-    """Unrelated text stands where distant tokens are left out. Nothing is masked, so the model only
-    has to return log-probabilities: a selector cannot read its states."""
+    """Unrelated text replaces the distant tokens that are left out. Nothing is masked, so the model
+    only has to return log-probabilities: a selector cannot read its states."""
 
     @property
     def default_selector(self) -> str:
@@ -52,6 +57,7 @@ _ALL = (
 
 
 def interpretation_of(distant_states: str) -> Interpretation:
+    """Return the interpretation that an option names."""
     for interpretation in _ALL:
         if interpretation.name == distant_states:
             return interpretation

@@ -49,11 +49,12 @@ gradient ranks highest."""
 
 
 def is_whole_number(value: Any) -> bool:
+    """Return whether a value is a whole number of any library's type; True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def parse_share(text: str) -> float:
-    """`all` → 1.0, `top10%` → 0.1."""
+    """Parse a share of tokens: `all` is 1.0, `top10%` is 0.1."""
     if text == "all":
         return 1.0
     try:
@@ -66,7 +67,7 @@ def parse_share(text: str) -> float:
 
 
 def parse_sample(text: str) -> float:
-    """`5%` → 0.05."""
+    """Parse a share of blocks: `5%` is 0.05."""
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -111,7 +112,10 @@ class ModelOptions:
         """Raise where an option is set that a model in memory has by itself."""
         changed = [name for name, value in self.loading.items() if value not in ("auto", None)]
         if changed:
-            raise ConfigError(f"{', '.join(changed)} of a model in memory: its own; leave it out")
+            raise ConfigError(
+                f"{', '.join(changed)}: a model in memory has its own; omit it, or pass the name "
+                "of a model to load"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +174,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Fill in what depends on the long window, and keep which options were given."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
-        object.__setattr__(self, "_given", given)
+        changed = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != item.default:
+                changed[item.name] = value
+        object.__setattr__(self, "_given", changed)
         window = long_window(self.long)
+        # With either, targets are expensive: there are fewer of them.
         is_all = window.is_all or self.interpretation.replaces
         num_tokens = self.long if isinstance(self.long, Integral) else None
         defaults = {
@@ -202,8 +210,9 @@ class Settings:
     @property
     def given(self) -> dict[str, Any]:
         """Options with values other than the defaults."""
-        given: dict[str, Any] = getattr(self, "_given")  # noqa: B009 (no field, so not in asdict)
-        return given
+        # Not a field, so that it is not in asdict, which identifies a measurement.
+        changed: dict[str, Any] = getattr(self, "_given")  # noqa: B009
+        return changed
 
     @property
     def most_targets(self) -> float:
@@ -212,7 +221,8 @@ class Settings:
 
     @property
     def windows(self) -> Windows:
-        """With long="all", targets begin where as many tokens are distant as are local."""
+        """The windows of a target. With long="all", targets begin where as many tokens are distant
+        as are local."""
         from olmo_sparsity.text.windows import Windows
 
         least = self.short if long_window(self.long).is_all else 1
@@ -238,8 +248,10 @@ class Settings:
             num_distant = self.windows.least_distant
             num_units = num_distant if width is None else num_distant - width + 1
             if max(self.ks) > num_units:
-                of = f"{max(num_units, 0)} distant units ({units}) of the first target"
-                raise ConfigError(f"ks: {max(self.ks)} is more than the {of}")
+                raise ConfigError(
+                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} distant units "
+                    f"({units}) of the first target; lower ks, or raise long"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,11 +317,11 @@ class AskSettings:
 # --- requests -------------------------------------------------------------------------------------
 
 
-def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
-    """The options of a class among those given."""
+def build(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
+    """Build an options class from those of the options that it has."""
     # mypy does not know that `Schema` is a dataclass.
     names = set[str](kinds_of(schema))  # type: ignore[arg-type]
-    return fill(schema, {n: v for n, v in given.items() if n in names})
+    return fill(schema, {name: value for name, value in options.items() if name in names})
 
 
 class Request:
@@ -321,25 +333,30 @@ class Request:
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        """The options class of each group."""
-        made = {f.name: f.default_factory for f in fields(cls)}  # type: ignore[arg-type]
-        return {name: kind for name, kind in made.items() if is_dataclass(kind)}  # type: ignore[misc]
+        """Return the options class of each group, by the group's name."""
+        factories = {item.name: item.default_factory for item in fields(cls)}  # type: ignore[arg-type]
+        return {name: kind for name, kind in factories.items() if is_dataclass(kind)}  # type: ignore[misc]
 
     @classmethod
     def names(cls) -> set[str]:
-        """The keywords of `of`."""
-        own = {f.name for f in fields(cls)} - cls.groups().keys()  # type: ignore[arg-type]
-        return own.union(*map(kinds_of, cls.groups().values()))
+        """Return the keywords that `of` takes."""
+        groups = cls.groups()
+        names = {item.name for item in fields(cls)} - groups.keys()  # type: ignore[arg-type]
+        return names.union(*map(kinds_of, groups.values()))
 
     @classmethod
-    def of(cls, **given: Any) -> Self:
+    def of(cls, **options: Any) -> Self:
         """Sort keywords into fields and groups of options, and check them."""
-        if unknown := given.keys() - cls.names():
+        unknown = options.keys() - cls.names()
+        if unknown:
             raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
-        groups: dict[str, Any] = {n: build(kind, given) for n, kind in cls.groups().items()}
-        grouped = set().union(*map(kinds_of, cls.groups().values()))
-        own = {name: value for name, value in given.items() if name not in grouped}
-        return cls(**own, **groups).checked()
+        groups: dict[str, Any] = {}
+        grouped: set[str] = set()
+        for name, kind in cls.groups().items():
+            groups[name] = build(kind, options)
+            grouped.update(kinds_of(kind))
+        ungrouped = {name: value for name, value in options.items() if name not in grouped}
+        return cls(**ungrouped, **groups).checked()
 
     def checked(self) -> Self:
         """Raise ConfigError where options are wrong or cannot be combined."""

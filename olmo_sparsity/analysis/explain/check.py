@@ -39,14 +39,16 @@ class Check:
     """Own minus unrelated, in nats a target, with its 95% interval over draws. It holds for these
     targets only."""
 
-    share: (
-        float  # excess as a share of the gap; NaN if the distant tokens raise the loss of a target
-    )
+    share: float
+    """The excess as a share of the gap; NaN if distant tokens raise the loss of a target."""
+
     placebo: float | None
     """The excess of the targets that an unrelated text seems to help most. None: targets were
     named, not chosen by their gap."""
 
     induction: dict[str, Any]
+    """The induction check; see `repetition_drop`."""
+
     apart: int
     """How many times the unrelated text is as long as the text; if below `draws`, draws overlap."""
 
@@ -60,22 +62,26 @@ class Check:
 
     @property
     def num_beyond(self) -> int:
-        """Targets with a loss that distant tokens reduce, and their own units by more than any
-        unrelated text's."""
-        lower = (self.table.gap > 0) & (self.table.own > 0)
-        return int((lower & (self.table.better == 0)).sum())
+        """How many targets depend on their own units: distant tokens reduce their losses, and these
+        units by more than those of any unrelated text."""
+        is_reduced = (self.table.gap > 0) & (self.table.own > 0)
+        return int((is_reduced & (self.table.better == 0)).sum())
 
     @property
     def verdict(self) -> str:
+        """How many targets depend on distant units, as a sentence."""
         text = (
             f"{self.num_beyond} of {len(self.table)} targets depend on distant units, which lower "
             "the loss more than those of any unrelated text"
         )
-        hurt = int((self.table.gap <= 0).sum())
-        return text + (f"; at {hurt} all distant tokens together raise the loss" if hurt else "")
+        num_raised = int((self.table.gap <= 0).sum())
+        if num_raised:
+            text += f"; at {num_raised} all distant tokens together raise the loss"
+        return text
 
     @property
     def summary(self) -> str:
+        """The excess with its interval, and that of the placebo."""
         value, low, high = self.excess
         text = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
         if np.isfinite(self.share):
@@ -93,9 +99,9 @@ class Check:
                 f"the {self.draws} unrelated texts overlap: there is text for {self.apart}"
             )
         if not self.induction["has_induction"]:
-            less = self.induction["drop"] / max(self.induction["loss_first"], 1e-9)
+            drop = self.induction["drop"] / max(self.induction["loss_first"], 1e-9)
             reasons.append(
-                f"this model copies little from its context (a repeated passage costs {less:.0%} "
+                f"this model copies little from its context (a repeated passage costs {drop:.0%} "
                 "less); such models mostly gain little from distant text"
             )
         return "; ".join(reasons)
@@ -103,9 +109,9 @@ class Check:
     @property
     def note(self) -> str:
         """HTML of the verdict."""
-        why = " ".join(sentence(text) for text in (self.summary, self.warning) if text)
+        reasons = " ".join(sentence(text) for text in (self.summary, self.warning) if text)
         is_good = self.num_beyond > 0 and self.excess[1] > (self.placebo or 0.0)
-        return note(is_good, sentence(self.verdict), why)
+        return note(is_good, sentence(self.verdict), reasons)
 
     @property
     def html(self) -> str:
@@ -142,7 +148,8 @@ class Check:
 
 
 def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int = 8) -> Check:
-    """Evaluate the targets of an explanation. `unrelated`: any text that open_documents reads."""
+    """Evaluate the targets of an explanation once more, with unrelated texts in place of their
+    distant context. `unrelated`: any text that open_documents reads."""
     scorer = prepared.scorer
     document = prepared.document
     windows = prepared.windows
@@ -159,13 +166,11 @@ def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int 
     if chosen_by_gap:
         losses = context_losses(scorer, document, windows, controls, prepared.blocks_to_select())
         losses = losses[losses.target >= first_place(windows, settings.units)]
+        # The targets were chosen by their gaps: the placebo's are chosen in the same way from the
+        # gaps with an unrelated text.
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
     k = settings.k
-    before = scorer.token_forwards
-    with Progress("checking", None, "token-forwards") as progress:
-        scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
-        tables = prepared.recover(parts, controls)
-    scorer.after_batch = lambda: None
+    tables = _recovered(prepared, parts, controls)
     rows = tables["recovery"]
     refuse_no_numbers(rows[rows.control == "unrelated"].loss_set.to_numpy(), "unrelated texts")
     falls = rows.pivot_table("loss_set", ["distant_part", "target", "control", "draw"], "k")
@@ -203,7 +208,21 @@ def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int 
     )
 
 
+def _recovered(
+    prepared: Prepared, parts: dict[str, np.ndarray], controls: Controls
+) -> dict[str, pd.DataFrame]:
+    """Evaluate targets with controls, and show how far it is."""
+    scorer = prepared.scorer
+    before = scorer.token_forwards
+    with Progress("checking", None, "token-forwards") as progress:
+        scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
+        tables = prepared.recover(parts, controls)
+    scorer.after_batch = lambda: None
+    return tables
+
+
 def _passages(others: Documents) -> list[Document]:
+    """Cut the unrelated text into passages for the induction check."""
     tokens = others[0].tokens
     starts = range(0, min(len(tokens) - PASSAGE, 16 * PASSAGE), PASSAGE)
     return [Document(tokens[start : start + PASSAGE]) for start in starts]

@@ -53,7 +53,15 @@ _KEPT = ("units", "selector", "k", "distant_states", "replacements", "seed")
 
 @dataclass
 class Explanation:
-    """Shows as the text with highlighted distant units in a notebook, as a list in a terminal."""
+    """The targets of one text, with the distant units that reduce their losses most.
+
+    It shows as the text with highlighted units in a notebook, as a list in a terminal.
+
+        explanation = explain(model, tokenizer, text=text, at="Ayrton")
+        explanation.top(3)              # a table: the first three units of each target
+        explanation.check(draws=8)      # the same with unrelated texts: is it more than chance?
+        explanation.to_html("page.html")
+    """
 
     prepared: Prepared = field(repr=False)
     targets: pd.DataFrame  # target, end (tokens), text, loss_short, loss_long, gap
@@ -99,14 +107,22 @@ class Explanation:
 
     @property
     def results(self) -> Results:
-        """The same as tables of a measurement of one document. Its targets are in no target set."""
-        settings, check, texts = self.settings, self.checked, self.document.texts
+        """The explanation as tables of a measurement of one document. Its targets are in no target
+        set."""
+        settings = self.settings
+        check = self.checked
+        texts = self.document.texts
         tokens = {"place": range(len(texts)), "token_id": self.document.tokens, "text": texts}
-        tables = {"tokens": pd.DataFrame(tokens), "losses": self.targets}
         # The tables of the check hold the text's own distant tokens and the unrelated texts.
-        tables |= {n: (check or self).tables[n] for n in ("influence", "recovery")}
+        evaluated = self.tables if check is None else check.tables
+        tables = {
+            "tokens": pd.DataFrame(tokens),
+            "losses": self.targets,
+            "influence": evaluated["influence"],
+            "recovery": evaluated["recovery"],
+        }
         meta = Meta(
-            model=self._about_model,
+            model=self._model_meta,
             windows=asdict(self.windows) | {"distant_states": settings.distant_states},
             units=[settings.units],
             selectors=[settings.selector],
@@ -115,26 +131,28 @@ class Explanation:
             targets={"chosen_by_gap": self.chosen_by_gap},
         )
         empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
-        given = {name: rows.assign(document=0) for name, rows in tables.items()}
-        return Results(**empty | given, meta=meta)
+        filled = {name: rows.assign(document=0) for name, rows in tables.items()}
+        return Results(**empty | filled, meta=meta)
 
     @property
     def reliability(self) -> float | None:
-        """Mean agreement of halves of the unrelated texts, where these replace distant text."""
-        return float(self.tables["lds"].lds.mean()) if len(self.tables["lds"]) else None
+        """Mean agreement of two halves of the unrelated texts, where these replace distant text."""
+        lds = self.tables["lds"].lds
+        return float(lds.mean()) if len(lds) else None
 
     @property
-    def _about_model(self) -> dict[str, Any]:
-        return {n: getattr(self.model, n) for n in ("name", "num_parameters", "batch_noise")}
+    def _model_meta(self) -> dict[str, Any]:
+        names = ("name", "num_parameters", "batch_noise")
+        return {name: getattr(self.model, name) for name in names}
 
     def top(self, n: int | None = None) -> pd.DataFrame:
-        """The first n units of every target."""
+        """Return the first n units of every target: by default all k."""
         if n is not None and (not is_whole_number(n) or n < 1):
             raise ConfigError(f"top({n!r}): n must be a whole number of at least 1")
         rows = self.distant[self.distant["rank"] <= (n or self.settings.k)]
         rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
-        single = rows["end"] - rows["first"] == 1
-        rows.loc[single, "unit"] = rows["first"].astype(str)
+        is_token = rows["end"] - rows["first"] == 1
+        rows.loc[is_token, "unit"] = rows["first"].astype(str)
         rows = rows.assign(back=rows.target - rows["first"]).rename(columns={"first": "place"})
         return rows[
             ["target", "rank", "unit", "text", "place", "back", "nats", "loss_set", "loss_without"]
@@ -154,6 +172,7 @@ class Explanation:
         return self.checked
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all that JSON can hold."""
         settings = self.settings
         return {
             "model": self.model.name,
@@ -179,10 +198,16 @@ class Explanation:
         }
 
     def to_html(self, path: str | Path) -> None:
-        settings, check, results = self.settings, self.checked, self.results
-        how = f"{settings.units} ranked by {spell(settings.selector)} · text of "
+        """Write a page that needs no other file."""
+        settings = self.settings
+        check = self.checked
+        results = self.results
+        how = (
+            f"{settings.units} ranked by {spell(settings.selector)} · text of "
+            f"{len(self.document.tokens):,} tokens"
+        )
         slots = {
-            "subtitle": escape(subtitle(results, f"{how}{len(self.document.tokens):,} tokens")),
+            "subtitle": escape(subtitle(results, how)),
             "note": self._notes,
             "headline": "",
             "shown": "",
@@ -231,13 +256,13 @@ class Explanation:
         return Shown(self.document.texts, self.targets, self.distant, self.windows.short)
 
     def describe(self, bold: bool = False) -> str:
-        """For a terminal. `bold`: whether it understands ANSI codes."""
-        checked = "" if self.checked is None else str(self.checked)
-        noise, agreed = describe_noise(self._about_model), ""
+        """Return the explanation for a terminal. `bold`: whether it understands ANSI codes."""
+        parts = [self.shown.describe(bold)]
         if self.reliability is not None:
-            agreed = f"reliability of the unrelated texts: {self.reliability:.2f} (two halves)"
-        warnings = (describe_sink(self.sink), self.with_all_units, noise)
-        parts = (self.shown.describe(bold), agreed, *warnings, checked)
+            parts.append(f"reliability of the unrelated texts: {self.reliability:.2f} (two halves)")
+        parts += [describe_sink(self.sink), self.with_all_units, describe_noise(self._model_meta)]
+        if self.checked is not None:
+            parts.append(str(self.checked))
         return "\n\n".join(filter(None, parts))
 
     def __repr__(self) -> str:
@@ -256,6 +281,8 @@ DECODE = "decode token IDs first, with tokenizer.decode(ids)"
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRequest(Request):
+    """A call of `explain`, or of its command."""
+
     model: Any
     tokenizer: Any = None
     text: str | Path | None = None
@@ -267,19 +294,23 @@ class ExplainRequest(Request):
     loading: ModelOptions = field(default_factory=ModelOptions)
 
     def checked(self) -> Self:
+        """Return the request if its options are right and go together."""
         self.settings.check()
         find_selector(self.settings.selector, self.settings.interpretation)
-        text, prompt, target, settings = self.text, self.prompt, self.target, self.settings
+        text = self.text
+        prompt = self.prompt
+        target = self.target
+        settings = self.settings
         if (text is None) == (prompt is None):
             raise ConfigError("pass either text= or prompt=, not both and not neither")
-        of_prompt = target is not None or settings.chat
-        if (text is None and self.at is not None) or (prompt is None and of_prompt):
+        has_options_of_prompt = target is not None or settings.chat
+        if (text is None and self.at is not None) or (prompt is None and has_options_of_prompt):
             raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
         if settings.max_new_tokens is not None and (prompt is None or target is not None):
             raise ConfigError("max_new_tokens limits a generated answer, and none is generated")
-        for name, given in (("prompt", prompt), ("target", target)):
-            if given is not None and not isinstance(given, str):
-                raise ConfigError(f"{name}={given!r:.80} must be a string; {DECODE}")
+        for name, value in (("prompt", prompt), ("target", target)):
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name}={value!r:.80} must be a string; {DECODE}")
         if text is not None and not isinstance(text, str | Path):
             raise ConfigError(f"text={text!r:.80} must be a string, or a Path to a file; {DECODE}")
         for name, words in (("text", text), ("prompt", prompt), ("target", target)):
@@ -292,29 +323,32 @@ class ExplainRequest(Request):
         return self
 
 
-BOTH = ["loss_short", "loss_long"]
+LOSSES = ["loss_short", "loss_long"]
 
-MANY_UNITS = 4096  # with more of them, a cheaper selector is recommended
+MANY_UNITS = 4096
+"""From so many distant tokens on, a cheaper selector is recommended."""
 
 
 def explain(request: ExplainRequest) -> Explanation:
-    """Answer a request: evaluate its targets, each from its first token to one past its last."""
+    """Answer a request."""
     with in_use(request.model), _prepared(request) as (prepared, spans):
         return _answer(prepared, spans, request.unrelated)
 
 
 def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
+    """Return what answering a request costs. `with_check`: and checking the answer."""
     with _prepared(request) as (prepared, spans):
         cost = count(prepared, spans, request.unrelated if with_check else None)
         return replace(cost, seconds=_seconds(prepared, cost))
 
 
 TRIED_TOKENS = 64
+"""Tokens of the passage by which the speed of the model is tried."""
 
 
 def _seconds(prepared: Prepared, cost: Cost) -> float | None:
-    """Return the time of so many token-forwards here, by two passages that are read for it; None
-    of a model that computes elsewhere."""
+    """Return how long so many token-forwards take here, by the time of a passage and its
+    repetition. None for distant_states="replaced", whose model may compute elsewhere."""
     if prepared.settings.interpretation.replaces:
         return None
     passage = prepared.document.tokens[:TRIED_TOKENS]
@@ -328,36 +362,56 @@ def _seconds(prepared: Prepared, cost: Cost) -> float | None:
 
 @contextmanager
 def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
-    settings, loading, text = request.settings, request.loading, request.text
+    """Read model and text, and yield what is asked of them and the targets, with the model in
+    use."""
+    settings = request.settings
+    loading = request.loading
+    text = request.text
     if isinstance(text, Path):
         text = read_text(str(text))
     replaces = settings.interpretation.replaces
-    loaded = load(request.model, request.tokenizer, loading, True, whole_prompts=replaces)
+    loaded = load(request.model, request.tokenizer, loading, is_read=True, whole_prompts=replaces)
     with using(loaded):
         if text is not None:
-            read = Prompt.of_text(loaded, text, loading.prefix)
+            prompt = Prompt.of_text(loaded, text, loading.prefix)
         else:
-            given = str(request.prompt), request.target
-            read = Prompt.with_answer(loaded, *given, loading.prefix, settings)
+            prompt = Prompt.with_answer(
+                loaded, str(request.prompt), request.target, loading.prefix, settings
+            )
         prepared = Prepared.of(
-            loaded, read, request.at, settings, request.unrelated, loading.batch_tokens
+            loaded,
+            prompt,
+            request.at,
+            settings,
+            unrelated=request.unrelated,
+            batch_tokens=loading.batch_tokens,
         )
         yield prepared, _targets_with_distant_part(prepared)
 
 
 def _targets_with_distant_part(prepared: Prepared) -> Spans:
-    document, windows, units = prepared.document, prepared.windows, prepared.settings.units
-    first, spans = first_place(windows, units), prepared.spans
+    """Return the targets that have distant units: those that were named, or else those with the
+    largest gaps."""
+    document = prepared.document
+    windows = prepared.windows
+    units = prepared.settings.units
+    first = first_place(windows, units)
+    spans = prepared.spans
     if spans is None:
         blocks = prepared.blocks_to_select()
         losses = context_losses(prepared.scorer, document, windows, blocks=blocks)
-        refuse_no_numbers(losses[BOTH].to_numpy(), "targets")
+        refuse_no_numbers(losses[LOSSES].to_numpy(), "targets")
         spans = largest_gaps(losses[losses.target >= first])
-    spans = list(dict(sorted(spans)).items())  # the longest of the spans with one first token
+    # Tables tell targets apart by their first tokens: of spans with one first token, keep the
+    # longest.
+    longest_end = dict(sorted(spans))
+    spans = list(longest_end.items())
     kept = [span for span in spans if span[0] >= first]
     if not kept:
-        where = f"which begin at token {first:,} of {len(document.tokens):,}"
-        raise DataError(f"no target has distant {units}, {where}; lower short={windows.short}")
+        raise DataError(
+            f"no target has distant {units}, which begin at token {first:,} of "
+            f"{len(document.tokens):,}; lower short={windows.short}"
+        )
     num_units = prepared.most_units(kept)
     if num_units == 1:
         raise DataError(
@@ -370,59 +424,73 @@ def _targets_with_distant_part(prepared: Prepared) -> Spans:
             "which are all shown"
         )
     if len(kept) < len(spans):
-        left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
-        say(f"{left_out} precede token {first:,} and have no distant {units}: left out")
+        say(
+            f"{len(spans) - len(kept)} of {len(spans)} targets precede token {first:,} and have no "
+            f"distant {units}: left out"
+        )
     return kept
 
 
 def count(prepared: Prepared, spans: Spans, unrelated: Any = None) -> Cost:
-    """Count what the targets cost, and their check on `unrelated` texts."""
+    """Count what evaluating the targets costs. `unrelated`: also count their check on these
+    texts."""
     scorer = counting(prepared.scorer)
-    prepared = replace(prepared, scorer=scorer)
+    counted = replace(prepared, scorer=scorer)
     with in_use(scorer.model):
-        targets, _, _ = _evaluate(prepared, spans)
+        targets, _, _ = _evaluate(counted, spans)
         if unrelated is not None:
-            check(prepared, targets, unrelated)
+            check(counted, targets, unrelated)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 
 def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
-    settings, windows = prepared.settings, prepared.windows
+    """Evaluate targets, and look for signs that their numbers mislead."""
+    settings = prepared.settings
+    windows = prepared.windows
     num_distant = windows.tokens_before(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
     if evaluates_every and num_distant > MANY_UNITS:
         say(
-            f"{settings.selector} evaluates {num_distant:,} distant tokens; "
+            f"selector={settings.selector} evaluates {num_distant:,} distant tokens; "
             "add_one_nested a few hundred"
         )
-    scorer, before = prepared.scorer, prepared.scorer.token_forwards
+    scorer = prepared.scorer
+    before = scorer.token_forwards
     # Rules that evaluate few units depend on losses, which the count does not have.
     total = count(prepared, spans).token_forwards if evaluates_every else None
     with Progress("explaining", total, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
         targets, distant, tables = _evaluate(prepared, spans)
     scorer.after_batch = lambda: None
-    refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
+    refuse_no_numbers(targets[LOSSES].to_numpy(), "targets")
     spent = scorer.token_forwards
     sink: dict[str, Any] = {}
     if not windows.prefix and settings.interpretation.keeps_states:
         line_break = prepared.model.encode(["\n"])[0]
         sink = sink_check(scorer, [prepared.document], (), line_break)
     return Explanation(
-        prepared, targets, distant, tables, unrelated, sink=sink, token_forwards=spent
+        prepared=prepared,
+        targets=targets,
+        distant=distant,
+        tables=tables,
+        unrelated=unrelated,
+        sink=sink,
+        token_forwards=spent,
     )
 
 
 def _evaluate(
     prepared: Prepared, spans: Spans
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, pd.DataFrame]]:
-    """The targets, their distant units, and the tables of `recover`."""
-    windows, document = prepared.windows, prepared.document
+    """Return the targets, their distant units, and the tables of `recover`."""
+    windows = prepared.windows
+    document = prepared.document
     tables = prepared.recover({DOCUMENT: np.array(spans)})
     rows = tables["recovery"]
     rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
     targets = pd.DataFrame(spans, columns=["target", "end"])
-    targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
+    targets["text"] = ["".join(document.texts[first:end]) for first, end in spans]
+    # With 0 units the set is the local window alone, and all but the set the long window.
     no_units = rows.xs(0, level="k").loc[targets.target]
     targets["loss_short"] = no_units.loss_set.to_numpy()
     targets["loss_long"] = no_units.loss_without.to_numpy(float)
@@ -430,9 +498,9 @@ def _evaluate(
     distant = distant[["target", "rank", "first", "end", "text"]]
     distant["nats"] = _falls_alone(prepared.scorer, document, windows, targets, distant)
     targets["gap"] = targets.loss_short - targets.loss_long
-    distant = distant.merge(
-        rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"]
-    )
+    # The loss with k units belongs to the unit of rank k.
+    losses_by_rank = rows.rename_axis(index={"k": "rank"}).reset_index()
+    distant = distant.merge(losses_by_rank, on=["target", "rank"])
     return targets, distant, tables
 
 
@@ -443,11 +511,13 @@ def _falls_alone(
     targets: pd.DataFrame,
     distant: pd.DataFrame,
 ) -> pd.Series:
-    """The fall in loss when each distant unit alone is added, whatever the selector's score is."""
+    """Return how far the loss falls when each distant unit alone is added to the local window,
+    whatever the selector's score is."""
     nats = pd.Series(0.0, distant.index)
     for target in targets.itertuples():
         block = windows.block(document.tokens, target.target, target.end)
-        context, units = scorer.context(block), distant[distant.target == target.target]
+        context = scorer.context(block)
+        units = distant[distant.target == target.target]
         alone = [
             context.set_row(np.arange(first, end) - block.first)
             for first, end in zip(units["first"], units["end"], strict=True)

@@ -33,7 +33,7 @@ from olmo_sparsity.text.records import LARGEST_DOCUMENT
 from olmo_sparsity.text.windows import Block, Spans, Windows
 
 MOST_WINDOWS = 1024
-"""How many local windows are computed to select targets."""
+"""How many local windows are computed to select targets, at most."""
 
 MOST_TOKENS = 2**16
 """How many tokens of long windows are computed besides the one pass for those that begin with the
@@ -46,12 +46,12 @@ NEW_TOKENS = 32
 """Tokens of a generated answer, if no number is given."""
 
 SAME_TEXT = 32
-"""Tokens in a row that two texts share if one has something of the other."""
+"""Two texts that have so many tokens in a row in common count as one, of which one was copied."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text as token IDs, and the place of the answer if it is a prompt with one."""
+    """A text as token IDs, and the place of the answer if it is a prompt with an answer."""
 
     tokens: list[int]
     prefix_ids: list[int]
@@ -66,11 +66,14 @@ class Prompt:
     def with_answer(
         model: LoadedModel, prompt: str, target: str | None, prefix: str, settings: AskSettings
     ) -> Prompt:
-        prefix_ids, closing = model.prefix_ids(prefix, prompt), list[int]()
-        before = model.encode([prompt])[0]
+        """Read a prompt and its answer, which the model generates if `target` is None."""
+        closing: list[int] = []
         if settings.chat:
             prefix_ids, before, closing = chat_ids(model, prompt)
             before = before + closing
+        else:
+            prefix_ids = model.prefix_ids(prefix, prompt)
+            before = model.encode([prompt])[0]
         if not before:
             raise DataError("prompt is empty; pass a text")
         if target is None:
@@ -86,7 +89,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A question: a document, its windows, and targets in it."""
+    """What an explanation is asked: a document, its windows, targets in it, and a model."""
 
     model: LoadedModel
     scorer: Scorer
@@ -102,18 +105,30 @@ class Prepared:
         prompt: Prompt,
         at: At | None,
         settings: AskSettings,
+        *,
         unrelated: Any,
         batch_tokens: int | None = None,
     ) -> Prepared:
-        tokens, answer, short = prompt.tokens, prompt.answer, settings.short
-        document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
+        """Settle windows and targets. `unrelated`: the texts that replace distant tokens, where
+        the interpretation replaces them."""
+        answer = prompt.answer
+        num_tokens = len(prompt.tokens)
+        document = Document(np.array(prompt.tokens, dtype=np.int64), tokenizer=model.tokenizer)
+        short = settings.short
         if short is None:
-            num_tokens = answer[0] if answer else len(tokens)
-            local = default_local(LOCAL_OF_ONE_PREDICTION, num_tokens)
+            local = default_local(LOCAL_OF_ONE_PREDICTION, answer[0] if answer else num_tokens)
+            # What a chat template puts after the prompt is never distant.
             short = max(prompt.num_closing, local)
-        spans = [answer] if answer else None if at is None else find_spans(document, at)
-        last = max((end for _, end in spans), default=0) if spans else len(tokens)
-        longest = max((end - first for first, end in spans or []), default=1)
+        spans: Spans | None = None
+        last = num_tokens
+        longest = 1
+        if answer is not None:
+            spans = [answer]
+        elif at is not None:
+            spans = find_spans(document, at)
+        if spans:
+            last = max(end for _, end in spans)
+            longest = max(end - first for first, end in spans)
         windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
         windows = replace(windows, most=long_window(settings.long).longest)
         if model.max_positions is not None:
@@ -135,16 +150,31 @@ class Prepared:
             controls = Controls(others, windows, num_draws=1, seed=settings.seed)
             scorer = scorer.of_document(document, controls)
         state = state_of(model.model)
-        return Prepared(model, scorer, document, windows, settings, spans, state)
+        return Prepared(
+            model=model,
+            scorer=scorer,
+            document=document,
+            windows=windows,
+            settings=settings,
+            spans=spans,
+            state=state,
+        )
 
     def blocks_to_select(self) -> list[Block]:
-        """Where targets are looked for if none is named. Neighbours in a long text share windows.
-        A long window that does not begin where the text begins is a pass of its own: if these have
-        more than `MOST_TOKENS` tokens together, so many of them are evenly spaced."""
-        windows, tokens = self.windows, self.document.tokens
-        num = MOST_PROMPTS if self.settings.interpretation.replaces else MOST_WINDOWS
-        stride = math.ceil(len(tokens) / num)
-        most = windows.most and max(windows.short + 1, windows.most - stride + 1)
+        """Return the blocks in which targets are looked for if none is named.
+
+        Neighbours in a long text share windows. A long window that does not begin where the text
+        begins is a pass of its own. If these have more than `MOST_TOKENS` tokens together, only
+        some of them are taken, evenly spaced."""
+        windows = self.windows
+        tokens = self.document.tokens
+        replaces = self.settings.interpretation.replaces
+        most_blocks = MOST_PROMPTS if replaces else MOST_WINDOWS
+        stride = math.ceil(len(tokens) / most_blocks)
+        most = windows.most
+        if most is not None:
+            # The last target of a block sees stride − 1 tokens more than the first.
+            most = max(windows.short + 1, most - stride + 1)
         blocks = list(replace(windows, stride=stride, most=most).blocks(tokens))
         later = [block for block in blocks if block.first > 0]
         step = math.ceil(sum(len(block.tokens) for block in later) / MOST_TOKENS)
@@ -167,7 +197,7 @@ class Prepared:
     ) -> dict[str, pd.DataFrame]:
         """Evaluate targets, with 0 to k units, or to as many as there are."""
         settings = self.settings
-        spans = [span for spans in targets.values() for span in spans]
+        spans = list(chain(*targets.values()))
         most = min(settings.k, self.most_units(spans))
         return recover(
             self.scorer,
@@ -185,8 +215,9 @@ class Prepared:
         refuse_changed(self.scorer.model, self.state, "explain")
 
     def without_model(self) -> Prepared:
-        """Return what another process keeps: enough to show an answer, not to recompute it."""
-        return replace(self, model=self.model.without_weights(), scorer=None, state=None)  # type: ignore[arg-type]
+        """Return what is stored with an answer: enough to show it, not to compute it again."""
+        model = self.model.without_weights()
+        return replace(self, model=model, scorer=None, state=None)  # type: ignore[arg-type]
 
 
 def read_text(path: str, inline: bool = False) -> str:
@@ -236,10 +267,11 @@ def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) 
 
 
 def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
-    """Return all runs of `length` tokens, or the text itself if it is shorter."""
+    """Yield all runs of `length` tokens, or the text itself if it is shorter."""
     tokens = tokens.astype("<i8")
-    last = max(1, len(tokens) - length + 1)
-    return (tokens[first : first + length].tobytes() for first in range(last))
+    num_runs = max(1, len(tokens) - length + 1)
+    for first in range(num_runs):
+        yield tokens[first : first + length].tobytes()
 
 
 def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
@@ -297,7 +329,7 @@ def generate(
         answer: list[int] = model.prompt_model.generate(tokens, max_new_tokens)
         return answer
     lm = model.model
-    ends = _end_ids(model)
+    end_ids = _end_ids(model)
     device = model.device
     generated: list[int] = []
     states = None
@@ -306,7 +338,7 @@ def generate(
         positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
         states = lm.distant_states(inputs, positions, before=states)
         best = int(lm.unembed(states.hidden_BFD[:, -1]).argmax())
-        if best in ends:
+        if best in end_ids:
             break
         generated.append(best)
         done(generated)
@@ -317,12 +349,22 @@ def generate(
 
 
 def _end_ids(model: LoadedModel) -> set[int]:
+    """Return the tokens at which a generated answer ends."""
     inner = getattr(model.model, "model", None)
     configs = [getattr(owner, "config", None) for owner in (model.model, inner)]
     # Some chat models name the end of a turn in their generation_config only.
     sources = (model.transformers_tokenizer, *configs, getattr(inner, "generation_config", None))
-    ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
-    found = [token for of_one in ids for token in np.atleast_1d(of_one) if token is not None]
-    if wrong := [token for token in found if not isinstance(token, int | np.integer)]:
-        raise ConfigError(f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, not a token ID")
-    return set(map(int, found))
+    end_ids = set()
+    for source in sources:
+        # One token ID, a list of them, or none.
+        tokens: Any = getattr(source, "eos_token_id", None)
+        for token in np.atleast_1d(tokens):
+            if token is None:
+                continue
+            if not isinstance(token, int | np.integer):
+                raise ConfigError(
+                    f"eos_token_id of '{model.name}' is {token!r:.60}, not a token ID; correct its "
+                    "config.json"
+                )
+            end_ids.add(int(token))
+    return end_ids

@@ -1,6 +1,9 @@
-"""Estimate the cost of a measurement. Targets of a few documents run with a model that computes
-nothing, so that any rule is counted as it runs; the real model computes a few losses, for its speed
-and for how many targets are chosen."""
+"""Estimate the cost of a measurement before it runs.
+
+Targets of a few documents run with a model that computes nothing, so that any selector is counted
+as it runs. The real model computes a few losses: for its speed, and for how many targets are
+chosen.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,23 @@ from olmo_sparsity.models.loaded import using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.windows import Block
 
-TRIED_S, TRIED_FORWARDS = 4.0, 1024
-"""Seconds of losses, at least a block of two documents, unless a block takes longer than that and
-more token-forwards."""
+TRIED_S = 4.0
+"""Seconds of losses that a trial computes: at least of a block of two documents, unless a block
+takes longer than that and more token-forwards than `TRIED_FORWARDS`."""
 
-TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 6, 512
-"""Documents in which targets are counted, and the most targets of each; and how many tokens of a
-document get losses at most."""
+TRIED_FORWARDS = 1024
 
-PASSAGES, PASSAGE = 2, 64  # number of passages of the induction check in a dry run
+TRIED_TOKENS = 512
+"""How many tokens of a document get losses in a trial, at most."""
+
+TRIED_DOCUMENTS = 3
+"""Documents in which the cost of targets is counted."""
+
+TRIED_TARGETS = 6
+"""The most targets of each of these."""
+
+PASSAGES = 2  # of the induction check in a trial
+PASSAGE = 64  # tokens of each of them, at most
 FEW_TARGETS = 10  # below so many chosen targets in the trial a warning is given
 PLACEBO_RATE = 0.5  # targets of the placebo for each own one, where no losses are computed
 
@@ -74,74 +85,109 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = No
     price = _price(plan.model.num_parameters, speed)
     with using(plan.model):
         trial = _Trial.of(plan)
-        cost = trial.cost(plan, shard)
-    model, documents = plan.model, plan.documents
-    ours = share_of(plan.measured, *shard)
-    skipped = documents.num_too_short + len(documents) - len(plan.measured)
-    device, per_target = plan.scorer.device, cost.recovery / max(cost.num_evaluated, 1e-9)
-    chosen = f"about {cost.num_evaluated:,.0f} evaluated"
+        counts = trial.cost(plan, shard)
+    num_parameters = plan.model.num_parameters
+    details = "\n".join(_describe(plan, trial, counts, shard, price))
+    return Cost(round(counts.forwards), num_parameters, details)
+
+
+def _describe(
+    plan: Plan, trial: _Trial, counts: _Counts, shard: tuple[int, int], price: _Price | None
+) -> list[str]:
+    """Return the lines of an estimate."""
+    model = plan.model
+    documents = plan.documents
+    device = plan.scorer.device
+    num_measured = len(share_of(plan.measured, *shard))
+    num_skipped = documents.num_too_short + len(documents) - len(plan.measured)
+    per_target = counts.recovery / max(counts.num_evaluated, 1e-9)
+    chosen = f"about {counts.num_evaluated:,.0f} evaluated"
     if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
-    num_own = cost.num_own * shard[1]
-    widths = "none, as no target of the sample passes"
-    if num_own:
-        ends = (f"±{w / num_own**0.5:.2f} of {n}" for n, w in WIDTHS.items())
-        widths = f"about {' and '.join(ends)} (by stored measurements)"
     lines = [
         describe_induction(trial.induction, plan.settings.interpretation),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
-        f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
-        f"targets         {cost.num_losses:,} with both losses, {chosen}",
-        f"intervals       {widths}",
-        f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
-        f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
+        f"documents       {num_measured:,} to measure, {num_skipped:,} too short for the long "
+        "window",
+        f"targets         {counts.num_losses:,} with both losses, {chosen}",
+        # All shards together determine the intervals.
+        f"intervals       {_describe_intervals(counts.num_own * shard[1])}",
+        f"token-forwards  about {counts.forwards:.2e}, {per_target:,.0f} for each evaluated target",
+        f"FLOPs           about {counts.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
-        f"time            about {format_duration(cost.seconds)} in one process "
-        f"({cost.forwards / cost.seconds:,.0f} token-forwards a second, tried here)",
+        f"time            about {format_duration(counts.seconds)} in one process "
+        f"({counts.forwards / counts.seconds:,.0f} token-forwards a second, tried here)",
     ]
-    if cost.seconds > LONG_S:
+    if counts.seconds > LONG_S:
         lines.append(
             "to shrink       --quick, or fewer: --max-documents, --max-targets, --blocks, --ks"
         )
     if price is not None:
-        hours, source = cost.forwards / price[0] / 3600, price[1]
-        lines.append(f"GPU-hours       about {hours:.2g} ({price[0]:,.0f} a second, {source})")
-    return Cost(round(cost.forwards), model.num_parameters, "\n".join(lines))
+        lines.append(
+            f"GPU-hours       about {price.hours(counts.forwards):.2g} "
+            f"({price.forwards_per_s:,.0f} a second, {price.origin})"
+        )
+    return lines
 
 
-def _price(num_parameters: int, speed: str | None) -> tuple[float, str] | None:
-    """Token-forwards a second, and where that is from."""
+def _describe_intervals(num_own: float) -> str:
+    if not num_own:
+        return "none, as no target of the sample passes"
+    widths = [f"±{width / num_own**0.5:.2f} of {name}" for name, width in WIDTHS.items()]
+    return f"about {' and '.join(widths)} (by stored measurements)"
+
+
+@dataclass(frozen=True)
+class _Price:
+    """The speed of another machine."""
+
+    forwards_per_s: float
+    origin: str
+    """Where the number is from."""
+
+    def hours(self, token_forwards: float) -> float:
+        return token_forwards / self.forwards_per_s / 3600
+
+
+def _price(num_parameters: int, speed: str | None) -> _Price | None:
+    """Return the speed that `speed` names: a GPU, or token-forwards a second."""
     if speed is None:
         return None
     if re.fullmatch(r"\d+(\.\d+)?(e\d+)?", speed) and float(speed):
-        return float(speed), "given"
+        return _Price(float(speed), "given")
     gpu = known_gpu(speed, "--speed", or_else="token-forwards a second above 0, or ")
     flops = USED * gpu.tflops * 1e12
-    source = f"predicted: {USED:.0%} of {gpu.tflops:,.0f} TFLOP/s, without attention"
-    return flops / (2 * num_parameters), source
+    origin = f"predicted: {USED:.0%} of {gpu.tflops:,.0f} TFLOP/s, without attention"
+    return _Price(flops / (2 * num_parameters), origin)
 
 
-def _sampled(plan: Plan, sample: float) -> Plan:
+def _with_sample(plan: Plan, sample: float) -> Plan:
     return replace(plan, settings=replace(plan.settings, sample=sample))
 
 
 def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
-    """Token-forwards of the losses of these blocks of a document."""
+    """Return the token-forwards of the losses of these blocks of a document: with the local window,
+    the long one, and the long one of the placebo."""
     if not blocks:
         return 0
     if plan.settings.interpretation.replaces:
-        document, windows = plan.documents[number], plan.settings.windows
+        document = plan.documents[number]
         scorer = counting(plan.scorer).of_document(document, plan.controls)
-        context_losses(scorer, document, windows, plan.controls, blocks)
+        context_losses(scorer, document, plan.settings.windows, plan.controls, blocks)
         return scorer.token_forwards
-    short, num_prefix = plan.settings.short, len(plan.settings.prefix_ids)
-    local = sum(short + block.num_targets - 1 for block in blocks)
+    short = plan.settings.short
+    num_prefix = len(plan.settings.prefix_ids)
+    num_local = sum(short + block.num_targets - 1 for block in blocks)
+    num_prefixes = num_prefix * len(blocks)
     if not plan.settings.windows.has_all:
-        long = sum(len(block.tokens) - 1 for block in blocks)
-        return local + num_prefix * len(blocks) + 2 * long
+        num_long = sum(len(block.tokens) - 1 for block in blocks)
+        return num_local + num_prefixes + 2 * num_long
+    # One pass over the document predicts all its targets. An unrelated text takes one pass, too,
+    # and then the local windows of all blocks behind it.
     last = blocks[-1]
-    own, placebo = len(last.tokens) - 1, num_prefix + last.num_distant
-    return local + num_prefix * len(blocks) + own + placebo + local
+    num_document = len(last.tokens) - 1
+    num_unrelated = num_prefix + last.num_distant + num_local
+    return num_local + num_prefixes + num_document + num_unrelated
 
 
 @dataclass
@@ -173,26 +219,31 @@ class _Trial:
         return trial
 
     def _try_losses(self, plan: Plan) -> None:
-        """Losses of the first blocks of several documents, of both halves."""
-        windows, scorer, tables = plan.settings.windows, plan.scorer, dict[int, Columns]()
-        before, began = scorer.token_forwards, time.perf_counter()
-        numbers = sorted(plan.measured, key=lambda number: (number // 2, number % 2))
+        """Compute losses of the first blocks of several documents, of both halves."""
+        windows = plan.settings.windows
+        scorer = plan.scorer
+        tables: dict[int, Columns] = {}
+        before = scorer.token_forwards
+        began = time.perf_counter()
         most = max(TRIED_S * self.speed, TRIED_FORWARDS)
-        for number in numbers:
+        for number in sorted(plan.measured):  # neighbours are of different halves
             document = plan.documents[number]
             blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
-            total, num = losses_forwards(plan, number, blocks), len(blocks)
-            costs = [total * (n + 1) / num for n in range(num)]
+            total = losses_forwards(plan, number, blocks)
+            # About what the first block costs, the first two, …
+            costs = [total * num / len(blocks) for num in range(1, len(blocks) + 1)]
             if not tables and costs[0] > most:
                 return
             num_blocks = max(1, int(np.searchsorted(costs, most / TRIED_DOCUMENTS, "right")))
             size = blocks[num_blocks - 1].start + windows.stride
-            cut = replace(document, tokens=document.tokens[:size])
-            items = [cut if d.number == number else d for d in plan.documents.items]
-            one = replace(plan, documents=replace(plan.documents, items=items), reused_losses={})
-            tables[number] = _sampled(one, 1.0).losses(number)["losses"]
+            # The others stay as long as they are, to serve as unrelated texts.
+            items = list(plan.documents.items)
+            items[number] = replace(document, tokens=document.tokens[:size])
+            documents = replace(plan.documents, items=items)
+            with_cut = replace(plan, documents=documents, reused_losses={})
+            tables[number] = _with_sample(with_cut, 1.0).losses(number)["losses"]
             is_long = time.perf_counter() - began > TRIED_S
-            if is_long and {half_of(n) for n in tables} == {"threshold", "report"}:
+            if is_long and set(map(half_of, tables)) == {"threshold", "report"}:
                 break
         # Forwards of several rows, as in the measurement, say more than passages.
         self.speed = (scorer.token_forwards - before) / (time.perf_counter() - began)
@@ -201,40 +252,47 @@ class _Trial:
     # --- the cost of a plan, of this model and text ---
 
     def cost(self, plan: Plan, shard: tuple[int, int] = (0, 1)) -> _Counts:
-        ours = share_of(plan.measured, *shard)
-        blocks = {n: plan.blocks(plan.documents[n]) for n in ours}
-        num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
-        losses = sum(
-            losses_forwards(plan, n, blocks[n]) for n in ours if n not in plan.reused_losses
-        )
-        losses += sum(2 * len(passage) for passage in passages_of(*plan.induction_texts()))
+        """Estimate the cost of a plan, or of a share of its documents."""
+        numbers = share_of(plan.measured, *shard)
+        blocks = {number: plan.blocks(plan.documents[number]) for number in numbers}
+        num_losses = {
+            number: sum(block.num_targets for block in blocks[number]) for number in numbers
+        }
+        losses = 0.0
+        for number in numbers:
+            if number not in plan.reused_losses:
+                losses += losses_forwards(plan, number, blocks[number])
+        for passage in passages_of(*plan.induction_texts()):
+            losses += 2 * len(passage)
         if plan.fits_threshold:
             reported = {n: size for n, size in num_losses.items() if half_of(n) == "report"}
             expected = self._expected(plan, reported)
-            places = {n: places_of(blocks[n]) for n in expected}
+            places = {number: places_of(blocks[number]) for number in expected}
         else:
-            chosen = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "distant_part"])
-            targets = chosen[chosen.document.isin(ours)].groupby("document").target
-            places = {int(n): of.to_numpy() for n, of in targets}
-            expected = {n: {"document": float(len(of))} for n, of in places.items()}
-        num_evaluated = sum(sum(of.values()) for of in expected.values())
-        num_own = sum(of["document"] for of in expected.values())
-        if expected and self.prices is None:
-            self.prices = _Prices.of(plan, places)
+            places = _fixed_places(plan, numbers)
+            expected = {
+                number: {"document": float(len(places_T))} for number, places_T in places.items()
+            }
         recovery = 0.0
-        if self.prices and expected:
+        if expected:
+            if self.prices is None:
+                self.prices = _Prices.of(plan, places)
             recovery = self.prices.total(plan, expected, places)
         if self.speed_of_targets is None:
             self.speed_of_targets = self._try_target(plan, places)
-        seconds = losses / self.speed + recovery / self.speed_of_targets
-        return _Counts(sum(num_losses.values()), num_evaluated, num_own, losses, recovery, seconds)
+        return _Counts(
+            num_losses=sum(num_losses.values()),
+            num_evaluated=sum(sum(by_part.values()) for by_part in expected.values()),
+            num_own=sum(by_part["document"] for by_part in expected.values()),
+            losses=losses,
+            recovery=recovery,
+            seconds=losses / self.speed + recovery / self.speed_of_targets,
+        )
 
     def _try_target(self, plan: Plan, places: dict[int, np.ndarray]) -> float:
         """Evaluate a target of a document of median length, if it takes seconds."""
-        numbers = sorted(
-            (number for number in places if len(places[number])),
-            key=lambda number: len(plan.documents[number].tokens),
-        )
+        numbers = [number for number in places if len(places[number])]
+        numbers.sort(key=lambda number: len(plan.documents[number].tokens))
         if not numbers:
             return self.speed
         number = numbers[len(numbers) // 2]
@@ -245,16 +303,20 @@ class _Trial:
         return _spent(plan, number, target) / (time.perf_counter() - began)
 
     def _expected(self, plan: Plan, sizes: dict[int, int]) -> dict[int, dict[str, float]]:
-        """document → kind of distant context → the number of its targets that are evaluated. Each
-        set has the same density in all documents, and at most `max_targets` of each."""
+        """Return document → kind of distant context → the number of its targets that are evaluated.
+        Each set is assumed to have the same density in all documents, and has at most `max_targets`
+        of each. `sizes`: the number of targets with losses of each document."""
         settings = plan.settings
         most = settings.most_targets
         if self.losses is None:
-            own = {n: len(settings.sets) * min(settings.share * sizes[n], most) for n in sizes}
-            return {
-                n: {"document": num, "placebo": PLACEBO_RATE * num} for n, num in own.items() if num
-            }
-        unlimited = replace(_sampled(plan, 1.0).settings, max_targets="all")
+            expected_without_losses = {}
+            for number, size in sizes.items():
+                num_own = len(settings.sets) * min(settings.share * size, most)
+                if num_own:
+                    by_part = {"document": num_own, "placebo": PLACEBO_RATE * num_own}
+                    expected_without_losses[number] = by_part
+            return expected_without_losses
+        unlimited = replace(_with_sample(plan, 1.0).settings, max_targets="all")
         chosen = replace(plan, settings=unlimited).targets(self.losses)
         by_part = chosen.groupby("distant_part")
         # A target that is in several sets is evaluated once.
@@ -268,7 +330,18 @@ class _Trial:
                 return 0.0
             return once[part] * float((density[part] * size).clip(upper=most).sum())
 
-        return {n: {p: expected(p, size) for p in PARTS} for n, size in sizes.items() if size}
+        return {
+            number: {part: expected(part, size) for part in PARTS}
+            for number, size in sizes.items()
+            if size
+        }
+
+
+def _fixed_places(plan: Plan, numbers: Sequence[int]) -> dict[int, np.ndarray]:
+    """Return the places of the targets that are not chosen here, by document."""
+    targets = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "distant_part"])
+    by_document = targets[targets.document.isin(numbers)].groupby("document").target
+    return {int(number): places.to_numpy() for number, places in by_document}
 
 
 @dataclass(frozen=True)
@@ -282,49 +355,60 @@ class _Prices:
 
     @staticmethod
     def of(plan: Plan, places: dict[int, np.ndarray]) -> _Prices:
-        """Count own targets of a few documents, a third of them, and as many of the placebo."""
+        """Count own targets of a few documents, a third of them, and as many of the placebo, and
+        fit the prices to the counts."""
         numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
+        # The shortest document, the longest, and others between.
         spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
-        rows = []
-        for number in (numbers[index] for index in np.unique(spread)):
+        sizes: list[tuple[float, float, float]] = []  # tokens, own targets, placebo targets
+        spent: list[float] = []
+        for number in [numbers[index] for index in np.unique(spread)]:
             drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
-            parts = [("document", drawn), ("document", drawn[: -(-len(drawn) // 3)])]
+            num_third = -(-len(drawn) // 3)  # rounded up
+            parts = [("document", drawn), ("document", drawn[:num_third])]
             if plan.fits_threshold:
                 parts.append(("placebo", drawn))
+            num_tokens = len(plan.documents[number].tokens)
             for part, chosen in parts:
                 targets = {"document": number, "target": np.sort(chosen), "distant_part": part}
-                spent = _spent(_counting(plan), number, targets)
-                num = _size(plan, chosen) * np.array([part == "document", part == "placebo"])
-                rows.append((len(plan.documents[number].tokens), *num, spent))
-        *counts, spent_N = np.array(rows, dtype=float).T
-        token, own, placebo = np.linalg.lstsq(np.stack(counts, 1), spent_N, rcond=None)[0]
-        if token < 0:  # targets that share much
+                size = _size(plan, chosen)
+                own_size = size if part == "document" else 0.0
+                placebo_size = size if part == "placebo" else 0.0
+                sizes.append((num_tokens, own_size, placebo_size))
+                spent.append(_spent(_counting(plan), number, targets))
+        size_N3 = np.array(sizes, dtype=float)
+        spent_N = np.array(spent, dtype=float)
+        token, own, placebo = np.linalg.lstsq(size_N3, spent_N, rcond=None)[0]
+        if token < 0:  # targets share so much that fewer of them cost more each
             token = 0.0
-            own, placebo = np.linalg.lstsq(np.stack(counts[1:], 1), spent_N, rcond=None)[0]
+            own, placebo = np.linalg.lstsq(size_N3[:, 1:], spent_N, rcond=None)[0]
         return _Prices(float(token), float(own), float(placebo))
 
     def total(
         self, plan: Plan, expected: dict[int, dict[str, float]], places: dict[int, np.ndarray]
     ) -> float:
-        """The cost of all targets that are expected in each document, anywhere in `places`."""
-        spent = 0.0
-        for number, of_parts in expected.items():
-            own, placebo = (of_parts.get(part, 0.0) for part in PARTS)
-            of_texts = self.token * len(plan.documents[number].tokens)
+        """Return the cost of all targets that are expected in each document, anywhere in
+        `places`."""
+        total = 0.0
+        for number, num_by_part in expected.items():
+            num_own = num_by_part.get("document", 0.0)
+            num_placebo = num_by_part.get("placebo", 0.0)
+            cost_of_texts = self.token * len(plan.documents[number].tokens)
             size = _size(plan, places[number]) / len(places[number])
-            of_targets = size * (own * self.own + placebo * self.placebo)
-            spent += min(own + placebo, 1.0) * of_texts + of_targets
-        return spent
+            cost_of_targets = size * (num_own * self.own + num_placebo * self.placebo)
+            # Texts are read only if there is a target, of which less than one may be expected.
+            total += min(num_own + num_placebo, 1.0) * cost_of_texts + cost_of_targets
+        return total
 
 
 def _size(plan: Plan, targets: np.ndarray) -> float:
-    """What the cost of targets grows with: their number, or the tokens of whole prompts."""
+    """Return what the cost of targets grows with: their number, or the tokens of whole prompts."""
     replaces = plan.settings.interpretation.replaces
     return float(targets.sum()) if replaces else float(len(targets))
 
 
 def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:
-    """Token-forwards of targets of one document, which are evaluated or counted."""
+    """Return the token-forwards of targets of one document, which are evaluated or counted."""
     before = plan.scorer.token_forwards
     with in_use(plan.scorer.model):
         plan.recovery(number, pd.DataFrame(targets))
@@ -355,5 +439,5 @@ def estimate_untrained(plan: Plan, speed: str | None = None) -> Untrained:
     price = _price(plan.model.num_parameters, speed)
     trial = _Trial({}, speed=1.0, losses=None, speed_of_targets=1.0)
     cost = trial.cost(plan)
-    hours = None if price is None else cost.forwards / price[0] / 3600
+    hours = None if price is None else price.hours(cost.forwards)
     return Untrained(cost.num_evaluated, cost.forwards, hours)

@@ -67,7 +67,8 @@ def measure(request: MeasureRequest) -> Results | None:
     if out is not None:
         results_folder(out).refuse_others()
     planned = plan(request)
-    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+    folder_of_results = tempfile.TemporaryDirectory() if out is None else nullcontext(out)
+    with folder_of_results as folder:
         return run(planned, Path(folder), request.shard, request.command)
 
 
@@ -89,7 +90,8 @@ def run(
 
 
 class _Measuring:
-    """One process of a measurement."""
+    """One process of a measurement: the documents that it measures, and the targets that are chosen
+    so far."""
 
     def __init__(self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch) -> None:
         self.plan = plan
@@ -100,27 +102,30 @@ class _Measuring:
         self.provenance = provenance(device_name(plan.scorer.device))
         self.measured = plan.measured
         self.parts = Parts(out, plan.identity())
-        # So that the processes of a shard share what `share_of(measured, *shard)` gives it.
+        # The processes of a shard share what `share_of(measured, *shard)` gives it.
         shard_index, num_shards = shard
         index = shard_index + num_shards * launch.rank
         self.mine = share_of(self.measured, index, num_shards * launch.world_size)
         self.chosen = pd.DataFrame()
 
     def run(self, command: Sequence[str]) -> Results | None:
+        """Return the results if this process finds all documents finished, and else None."""
         is_first = self.launch.rank == 0
         is_damaged = False
         if (self.out / MANIFEST).exists():
             try:
                 return read_results(self.out) if is_first else None
-            except DataError as error:  # written again from the parts
+            except DataError as error:
+                # They are written again from the parts.
                 say(str(error))
-            is_damaged = True
+                is_damaged = True
         induction = self.plan.induction() if is_first else {}
         sink = self.plan.sink() if is_first else {}
         if induction:
             shown = describe_induction(induction, self.plan.settings.interpretation)
             print(shown, file=sys.stderr)
-        if warning := describe_sink(sink):
+        warning = describe_sink(sink)
+        if warning:
             say(warning)
         if not self._evaluate():
             return None
@@ -168,18 +173,24 @@ class _Measuring:
             missing = set(self.chosen.document) - parts.finished("recovery")
         if missing:
             index, num_shards = self.shard
-            done = f"shard {index}/{num_shards} is done"
-            print(f"{done}; {len(missing)} documents are left to the others", file=sys.stderr)
+            print(
+                f"shard {index}/{num_shards} is done; {len(missing)} documents are left to the "
+                "others",
+                file=sys.stderr,
+            )
         return not missing
 
     def _losses(self, number: int) -> None:
+        """Compute and store the losses of one document."""
         self.parts.write("losses", number, self.plan.losses(number))
 
     def _recovery(self, number: int) -> None:
+        """Evaluate the targets of one document, and store their rows."""
         tables = self.plan.recovery(number, self.chosen, self.parts)
         self.parts.write("recovery", number, tables)
 
     def _choose(self) -> None:
+        """Choose the targets of the documents that have losses so far."""
         self.parts.flush()
         targets = self.plan.targets(self.parts.read("losses"))
         self.chosen = targets[targets.document.isin(self.parts.finished("losses"))]
@@ -194,7 +205,7 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     meta = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     (out / "partial").mkdir(exist_ok=True)
     with locked(out / "partial", waits=True):
-        _sum_up(plan, parts, targets, meta, out / "partial", left)
+        _sum_up(plan, parts, targets, meta, out / "partial", num_unfinished=left)
         return read_results(out / "partial")
 
 
@@ -203,8 +214,8 @@ def _finished_part(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFrame, i
     finished = parts.finished("recovery")
     missing = set(plan.measured) - parts.finished("losses")
     nothing_yet = DataError(
-        f"{out}: the losses of {len(plan.measured) - len(missing)} of {len(plan.measured)} "
-        "documents are there, and no target was evaluated yet; run the measurement on"
+        f"{out} holds the losses of {len(plan.measured) - len(missing)} of {len(plan.measured)} "
+        "documents, and no target was evaluated yet; run without --partial first"
     )
     if missing and not finished:
         raise nothing_yet
@@ -225,7 +236,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     if "gap" in target_sets or (target_sets and not chosen_by_gap):
         return
     if plan.fixed_targets is not None:
-        raise DataError("none of the targets has a full long window; lower long")
+        raise DataError("targets: none has a full long window before it; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
     sizes = f"the largest is {gaps.max():.2f} nats, the threshold {plan.threshold(losses):.2f}"
@@ -233,21 +244,25 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
 
 
 def _work(
-    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
+    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], is_shown: bool
 ) -> float:
-    """Run `do` on the documents that are not finished. Return the seconds of the slowest."""
+    """Run `do` on the documents that are not finished. Return the seconds of the slowest.
+    `is_shown`: whether progress is."""
     finished = parts.finished(phase)
     slowest = 0.0
-    todo = [number for number in numbers if number not in finished]
-    with Progress(phase, len(numbers), "documents", enabled=shown) as progress:
-        progress.resume_at(len(numbers) - len(todo))
+    unfinished = [number for number in numbers if number not in finished]
+    num_finished = len(numbers) - len(unfinished)
+    with Progress(phase, len(numbers), "documents", enabled=is_shown) as progress:
+        progress.resume_at(num_finished)
         try:
-            for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
+            for number in unfinished:
                 began = time.monotonic()
                 do(number)
                 slowest = max(slowest, time.monotonic() - began)
-                progress.update(done)
-        finally:  # an interrupt included
+                num_finished += 1
+                progress.update(num_finished)
+        finally:
+            # Also after Ctrl-C, so that no finished document is lost.
             parts.flush()
     return slowest
 
@@ -261,23 +276,34 @@ def _wait_for(
     patience_s = max(PATIENCE_S, 4 * slowest) if PATIENCE_S else 0.0
     num_missing = -1
     since = time.monotonic()
-    while missing := sorted(set(numbers) - parts.finished(phase)):
+    while True:
+        missing = sorted(set(numbers) - parts.finished(phase))
+        if not missing:
+            return
         if num_missing != len(missing):
             num_missing = len(missing)
             since = time.monotonic()
         elif time.monotonic() - since < patience_s:
             time.sleep(0.5)
         else:
-            do(missing[-1])  # the last, as a process that has just begun measures the first
+            # The last one, as a process that has just begun measures the first.
+            do(missing[-1])
             parts.flush()
-            num_missing = len(missing) - 1  # so that the next one is measured at once
+            # Patience has ended: the next one is measured at once.
+            num_missing = len(missing) - 1
 
 
 def _sum_up(
-    plan: Plan, parts: Parts, targets: pd.DataFrame, meta: dict[str, Any], out: Path, left: int = 0
+    plan: Plan,
+    parts: Parts,
+    targets: pd.DataFrame,
+    meta: dict[str, Any],
+    out: Path,
+    *,
+    num_unfinished: int = 0,
 ) -> None:
-    """Write summary and final tables to `out`. `meta`: what meta.json has of this run. `left`:
-    number of unfinished documents."""
+    """Write summary and final tables to `out`. `meta`: the keys of meta.json that differ between
+    two runs of one measurement. `num_unfinished`: documents that are left out."""
     losses = parts.read("losses")
     recovery = parts.read("recovery")
     check_all_evaluated(parts.folder, targets, recovery)
@@ -291,7 +317,7 @@ def _sum_up(
         "reliability": lds[lds.selector == RELIABILITY].to_dict("records"),
         "intervals": STUDENT,
     }
-    described = _meta(plan, losses, left, meta)
+    described = _meta(plan, losses, num_unfinished, meta)
     tables = {
         "losses": losses,
         "targets": targets,
@@ -302,7 +328,7 @@ def _sum_up(
     parts.finish({"targets": with_ends(targets), "summary": summary}, described, out)
 
 
-def _meta(plan: Plan, losses: pd.DataFrame, left: int, of_run: dict[str, Any]) -> Meta:
+def _meta(plan: Plan, losses: pd.DataFrame, num_unfinished: int, of_run: dict[str, Any]) -> Meta:
     """Return meta.json. `of_run`: the keys that differ between two runs of one measurement."""
     settings = plan.settings
     model = plan.model
@@ -334,8 +360,8 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, of_run: dict[str, Any]) -
         targets=targets_meta(plan, plan.threshold(losses)),
         longppl=longppl(losses),
         counts={
-            "documents_measured": len(plan.measured) - left,
-            "documents_left": left,
+            "documents_measured": len(plan.measured) - num_unfinished,
+            "documents_left": num_unfinished,
             "documents_too_short": documents.num_too_short + len(documents) - len(plan.measured),
             "documents_trained_on": documents.num_training,
         },

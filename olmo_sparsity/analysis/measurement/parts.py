@@ -192,7 +192,8 @@ class Parts:
 
         for phase in PHASES:
             self.finished(phase)
-        self._began = self._flushed = time.monotonic()
+        self._began = time.monotonic()
+        self._flushed = self._began
 
     def finished(self, phase: str) -> set[int]:
         """Return the documents that need not be measured again, those still in the buffer
@@ -206,8 +207,7 @@ class Parts:
 
     def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
         """Add all rows of one document, given without their `document` column."""
-        schemas = PHASES[phase]
-        assert tables.keys() <= schemas.keys(), f"no such table among {list(tables)}"
+        assert tables.keys() <= PHASES[phase].keys(), f"no such table among {list(tables)}"
         self._buffer[phase][document] = {
             name: _document_table(name, document, columns)
             for name, columns in tables.items()
@@ -221,6 +221,7 @@ class Parts:
             self.flush()
 
     def flush(self) -> None:
+        """Write the buffered documents, as one part of each phase."""
         for phase, buffer in self._buffer.items():
             if not buffer:
                 continue
@@ -299,6 +300,7 @@ class Parts:
 
 
 def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
+    """Return a sorted table of the rows of one document."""
     num_rows = len(next(iter(dict(columns).values()), []))
     with_document = {"document": np.full(num_rows, document)} | dict(columns)
     table = to_table(name, with_document, f"document {document}, table {name}")

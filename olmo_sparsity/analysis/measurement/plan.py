@@ -72,6 +72,8 @@ Other = Results | str | Path | None
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureRequest(Request):
+    """A call of `measure`, or of its command."""
+
     model: Any
     tokenizer: Any = None
     documents: Any = None
@@ -146,21 +148,21 @@ class MeasureRequest(Request):
     def _with_windows(self) -> Settings:
         """Return the settings with the lengths of `windows`."""
         windows = self.windows
-        given = self.settings.given
+        changed = self.settings.given
         if windows is None:
             return self.settings
         if not isinstance(windows, Windows):
             raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
         if windows.has_all:
             raise ConfigError('with long="all", pass long, short and stride as options of measure')
-        repeated = {"long", "short", "stride"} & given.keys()
+        repeated = {"long", "short", "stride"} & changed.keys()
         if windows.prefix and self.loading.prefix != "auto":
             repeated |= {"prefix"}
         if repeated:
             names = ", ".join(sorted(repeated))
             raise ConfigError(f"{names} cannot be combined with windows; omit it")
         sizes = {name: getattr(windows, name) for name in ("long", "short", "stride")}
-        return Settings(**given | sizes, prefix_ids=windows.prefix)
+        return Settings(**changed | sizes, prefix_ids=windows.prefix)
 
 
 SELECTION_SETTINGS = {"sets", "max_targets", "share", "sample", "blocks"}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class _Text:
     @property
     def all_targets(self) -> Spans:
         """The targets of both kinds of distant context, each once."""
-        return sorted({span for targets in self.targets.values() for span in targets})
+        return sorted(set(chain(*self.targets.values())))
 
     def places(self, targets: Spans) -> np.ndarray:
         """Return the first place of each target in the document."""
@@ -241,7 +242,8 @@ class _Evaluation:
         """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
         and all blocks of each, so that the states of one text at a time are in memory."""
         self.last_start = max(start for start, _ in blocks)
-        distant_parts = dict.fromkeys(part for targets in blocks.values() for part in targets)
+        # Each once, in the order in which they are met.
+        distant_parts = dict.fromkeys(chain(*blocks.values()))
         for distant_part in distant_parts:
             for bounds, targets in blocks.items():
                 if distant_part in targets:
@@ -285,11 +287,11 @@ class _Evaluation:
         controls than `unrelated`, one for each kind of distant context or each target token."""
         assert self.controls is not None
         block = self._block(bounds)
-        own = {
+        own_texts = {
             distant_part: (self._own_distant_text(block, distant_part), spans)
             for distant_part, spans in targets.items()
         }
-        texts = self.controls.control_texts(self.document, block, own, draw)
+        texts = self.controls.control_texts(self.document, block, own_texts, draw)
         for number, (distant, served) in enumerate(texts):
             name = f"unrelated, draw {draw}, text {number}, {bounds}"
             if self._is_stored(name):
@@ -316,6 +318,7 @@ class _Evaluation:
         draw: int,
         targets: dict[str, Spans],
     ) -> _Text:
+        """Put a distant text before the targets of a block, and compute its states."""
         block = block.with_distant(distant.tokens_F)
         states = None
         keeps_states = self.scorer.interpretation.keeps_states
@@ -338,7 +341,7 @@ class _Evaluation:
             if text.is_documents_own and self.scorer.interpretation.replaces:
                 self._add_reliability(text, units, kind)
         # One call for the rows of all choices, so that they share batches.
-        loss_N = self.scorer.sums([row for chosen in choices for row in chosen.rows])
+        loss_N = self.scorer.sums(list(chain(*(chosen.rows for chosen in choices))))
         first = 0
         for chosen in choices:
             end = first + len(chosen.rows)
@@ -402,7 +405,9 @@ class _Evaluation:
             return
         targets = text.targets[DOCUMENT]
         sets = [NOTHING, *(units.run(first, end) for first, end in groups)]
-        rows = [text.context.set_row(places, span) for span in targets for places in sets]
+        rows = []
+        for span in targets:
+            rows += [text.context.set_row(places, span) for places in sets]
         losses = [nll_RW.sum(1) for nll_RW in self.scorer.by_text(rows)]
         loss_TGR = np.array(losses).reshape(len(targets), len(sets), -1)
         even_TG = loss_TGR[..., 0::2].mean(-1)
@@ -433,7 +438,14 @@ class _Evaluation:
             ]
         num_tokens = np.array([len(distant) for distant, _ in sets])
         num_tokens_TK = num_tokens.reshape(len(targets), len(self.ks))
-        return _Chosen(labels, units, targets, choice, rows, num_tokens_TK)
+        return _Chosen(
+            labels=labels,
+            units=units,
+            targets=targets,
+            choice=choice,
+            rows=rows,
+            num_tokens_TK=num_tokens_TK,
+        )
 
     def _rank(self, text: _Text, units: Units, labels: dict[str, Any]) -> Choice:
         """Rank the units for all targets of a text, by a selector or as another measurement did."""

@@ -343,12 +343,12 @@ class Choices:
     @staticmethod
     def of(results: Results, matched: Matched) -> Choices:
         """Keep units of documents' own distant context, and of the first unrelated text."""
-        own = matched.influence[matched.influence.distant_part == "document"]
-        if not len(own):
+        influence = matched.influence[matched.influence.distant_part == "document"]
+        if not len(influence):
             raise DataError("the other measurement has no ranked units; measure it again")
         columns = ["distant_first", "distant_end", "influence"]
         # Rows of one target are neighbours, by rank, and are split where the next one begins.
-        rows = own.sort_values([*CHOICE_KEYS, "rank"])
+        rows = influence.sort_values([*CHOICE_KEYS, "rank"])
         is_first_rank = ~rows.duplicated(CHOICE_KEYS).to_numpy()
         keys = rows.loc[is_first_rank, CHOICE_KEYS].itertuples(index=False, name=None)
         groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first_rank)[1:])
@@ -356,7 +356,7 @@ class Choices:
         places = rows[[*CHOICE_KEYS, "distant_first", "distant_end"]]
         digest = hashlib.sha256(places.to_csv(index=False).encode())
         model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
-        has_unrelated = bool((own.control == "unrelated").any())
+        has_unrelated = bool((influence.control == "unrelated").any())
         return Choices(ranked, digest.hexdigest(), model, has_unrelated)
 
     def pick(

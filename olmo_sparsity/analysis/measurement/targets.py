@@ -46,9 +46,9 @@ def fit_threshold(losses: pd.DataFrame, share: float, min_gap: float) -> float |
 def choose_targets(
     losses: pd.DataFrame, threshold: float | None, settings: Settings
 ) -> pd.DataFrame:
-    """Choose targets of the documents of the report half: `gap`, and `bigram`, of which a `share`
-    of all targets of a document is drawn. A set keeps at most `max_targets` of a document, drawn
-    at random."""
+    """Choose targets of the documents of the report half, by their gap (`gap`) or by the text
+    (`bigram`). Of a document, `bigram` keeps at most a `share` of all its targets, and either set
+    at most `max_targets`, drawn at random."""
     share = settings.share
     seed = settings.seed
     reported = losses[losses.document.map(half_of) == "report"]
@@ -75,7 +75,7 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
     most = min(num_places, settings.most_targets * len(documents))
     rate = 0.0
     if "every" in settings.sets:
-        rate = min(settings.share, most / max(num_places, 1))
+        rate = min(settings.share, most / max(num_places, 1))  # of the tokens of each document
     rows = []
     for document, places_T in zip(documents, places_of_documents, strict=True):
         generator = stream(settings.seed, "every", document.number)
@@ -125,13 +125,11 @@ def _sample(
 
 def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
     """Return the tokens of the targets of records that hold a prompt and a target."""
-    places = [
-        (document.number, place, "document", "named")
-        for document in documents
-        if document.target is not None
-        for place in range(max(document.target, windows.first_target), len(document.tokens))
-    ]
-    return _named(places, documents, "a prompt's target")
+    spans = []
+    for document in documents:
+        if document.target is not None:
+            spans.append((document.number, document.target, len(document.tokens)))
+    return _named(spans, documents, windows, "a prompt's target")
 
 
 def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
@@ -146,21 +144,27 @@ def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) 
 
 def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
     """Return all tokens that `at` names and that have a full long window."""
-    spans = [(d.number, *span) for d in documents for span in find_spans(d, at, missing_ok=True)]
+    spans = []
+    for document in documents:
+        for first, end in find_spans(document, at, missing_ok=True):
+            spans.append((document.number, first, end))
     if not spans:
         raise DataError(
             f"{documents.name}: no document contains at={at!r}; pass words of the text, a regular "
             "expression, or tokens FIRST:END"
         )
-    places = [
-        (number, place, "document", "named")
-        for number, first, end in spans
-        for place in range(max(first, windows.first_target), end)
-    ]
-    return _named(places, documents, "a named target")
+    return _named(spans, documents, windows, "a named target")
 
 
-def _named(places: list[tuple], documents: Documents, what: str) -> pd.DataFrame:
+def _named(
+    spans: Sequence[tuple[int, int, int]], documents: Documents, windows: Windows, what: str
+) -> pd.DataFrame:
+    """Return each token of the spans (document, first place, one past the last) that has a full
+    long window. `what`: what an error calls a span."""
+    places = []
+    for number, first, end in spans:
+        for place in range(max(first, windows.first_target), end):
+            places.append((number, place, "document", "named"))
     if not places:
         raise DataError(
             f"{documents.name}: no token of {what} has a full long window; lower long, or name "
@@ -184,7 +188,10 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     if not isinstance(at, str | re.Pattern | int | slice):
         if not len(at):
             raise ConfigError("at is empty; omit it, or pass words")
-        return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
+        all_spans: set[tuple[int, int]] = set()
+        for item in at:
+            all_spans.update(find_spans(document, item, missing_ok))
+        return sorted(all_spans)
     if isinstance(at, int | slice):
         spans = _find_numbers(document, at)
         shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else str(at)
@@ -206,13 +213,13 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
 
 def _find_numbers(document: Document, at: int | slice) -> Spans:
     """Return the run of tokens that a number or a slice names; from the end, if it is negative."""
-    all_places = range(len(document.tokens))
     if isinstance(at, slice) and at.step not in (None, 1):
         raise ConfigError(f"at={at!r} has a step, and a target is a run of tokens; omit the step")
     if isinstance(at, int):
-        at = slice(at, (at + 1) or None)  # −1 ends at the end of the text
-    places = all_places[at]
-    if not places or places.step != 1:
+        # The slice of −1 ends at the end of the text, which is None and not 0.
+        at = slice(at, (at + 1) or None)
+    places = range(len(document.tokens))[at]
+    if not places:
         return []
     return [(places[0], places[-1] + 1)]
 
@@ -220,7 +227,8 @@ def _find_numbers(document: Document, at: int | slice) -> Spans:
 def _find_words(document: Document, words: str) -> Spans:
     """Return where words occur, as they are written or else as the tokenizer reads them."""
     spans = _find_text(document, re.compile(re.escape(words)))
-    normalizer = getattr(document.tokenizer, "normalizer", None)  # lower-cases, composes letters, …
+    # A normalizer lower-cases, composes letters, and the like before a tokenizer sees the text.
+    normalizer = getattr(document.tokenizer, "normalizer", None)
     if spans or normalizer is None:
         return spans
     as_read = normalizer.normalize_str(words).replace("▁", " ").strip()
@@ -228,14 +236,20 @@ def _find_words(document: Document, words: str) -> Spans:
 
 
 def _find_text(document: Document, pattern: re.Pattern[str]) -> Spans:
-    text = "".join(document.texts)
-    matches = [match.span() for match in pattern.finditer(text) if match.group()]
+    """Return the tokens that hold each match of a regular expression, from the first to one past
+    the last."""
     # A token's leading white space is not part of what is named.
     begins = first_characters(document.texts)
     ends = np.cumsum([len(text) for text in document.texts])
-    firsts = [int(np.searchsorted(ends, a, side="right")) for a, _ in matches]
-    lasts = [int(np.searchsorted(begins, b, side="left")) for _, b in matches]
-    return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
+    spans = set()
+    for match in pattern.finditer("".join(document.texts)):
+        if not match.group():
+            continue
+        first = int(np.searchsorted(ends, match.start(), side="right"))
+        end = int(np.searchsorted(begins, match.end(), side="left"))
+        # A match of white space alone may end before its token begins.
+        spans.add((first, max(end, first + 1)))
+    return sorted(spans)
 
 
 def parse_at(text: str) -> At:
@@ -264,7 +278,9 @@ def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: i
     if not len(losses):
         return []
     gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
-    large = gaps[gaps >= MIN_GAP] if (gaps >= MIN_GAP).any() else gaps[:1]
+    large = gaps[gaps >= MIN_GAP]
+    if not len(large):
+        large = gaps[:1]
     return [(int(place), int(place) + 1) for place in sorted(large.index)]
 
 
@@ -285,10 +301,9 @@ def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarr
 def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
     """Raise DataError if a target was not evaluated. Losses of two runs may differ in their last
     digits, so that a target close to the threshold is chosen by only one of them."""
-    by = ["document", "target", "distant_part"]
-    missing = pd.MultiIndex.from_frame(targets[by]).difference(
-        pd.MultiIndex.from_frame(recovery[by])
-    )
+    keys = [*KEYS, "distant_part"]
+    evaluated = pd.MultiIndex.from_frame(recovery[keys])
+    missing = pd.MultiIndex.from_frame(targets[keys]).difference(evaluated)
     if len(missing):
         document, target, _ = missing[0]
         raise DataError(

@@ -1,4 +1,4 @@
-"""The cost of an explanation, an attribution or a measurement, counted without the model."""
+"""Count the cost of an explanation, an attribution or a measurement without the model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from olmo_sparsity.models.losses import LanguageModel
 GPU_FLOPS = 4e14
 """FLOPs a second of the GPU that a printed time assumes. Assumed, not measured."""
 
-
 LONG_S = 120
 """Seconds from which a count says how to compute less."""
 
 
 @dataclass(frozen=True)
 class Cost:
+    """What a call costs. It prints as the lines that a dry run shows."""
+
     token_forwards: int
     """How many tokens pass through the model."""
 
@@ -42,19 +43,22 @@ class Cost:
     def __str__(self) -> str:
         if self.details:
             return self.details
-        tokens = f"token-forwards  {self.token_forwards:,}"
+        lines = [f"token-forwards  {self.token_forwards:,}"]
         if self.seconds is not None:
-            tokens += f"\ntime            about {format_duration(self.seconds)} here (tried)"
+            lines.append(f"time            about {format_duration(self.seconds)} here (tried)")
             if self.seconds > LONG_S:
-                tokens += "\nto shrink       name fewer targets (--at), lower --k or --long, or "
-                tokens += "--selector add_one_screened"
-        if not self.num_parameters:  # a server does not tell how many it has
-            return tokens
-        seconds = self.flops / GPU_FLOPS
-        return (
-            f"{tokens}\nFLOPs           {self.flops:.2e} (2 per parameter): {seconds:,.1f} s of a "
-            "GPU that does 400 TFLOP/s"
-        )
+                lines.append(
+                    "to shrink       name fewer targets (--at), lower --k or --long, or "
+                    "--selector add_one_screened"
+                )
+        # A server does not tell how many parameters its model has.
+        if self.num_parameters:
+            seconds = self.flops / GPU_FLOPS
+            lines.append(
+                f"FLOPs           {self.flops:.2e} (2 per parameter): {seconds:,.1f} s of a GPU "
+                f"that does {GPU_FLOPS / 1e12:.0f} TFLOP/s"
+            )
+        return "\n".join(lines)
 
 
 def counting(scorer: Scorer) -> Scorer:
@@ -104,8 +108,10 @@ class CountingModel(nn.Module):
         last: int | None = None,
         **_: Any,
     ) -> Tensor:
+        """Return hidden_BLD of width 1, to which the gates of distant places add."""
         hidden_BL1 = self.embedding(tokens_BL)
-        if distant is not None and distant.bias_BF is not None:  # so that its gates have gradients
+        if distant is not None and distant.bias_BF is not None:
+            # So that gates have gradients.
             hidden_BL1 = hidden_BL1 + distant.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
         return hidden_BL1 if last is None else hidden_BL1[:, -last:]
 

@@ -19,11 +19,13 @@ from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
 
 MOST = 64
+"""How many passages are read, at most: fewer if they and their repetitions have more than `TOKENS`
+tokens, but not fewer than `LEAST`."""
+
 LEAST = 4
+
 TOKENS = 32768
-"""How many passages are read: at most `MOST`, fewer if they and their repetitions have more than
-`TOKENS` tokens, but not fewer than `LEAST`. Thousands of tokens make a mean exact enough, and long
-windows would take minutes."""
+"""Thousands of tokens make a mean exact enough, and long windows would take minutes."""
 
 
 def passages_of(documents: Sequence[Document], length: int, most: int = MOST) -> list[np.ndarray]:
@@ -64,7 +66,8 @@ def repetition_drop(
     has few nats to show."""
     passages = passages_of(documents, length, most)
     losses = losses_of_repetition(scorer, passages)
-    first = repeated = 0.0
+    first = 0.0
+    repeated = 0.0
     if len(losses):
         first, repeated = losses.mean(0).tolist()
     drop = first - repeated

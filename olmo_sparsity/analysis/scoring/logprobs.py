@@ -6,6 +6,7 @@ Dimension key: L tokens of a prompt without its last one, W tokens of a continua
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,7 @@ class ModelLogprobs:
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Return log p of each prompt's continuation, token by token."""
         if not prompts:
             return []
         different = _different(prompts)
@@ -113,7 +115,7 @@ class ModelLogprobs:
 
                 num_tokens = len(rows[indices[0]])
                 batches = self.scorer.in_batches(range(len(indices)), num_tokens, log_p)
-                return [row_W for batch_BW in batches for row_W in batch_BW]
+                return list(chain(*batches))  # log p of each prompt's continuation
 
             pairs = list(scores_along(root, rows, different, extended, scored))
         # All are copied at once, so that the host waits for a GPU once.

@@ -36,7 +36,7 @@ from olmo_sparsity.text.runs import run_loaders
 from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 
 FEWEST = 8
-"""Documents; intervals over fewer mean nothing."""
+"""The fewest documents that are read; intervals over fewer mean nothing."""
 
 AT_ONCE = 8
 """Documents that are scored together."""
@@ -62,8 +62,9 @@ class LossesRequest(Request):
         if in_memory and (self.out is not None or len(self.models) > 1):
             raise ConfigError("a model in memory is read alone, without out; save it to compare it")
         names = [str(model) for model in self.models]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"Duplicate model: {twice[0]}; pass each once")
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise ConfigError(f"Duplicate model: {repeated[0]}; pass each once")
         return self
 
 
@@ -90,31 +91,43 @@ def read_losses(request: LossesRequest) -> LossesByPlace:
 
 @dataclass(frozen=True)
 class _Checkpoint:
+    """A model of which losses are read: one step of a run, or a model without steps."""
+
     name: str
+    """The run or model that it is of."""
+
     step: int
     model: Any
+    """Its folder or hub name, or the model in memory."""
 
     @staticmethod
     def all_of(model: Any) -> list[_Checkpoint]:
-        """The checkpoints of a run of ours or of transformers' `Trainer`; else the model itself."""
+        """Return the checkpoints of a run of ours or of transformers' `Trainer`, by their steps, or
+        the model itself if it is not a run."""
         if not isinstance(model, str | Path):
             return [_Checkpoint("model", 0, model)]
-        path, name = Path(model), str(model)
-        folders = [folder for loader in run_loaders() for folder in loader.checkpoints(path)]
-        folders = folders or [*path.glob("checkpoint-*")]
+        path = Path(model)
+        name = str(model)
+        folders: list[Path] = []
+        for loader in run_loaders():
+            folders += loader.checkpoints(path)
+        if not folders:
+            folders += path.glob("checkpoint-*")
+        if not folders:
+            return [_Checkpoint(name, _step_of(path), model)]
         steps = sorted((_step_of(folder), folder) for folder in folders)
-        found = [_Checkpoint(name, step, folder) for step, folder in steps]
-        return found or [_Checkpoint(name, _step_of(path), model)]
+        return [_Checkpoint(name, step, folder) for step, folder in steps]
 
     @property
     def files(self) -> str:
-        """Changes with the files of the checkpoint, or with the file that it is."""
+        """A text that changes with the files of the checkpoint, or with the file that it is."""
         path = Path(self.model)
         files = [path] if path.is_file() else sorted(path.glob("*"))
         return repr([(file.name, file.stat().st_mtime_ns) for file in files])
 
 
 def _step_of(folder: Path) -> int:
+    """Return the step that a folder is named by, or 0."""
     number = re.search(r"(?:step|checkpoint-)(\d+)$", folder.name)
     return int(number[1]) if number else 0
 
@@ -124,8 +137,11 @@ class _Reading:
     checkpoints."""
 
     def __init__(self, request: LossesRequest) -> None:
-        self.request, self.settings = request, request.settings
-        self.checkpoints = [c for model in request.models for c in _Checkpoint.all_of(model)]
+        self.request = request
+        self.settings = request.settings
+        self.checkpoints: list[_Checkpoint] = []
+        for model in request.models:
+            self.checkpoints += _Checkpoint.all_of(model)
         self.first = self._load(self.checkpoints[0])
         self.documents = self._open_documents()
         self.prefix = self.first.prefix_ids(request.loading.prefix, self.documents[0].texts[0])
@@ -151,21 +167,26 @@ class _Reading:
 
     def _open_documents(self) -> Documents:
         """Return documents that are long enough, each cut to `length`."""
-        length, text = self.settings.length, self.request.text
+        length = self.settings.length
+        text = self.request.text
         if not isinstance(text, Documents):
-            most, field = self.settings.documents, self.request.field
+            most = self.settings.documents
+            field = self.request.field
             text = open_documents(text, self.first, most, field=field, min_tokens=length)
-        enough = (document for document in text if len(document.tokens) >= length)
+        long_enough = (document for document in text if len(document.tokens) >= length)
         items = [
             replace(document, tokens=document.tokens[:length], number=number)
-            for number, document in enumerate(islice(enough, self.settings.documents))
+            for number, document in enumerate(islice(long_enough, self.settings.documents))
         ]
         if len(items) < FEWEST:
-            found = f"{len(items)} documents have {length=} tokens"
-            raise DataError(f"{text.name}: {found}, and {FEWEST} are needed; lower length")
+            raise DataError(
+                f"{text.name}: {len(items)} documents have {length=} tokens, and {FEWEST} are "
+                "needed; lower length, or pass more text"
+            )
         return replace(text, items=items)
 
     def run(self) -> LossesByPlace:
+        """Read the losses of all checkpoints that are not known, and join all."""
         num_checkpoints = len(self.checkpoints)
         tokens = num_checkpoints * len(self.documents) * self.settings.length
         if num_checkpoints > 1:
@@ -178,19 +199,21 @@ class _Reading:
                     rows = self._measure(checkpoint)
                 tables.append(rows)
                 progress.update(number)
-        found = LossesByPlace(pd.concat(tables, ignore_index=True), self.documents.name)
+        losses = LossesByPlace(pd.concat(tables, ignore_index=True), self.documents.name)
         if self.request.out is not None:
             with writing(Path(self.request.out) / "losses.parquet") as partial:
-                found.rows.to_parquet(partial)
-        return found
+                losses.rows.to_parquet(partial)
+        return losses
 
     def _known(self, checkpoint: _Checkpoint) -> pd.DataFrame | None:
+        """Return the rows of a checkpoint that an earlier call has read."""
         if self.pieces is None:
             return None
         kept = self.pieces.read(_piece(checkpoint), self.identity + checkpoint.files)
         return pd.DataFrame(kept["rows"]) if kept else None
 
     def _measure(self, checkpoint: _Checkpoint) -> pd.DataFrame:
+        """Read the losses of a checkpoint, sum them by place, and keep the rows."""
         is_first = checkpoint is self.checkpoints[0]
         model = self.first if is_first else self._load(checkpoint)
         if _tokenizer_of(model) != _tokenizer_of(self.first):
@@ -201,11 +224,12 @@ class _Reading:
         model.check_positions(len(self.prefix) + self.settings.length, "lower length")
         with using(model):
             nll_DT = self._losses(model)
-        edges, skipped = place_edges(self.settings.length), self.settings.length - nll_DT.shape[1]
+        edges = place_edges(self.settings.length)
+        num_skipped = self.settings.length - nll_DT.shape[1]  # tokens that nothing predicts
         rows = []
         for number, nll_T in enumerate(nll_DT):
             for first, end in pairwise(edges):
-                part = nll_T[max(first - skipped, 0) : end - skipped]
+                part = nll_T[max(first - num_skipped, 0) : end - num_skipped]
                 rows.append((number, first, end, float(part.sum()), len(part)))
         names = ("document", *COLUMNS[3:])
         table = pd.DataFrame(rows, columns=names)
@@ -216,14 +240,14 @@ class _Reading:
         return table
 
     def _losses(self, model: LoadedModel) -> np.ndarray:
-        """nll_DT of the tokens of each document; without the first one, which nothing predicts,
-        unless a prefix precedes it."""
+        """Return nll_DT of the tokens of each document; without the first one, which nothing
+        predicts, unless a prefix precedes it."""
         scorer = logprobs_of(model, self.request.loading.batch_tokens)
         prompts = [self._prompt(document.tokens) for document in self.documents]
-        found: list[np.ndarray] = []
+        log_p: list[np.ndarray] = []
         for start in range(0, len(prompts), AT_ONCE):
-            found += scorer.score(prompts[start : start + AT_ONCE])
-        nll_DT = -np.stack(found)
+            log_p += scorer.score(prompts[start : start + AT_ONCE])
+        nll_DT = -np.stack(log_p)
         refuse_no_numbers(nll_DT.ravel(), "tokens")
         return nll_DT
 
@@ -235,6 +259,7 @@ class _Reading:
 
 
 def _piece(checkpoint: _Checkpoint) -> str:
+    """Return the name of the file that keeps a checkpoint's rows."""
     return sha256(f"{checkpoint.name} {checkpoint.step}".encode()).hexdigest()[:16]
 
 

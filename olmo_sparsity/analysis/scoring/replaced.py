@@ -89,6 +89,7 @@ class ReplacingScorer(Scorer):
         return counting
 
     def context(self, block: Block, states: DistantStates | None = None) -> Context:
+        """Draw the unrelated texts of a block. There are no states."""
         assert self._unrelated is not None, "call of_document first"
         return Context(block, unrelated_RF=self._unrelated(block))
 
@@ -97,11 +98,14 @@ class ReplacingScorer(Scorer):
         return [nll_RW.mean(0) for nll_RW in self.by_text(rows)]
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
+        """Return the sum of each row's losses."""
         return np.array([nll_W.sum() for nll_W in self.losses(rows)])
 
     def window_losses(
         self, windows: Windows, groups: dict[str, list[Block]]
     ) -> dict[str, np.ndarray]:
+        """Return what `Scorer.window_losses` returns. The local window is a prompt, too, in which
+        all distant tokens are replaced."""
         blocks = next(iter(groups.values()))
         rows = [self.context(block).set_row(NOTHING) for block in blocks]
         for group in groups.values():
@@ -145,6 +149,7 @@ class ReplacingScorer(Scorer):
         self.after_batch()
 
     def _log_p(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Return the log-probabilities of the continuations, and count what the engine computed."""
         before = self.logprobs.token_forwards
         log_p = self.logprobs.score(prompts)
         self.token_forwards += self.logprobs.token_forwards - before

@@ -437,6 +437,7 @@ class Scorer:
     def _in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
     ) -> list[Output]:
+        """Do the work of `in_batches`, with the model in use."""
         outputs: list[Output] = []
         first = 0
         while first < len(items):

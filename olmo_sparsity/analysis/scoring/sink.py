@@ -22,9 +22,9 @@ NUM_TRIED = 6
 """Distant tokens that are tried, of as many documents if there are. With SmolLM2 the check takes
 2,000 token-forwards."""
 
-LONG = 96
-SHORT = 32
-TARGETS = 16
+LONG = 96  # tokens of the long window, at most
+SHORT = 32  # tokens of the local window, at most
+TARGETS = 16  # tokens after the local window, at most
 LEAST = 16  # tokens of a document
 
 HARM_NATS = 0.15
@@ -47,6 +47,8 @@ def sink_check(
 def _harm_of_random_token(
     scorer: Scorer, documents: Sequence[Document], prefix: tuple[int, ...]
 ) -> float:
+    """Return by how many nats a distant token drawn at random raises the mean loss, with a prefix
+    before every window; 0 if no document is long enough."""
     rows = []
     tried = [document for document in documents if len(document.tokens) >= LEAST][:NUM_TRIED]
     for document in tried:
@@ -63,4 +65,5 @@ def _harm_of_random_token(
     if not rows:
         return 0.0
     losses = np.array([loss_W.mean() for loss_W in scorer.losses(rows)])
+    # Rows without the token and with it take turns.
     return float((losses[1::2] - losses[0::2]).mean())

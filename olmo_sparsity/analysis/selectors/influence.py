@@ -1,8 +1,8 @@
 """Rank distant units by how much they matter to a target: Eq. (20) and alternative selectors.
 
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
-costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a
-distant unit is the fall in the target's loss when it alone is added to the local window.
+costs can be compared. We interpret Eq. (20) as `add_one` over single tokens: the influence of a
+distant unit is the loss reduction of the target when it alone is added to the local window.
 
 Dimension key: T chosen targets, F distant places, U distant units, K ranks, W targets of a block.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Choice:
+    """The units that a selector chose for each target."""
+
     unit_TK: np.ndarray  # the chosen units, the most influential first
     influence_TK: np.ndarray  # their scores by the selector
     score_TU: np.ndarray  # of all units; 0 for units that the selector did not evaluate
@@ -53,12 +56,21 @@ class Choice:
 
 @dataclass(frozen=True)
 class Selector:
+    """A rule that ranks units, and what a caller must know of it.
+
+    def longest(scorer: Scorer, question: Question) -> Choice:
+        sizes_U = (question.units.end - question.units.first).astype(float)
+        return best_of(np.tile(sizes_U, (len(question.spans), 1)), question.k)
+
+    SELECTORS["longest"] = Selector(longest)
+    """
+
     call: Callable[[Scorer, Question], Choice]
     evaluates_every_unit: bool = False
-    """Its score of a unit is a difference of losses, for each unit."""
+    """Whether its score of a unit is a difference of losses, for each unit."""
 
     draws: int = 1  # how often a random rule is drawn
-    reads_states: bool = False  # needs more of the model than losses
+    reads_states: bool = False  # whether it needs more of the model than losses
 
     def __call__(self, scorer: Scorer, question: Question) -> Choice:
         return self.call(scorer, question)
@@ -68,9 +80,10 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
     """Return a rule by its name. With an `interpretation`, reject a rule that it cannot serve."""
     replaces = interpretation is not None and interpretation.replaces
     if replaces and find_selector(name).reads_states:
-        allowed = ", ".join(n for n, selector in SELECTORS.items() if not selector.reads_states)
+        allowed = [other for other, rule in SELECTORS.items() if not rule.reads_states]
         raise ConfigError(
-            f"selectors: '{name}' needs states; with distant_states=replaced pass {allowed}"
+            f"selectors: '{name}' needs states, which distant_states=replaced does not have; pass "
+            f"{', '.join(allowed)}"
         )
     if name in SELECTORS:
         return SELECTORS[name]
@@ -90,7 +103,8 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
 
 @with_model_in_use
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
-    """Return I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
+    """Return I_UW in nats: L_short − L_set(unit) of every distant unit on every target of the
+    block.
 
     One forward of [distant unit + local window + block] serves all W targets.
     """
@@ -100,13 +114,13 @@ def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
 
 
 def add_one(scorer: Scorer, question: Question) -> Choice:
-    """Eq. (20): the largest falls in loss when a distant unit is added alone."""
+    """Choose the units that reduce the loss most when each is added alone: Eq. (20)."""
     influence_UW = influence_map(scorer, question.context, question.units)
     return best_of(question.total(influence_UW), question.k)
 
 
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
-    """add_one on the max(16, 2k) candidates that a gradient ranks highest.
+    """Run add_one on the max(16, 2k) candidates that a gradient ranks highest.
 
     One forward and backward of the local window with all distant tokens, each nearly masked: its
     column of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to
@@ -116,6 +130,7 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
 
 
 def _screened(scorer: Scorer, question: Question) -> np.ndarray:
+    """Return the candidates of each target that a gradient ranks highest."""
     gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
     return best_of(gate_TU, min(len(question.units), max(16, 2 * question.k))).unit_TK
 
@@ -127,9 +142,9 @@ NUM_OPENED = 20  # how many of the best groups it opens, at least
 
 
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
-    """add_one from coarse to fine: all groups of 256 units, then the groups of 32 inside the best
-    of those, then of 4, then single units; and those that `add_one_screened` evaluates. For a long
-    distant context, these are far fewer rows.
+    """Run add_one from coarse to fine: on all groups of 256 units, then on the groups of 32 inside
+    the best of those, then of 4, then on single units; and on those that `add_one_screened`
+    evaluates. For a long distant context, these are far fewer rows.
 
     A unit is missed if it helps less than the rest of its group harms, and its gradient is small.
     """
@@ -163,7 +178,7 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
 
 
 GROUP = 64
-"""Tokens of the first groups of `halving`; twice as many, of more than `MANY` distant ones."""
+"""Tokens of the first groups of `halving`; twice as many from `MANY` distant tokens on."""
 
 MANY = 1024
 
@@ -190,14 +205,13 @@ def halves_of(groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def halving(scorer: Scorer, question: Question) -> Choice:
-    """add_one from coarse to fine by losses alone: groups of 64 or 128 tokens, then both halves of
-    the best 4, and so on to single units. A unit that was not evaluated ranks behind those that
-    were, by its share of the smallest group around it."""
+    """Run add_one from coarse to fine by losses alone: on groups of 64 or 128 tokens, then on both
+    halves of the best 4, and so on to single units. A unit that was not evaluated alone ranks
+    behind those that were, by its share of the smallest group around it."""
     units = question.units
     num_targets = len(question.spans)
-    groups = [
-        first_groups(units, question.context.block.num_distant)
-    ] * num_targets  # of each target
+    all_groups = first_groups(units, question.context.block.num_distant)
+    groups = [all_groups for _ in range(num_targets)]  # of each target
     score_TU = np.zeros((num_targets, len(units)))
     is_single_TU = np.zeros(score_TU.shape, dtype=bool)
     while any(groups):
@@ -229,16 +243,20 @@ WEIGHT_OF_ALL = 16  # as many open distant tokens the nearly masked ones weigh t
 
 
 def pairs(scorer: Scorer, question: Question) -> Choice:
-    """The pair of units that lowers the loss most when both are added to the local window, then the
-    units of the next best pairs. It finds tokens that help only together, and tokens that each help
-    no more alone than the best of thousands does by chance.
+    """Choose the pair of units that reduces the loss most when both are added to the local window,
+    then the units of the next best pairs.
 
-    Gates as in add_one_screened, but closed the more the more distant tokens there are, give the
-    first max(9, k) units. With each of them opened, the gates of all others are evaluated again:
-    the 4 of largest gradient are its partners, and these pairs are evaluated. Of the best pairs the
-    first 2 units that were not opened yet are opened then: one of two that help together may have
-    come in as a partner of a third. A unit's score is half of the fall of the best pair that it is
-    in.
+    This finds tokens that help only together, and tokens that each help no more alone than the best
+    of thousands does by chance.
+
+    1. Gates as in add_one_screened rank all units. They are closed further the more distant tokens
+       there are, so that all together weigh little. The first max(9, k) units are opened.
+    2. With one unit opened, the gates of all others are evaluated again. The 4 of largest gradient
+       are its partners, and these pairs are evaluated.
+    3. The first 2 units of the best pairs that were not opened yet are opened, too: one of two
+       units that help together may have come in as a partner of a third.
+
+    A unit's score is half of the loss reduction by the best pair that it is in.
     """
     units = question.units
     spans = question.spans
@@ -257,7 +275,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     chosen = []
     score_TU = np.zeros((len(spans), len(units)))
     for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
-        # Of two that are of one pair, the one that does more alone is the first.
+        # Both units of a pair have one score: the one that does more alone is the first.
         tried = _of_best_pairs(fall)[: question.k + 1]
         # The best pair is written last, so that a unit keeps the score of its best pair.
         for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
@@ -272,7 +290,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
 def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
     """Return the units of all pairs, each once, those of the best pair first."""
     ordered = sorted(falls, key=lambda pair: -falls[pair])
-    return list(dict.fromkeys(unit for pair in ordered for unit in pair))
+    return list(dict.fromkeys(chain(*ordered)))
 
 
 def _try_partners(
@@ -327,11 +345,10 @@ def loss_reductions(
 ) -> list[np.ndarray]:
     """Return the loss reduction of each target by each of its sets of distant places."""
     context = question.context
-    rows = [
-        context.set_row(distant, span)
-        for span, target_sets in zip(question.spans, sets, strict=True)
-        for distant in (NOTHING, *target_sets)
-    ]
+    rows = []
+    for span, target_sets in zip(question.spans, sets, strict=True):
+        # The first row of a target is the local window alone.
+        rows += [context.set_row(distant, span) for distant in (NOTHING, *target_sets)]
     losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
     parts = np.split(losses, np.cumsum([1 + len(target_sets) for target_sets in sets])[:-1])
     return [part[0] - part[1:] for part in parts]
@@ -345,25 +362,28 @@ def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np
 
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
-    """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
+    """Choose by gradient × input on the long window: the first-order rise in loss without the
+    embeddings of a unit."""
     saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
     return best_of(question.units.total(saliency_TF), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
-    """Mean attention, over all heads of all layers, from the places that predict the target."""
+    """Choose by the mean attention, over all heads of all layers, from the places that predict the
+    target."""
     weights_TF = head_attention(scorer, question.context, question.spans).mean(1)
     return best_of(question.units.total(weights_TF), question.k)
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:
-    """Control: the distant units next to the local window."""
+    """Choose the distant units next to the local window, as a control."""
     scores_U = question.units.end.astype(float)
     return best_of(np.tile(scores_U, (len(question.spans), 1)), question.k)
 
 
 def random(scorer: Scorer, question: Question) -> Choice:
-    """Control: random distant units. The draw of a target does not depend on the other targets."""
+    """Choose random distant units, as a control. The draw of a target does not depend on the other
+    targets."""
     shape = (question.context.block.num_targets, len(question.units))
     firsts = [first for first, _ in question.spans]
     return best_of(question.generator.random(shape)[firsts], question.k)

@@ -50,6 +50,7 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    """Return the sum of the losses of all targets."""
     return torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="sum")
 
 
@@ -73,14 +74,14 @@ def _of_targets(
 def embedding_saliency(
     scorer: Scorer, context: Context, spans: Spans, objective: Objective
 ) -> np.ndarray:
-    """saliency_TF: −gradient · embedding of the distant tokens, with the long window."""
+    """Return saliency_TF: −gradient · embedding of the distant tokens, with the long window."""
     of_batch = partial(_saliency_batch, scorer, context, objective)
     return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), of_batch))
 
 
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Inside, no weight needs a gradient, for which layers would keep all their inputs."""
+    """Inside, no weight needs a gradient: for that, layers would keep all their inputs."""
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in trainable:
@@ -94,6 +95,7 @@ def _frozen(model: Any) -> Iterator[None]:
 def _saliency_batch(
     scorer: Scorer, context: Context, objective: Objective, spans: Spans
 ) -> np.ndarray:
+    """Return saliency_TF of a batch of targets, each in a row of its own."""
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
@@ -119,6 +121,8 @@ def _saliency_batch(
 
 
 GATE = 0.1
+"""How far the gate of a distant place is open: its factor of exp(attention score)."""
+
 SCORES = 2**13
 """How many attention scores of key-value heads, kept for the backward pass of the gates, count as
 one token. With the copies of keys and values that are kept, too, a batch on a CPU takes 2 GiB at
@@ -178,9 +182,11 @@ def _gate_batch(
     gate: float,
     pairs: Sequence[tuple[tuple[int, int], np.ndarray]],
 ) -> np.ndarray:
+    """Return gradient_TF of a batch of targets and the places whose gates are open for each."""
     block = context.block
     device = scorer.device
     spans = [span for span, _ in pairs]
+    # Indices into all gates of the batch, row after row.
     opened = [row * block.num_distant + places for row, (_, places) in enumerate(pairs)]
     window = Row(context, block.local(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)

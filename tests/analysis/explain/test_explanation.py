@@ -179,29 +179,45 @@ def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return code, out, err
 
 
-def test_the_command(
-    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+@pytest.fixture
+def words(folder: str, tmp_path: Path) -> list[str]:
+    """A command line, without the folder of the model: see `shell`."""
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
+    return [folder, "--text", str(path), "--at", "w7 w8", "--short", "8", "-k", "2"]
+
+
+def test_the_command_prints_the_explanation_and_its_check_as_json(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "unrelated.txt").write_text("\n\n".join(UNRELATED))
-    given = [folder, "--text", str(path), "--at", "w7 w8", "--short", "8", "-k", "2"]
     checked = f"--json --check --unrelated {tmp_path}/unrelated.txt".split()
-    code, out, err = shell(capsys, *given, *checked)
+    code, out, err = shell(capsys, *words, *checked)
     assert code == 0, err
-    told = json.loads(out)
-    assert [target["text"].strip() for target in told["targets"]][-1] == "w7 w8"
-    assert told["check"]["draws"] == 8
+    explained = json.loads(out)
+    assert explained["targets"][-1]["text"].strip() == "w7 w8"
+    assert explained["check"]["draws"] == 8
+
+
+def test_a_check_that_fails_ends_the_command_after_the_explanation(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     failing = f"--html {tmp_path}/page.html --check --unrelated {tmp_path}/nowhere".split()
-    code, out, err = shell(capsys, *given, *failing)
+    code, out, err = shell(capsys, *words, *failing)
     assert code == 2
     assert "nowhere" in err
-    assert "gap" in out  # the explanation is shown, but without its check no page is written
-    assert not (tmp_path / "page.html").exists()
+    assert "gap" in out
+    assert not (tmp_path / "page.html").exists(), "a page would lack its check"
+
+
+def test_the_command_reads_the_text_from_a_pipe(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, from_file, _ = shell(capsys, *words, "--json")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    code, piped, err = shell(capsys, folder, "--text", "-", *given[3:], "--json")
+    code, piped, err = shell(capsys, words[0], "--text", "-", *words[3:], "--json")
     assert code == 0, err
-    assert json.loads(piped)["targets"] == told["targets"]
+    assert json.loads(piped)["targets"] == json.loads(from_file)["targets"]
 
 
 @pytest.mark.parametrize(

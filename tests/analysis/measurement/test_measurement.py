@@ -60,13 +60,29 @@ def assert_same_tables(one: Path, other: Path) -> None:
         )
 
 
-def test_results_hold_what_they_should(measured: Path, documents: Documents) -> None:
+@pytest.fixture(scope="module")
+def long_enough(documents: Documents) -> list[int]:
+    """Numbers of the documents that have a target."""
+    return [document.number for document in documents if len(document.tokens) > 16]
+
+
+def test_all_tokens_behind_a_full_window_have_losses(
+    measured: Path, documents: Documents, long_enough: list[int]
+) -> None:
     results = read_results(measured)
-    long_enough = [d.number for d in documents if len(d.tokens) > 16]
     assert results.losses.document.unique().tolist() == long_enough
     assert len(results.losses) == sum(len(documents[i].tokens) - 16 for i in long_enough)
-    assert set(results.targets.document) <= {i for i in long_enough if i % 2}
-    assert set(results.reported.document) == {i for i in long_enough if i % 2}
+
+
+def test_targets_are_of_every_second_document(measured: Path, long_enough: list[int]) -> None:
+    results = read_results(measured)
+    odd = {number for number in long_enough if number % 2}
+    assert set(results.targets.document) <= odd
+    assert set(results.reported.document) == odd
+
+
+def test_meta_says_what_was_measured(measured: Path, long_enough: list[int]) -> None:
+    results = read_results(measured)
     assert results.meta.counts == {
         "documents_measured": len(long_enough),
         "documents_left": 0,
@@ -74,15 +90,26 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
         "documents_trained_on": 0,
     }
     assert results.meta.induction["has_induction"] is False
-    gap = results.summary
-    assert set(gap.selector) == set(SETTINGS.selectors)
-    assert set(gap.units) == {"tokens", "span:3"}
-    assert set(gap.target_set) == {"gap"}
-    np.testing.assert_allclose(gap.net, gap.excess - gap.placebo)
-    np.testing.assert_allclose(gap.excess_nats, gap.excess * gap.gap)
+
+
+def test_the_summary_has_a_row_for_each_selector_and_kind_of_units(measured: Path) -> None:
+    summary = read_results(measured).summary
+    assert set(summary.selector) == set(SETTINGS.selectors)
+    assert set(summary.units) == {"tokens", "span:3"}
+    assert set(summary.target_set) == {"gap"}
+    np.testing.assert_allclose(summary.net, summary.excess - summary.placebo)
+    np.testing.assert_allclose(summary.excess_nats, summary.excess * summary.gap)
+
+
+def test_every_selector_ranks_each_unrelated_text(measured: Path) -> None:
+    results = read_results(measured)
     counts = results.recovery.groupby(["selector", "control"]).draw.nunique()
     assert (counts.xs("unrelated", level="control") == SETTINGS.draws).all()
-    spans = results.recovery[results.recovery.units == "span:3"]
+
+
+def test_tokens_of_spans_that_overlap_count_once(measured: Path) -> None:
+    recovery = read_results(measured).recovery
+    spans = recovery[recovery.units == "span:3"]
     assert (spans[spans.k == 1].num_tokens == 3).all()
     assert spans.num_tokens.between(spans.k + 2, 3 * spans.k).all()
 

@@ -45,26 +45,43 @@ from tests.support.explanations import make_tokenizer
 from tests.support.measurements import VOCAB, loaded, losses_table, planned, untrained
 
 
-def test_names_of_targets() -> None:
+@pytest.fixture
+def five_words() -> Document:
     tokenizer = make_tokenizer()._tokenizer
     ids = tokenizer.encode("w1 w2 w11 w1 w2", add_special_tokens=False).ids
-    document = Document(np.array(ids), tokenizer=tokenizer)
-    assert "".join(document.texts) == "w1 w2 w11 w1 w2"
-    assert find_spans(document, "w1 w2") == [(0, 2), (3, 5)]
-    assert find_spans(document, re.compile(r"\bw1\b")) == [(0, 1), (3, 4)]
-    assert find_spans(document, "w1") == [(0, 1), (2, 3), (3, 4)]
-    assert find_spans(document, 2) == find_spans(document, np.int64(2)) == [(2, 3)]
-    assert find_spans(document, -1) == [(4, 5)]
-    assert find_spans(document, slice(1, 3)) == [(1, 3)]
-    assert find_spans(document, ["w11", slice(-2, None)]) == [(2, 3), (3, 5)]
-    for wrong in ("w3", 5.0, [None], re.compile("z*"), 7, slice(4, 2), slice(0, 4, 2), []):
-        with pytest.raises((ConfigError, DataError)):
-            find_spans(document, wrong)
+    return Document(np.array(ids), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("at", "spans"),
+    [
+        ("w1 w2", [(0, 2), (3, 5)]),
+        ("w1", [(0, 1), (2, 3), (3, 4)]),
+        (re.compile(r"\bw1\b"), [(0, 1), (3, 4)]),
+        (2, [(2, 3)]),
+        (np.int64(2), [(2, 3)]),
+        (-1, [(4, 5)]),
+        (slice(1, 3), [(1, 3)]),
+        (["w11", slice(-2, None)], [(2, 3), (3, 5)]),
+    ],
+)
+def test_a_name_finds_all_its_tokens(five_words: Document, at: Any, spans: Any) -> None:
+    assert find_spans(five_words, at) == spans
+
+
+@pytest.mark.parametrize(
+    "at", ["w3", 5.0, [None], re.compile("z*"), 7, slice(4, 2), slice(0, 4, 2), []], ids=repr
+)
+def test_a_name_of_no_token_is_refused(five_words: Document, at: Any) -> None:
+    with pytest.raises((ConfigError, DataError), match="at"):
+        find_spans(five_words, at)
+
+
+def test_a_target_typed_in_a_shell_is_words_tokens_or_a_pattern() -> None:
     assert parse_at("3:5") == slice(3, 5)
     assert parse_at("/a+/").pattern == "a+"  # type: ignore[union-attr] # a pattern here
-    assert [parse_at(text) for text in ("a/b", "//", "/", "a/", "3:x")] == [
-        "a/b", "//", "/", "a/", "3:x",
-    ]  # fmt: skip
+    for words in ("a/b", "//", "/", "a/", "3:x"):
+        assert parse_at(words) == words
 
 
 @pytest.mark.parametrize("long", ["all", 12])
@@ -159,8 +176,10 @@ def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Pat
     assert len(given_targets(moved, windows, same_settings=False)) == 3
 
 
-def test_targets_are_chosen_as_said() -> None:
-    losses = losses_table(
+@pytest.fixture
+def losses() -> pd.DataFrame:
+    """Of a document of the threshold half, and of one of the report half."""
+    return losses_table(
         document=[0] * 5 + [1] * 5,
         target=[*range(6, 11)] * 2,
         loss_short=[1.0] * 10,
@@ -168,34 +187,72 @@ def test_targets_are_chosen_as_said() -> None:
         placebo_loss_long=[1.0] * 5 + [1.0, 0.1, 1.0, 1.0, 1.0],
         bigram=[False] * 5 + [False, True, False, True, True],
     )
+
+
+TWO_SETS: dict[str, Any] = {"share": 0.2, "sets": ("gap", "bigram")}
+
+
+def test_a_threshold_is_a_quantile_of_gaps_and_at_least_the_smallest_gap(
+    losses: pd.DataFrame,
+) -> None:
     half = losses[losses.document == 0]
     assert fit_threshold(half, 0.1, 0.2) == 1.0
     assert fit_threshold(half, 0.1, 1.5) == 1.5
     assert fit_threshold(half, 1.0, 0.2) is None
-    both: Any = {"share": 0.2, "sets": ("gap", "bigram")}
-    found = choose_targets(losses, 0.5, Settings(**both))
-    assert set(found.document) == {1}
-    places = found.groupby(["distant_part", "target_set"]).target.apply(list).to_dict()
+
+
+def test_targets_by_gap_are_those_above_the_threshold_in_the_report_half(
+    losses: pd.DataFrame,
+) -> None:
+    targets = choose_targets(losses, 0.5, Settings(**TWO_SETS))
+    assert set(targets.document) == {1}
+    places = targets.groupby(["distant_part", "target_set"]).target.apply(list).to_dict()
     assert places["document", "gap"] == [6, 10]
     assert places["placebo", "gap"] == [7]
-    # A fifth of five targets is one; which one has nothing to do with losses.
-    (drawn,) = places["document", "bigram"]
-    assert drawn in (7, 9, 10)
-    other = choose_targets(losses.assign(loss_long=0.0), 0.5, Settings(**both))
-    assert other.target[other.target_set == "bigram"].tolist() == [drawn]
-    more = choose_targets(losses, 0.5, Settings(share=0.4, sets=("bigram",)))
-    assert len(more) == 2
-    assert set(more.target_set) == {"bigram"}
-    few = choose_targets(losses, 0.5, Settings(**both, max_targets=1))
+
+
+def test_targets_by_bigram_are_a_share_that_does_not_depend_on_losses(
+    losses: pd.DataFrame,
+) -> None:
+    def drawn(losses: pd.DataFrame, **changed: Any) -> list[int]:
+        targets = choose_targets(losses, 0.5, Settings(**TWO_SETS | changed))
+        return targets[targets.target_set == "bigram"].target.tolist()
+
+    (one,) = drawn(losses)  # a fifth of five
+    assert one in (7, 9, 10)
+    assert drawn(losses.assign(loss_long=0.0)) == [one]
+    assert len(drawn(losses, share=0.4)) == 2
+
+
+def test_only_the_sets_that_are_asked_for_are_chosen(losses: pd.DataFrame) -> None:
+    targets = choose_targets(losses, 0.5, Settings(share=0.4, sets=("bigram",)))
+    assert set(targets.target_set) == {"bigram"}
+
+
+def test_the_most_targets_of_a_set_are_some_of_all(losses: pd.DataFrame) -> None:
+    targets = choose_targets(losses, 0.5, Settings(**TWO_SETS))
+    few = choose_targets(losses, 0.5, Settings(**TWO_SETS, max_targets=1))
     assert (few.groupby(["distant_part", "target_set", "document"]).size() == 1).all()
-    assert len(few.merge(found)) == len(few)
-    all_of_them = choose_targets(losses, None, Settings(share=1.0, max_targets="all"))
-    assert all_of_them[all_of_them.distant_part == "document"].target.tolist() == [*range(6, 11)]
+    assert len(few.merge(targets)) == len(few)
+
+
+def test_without_a_threshold_every_token_is_a_target(losses: pd.DataFrame) -> None:
+    targets = choose_targets(losses, None, Settings(share=1.0, max_targets="all"))
+    assert targets[targets.distant_part == "document"].target.tolist() == [*range(6, 11)]
+
+
+def test_another_seed_draws_other_targets(losses: pd.DataFrame) -> None:
     settings = [Settings(share=0.2, seed=seed, max_targets=1) for seed in range(9)]
-    seeds = [choose_targets(losses, 0.5, one) for one in settings]
-    assert len({tuple(one.target) for one in seeds}) > 1
+    drawn = [choose_targets(losses, 0.5, seeded) for seeded in settings]
+    assert len({tuple(targets.target) for targets in drawn}) > 1
+
+
+def test_a_share_is_all_or_a_percentage() -> None:
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
-    assert {half_of(0), half_of(1)} == {"threshold", "report"}
+
+
+def test_documents_take_turns_between_the_halves() -> None:
+    assert [half_of(number) for number in range(3)] == ["threshold", "report", "threshold"]
 
 
 @pytest.fixture(scope="module")

@@ -203,30 +203,52 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
 # --- controls -------------------------------------------------------------------------------------
 
 
-def test_controls_choose_what_they_say(block: Block) -> None:
-    scorer = shown_alone(tiny("olmo"))
+@pytest.fixture
+def control_scorer() -> Scorer:
+    return shown_alone(tiny("olmo"))
+
+
+def chosen_by(
+    selector: str, scorer: Scorer, block: Block, kind: str, targets: Sequence[int] = (0,)
+) -> list[list[int]]:
     block = block.with_distant(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
+    asked = question(scorer, block, targets, 3, units_of(kind)[0])
+    return SELECTORS[selector](scorer, asked).unit_TK.tolist()
 
-    def chosen(selector: str, kind: str, targets: Sequence[int] = (0,)) -> list[list[int]]:
-        asked = question(scorer, block, targets, 3, units_of(kind)[0])
-        return SELECTORS[selector](scorer, asked).unit_TK.tolist()
 
-    assert chosen("nearest", "tokens") == [[9, 8, 7]]
-    assert chosen("nearest", "span:3") == [[7, 6, 5]]
-    assert chosen("nearest", "words", (0, 2)) == [[4, 3, 2], [4, 3, 2]]
-    for kind in KINDS:
-        drawn = chosen("random", kind, (0, 1, 2, 3))
-        num_units = len(units_of(kind)[1])
-        for row in drawn:
-            assert len(set(row)) == len(row) == min(3, num_units)
-            assert set(row) <= set(range(num_units))
-        assert drawn == chosen("random", kind, (0, 1, 2, 3))
-        # What is drawn for a target does not depend on which others are asked about.
-        assert chosen("random", kind, (1, 3)) == [drawn[1], drawn[3]]
-    asked = question(scorer, block, [0], 3)
-    sets = {tuple(sorted(SELECTORS["random"](scorer, asked).unit_TK[0])) for _ in range(30)}
-    assert len(sets) > 10
-    assert scorer.token_forwards == 0
+def test_nearest_chooses_the_last_units(control_scorer: Scorer, block: Block) -> None:
+    assert chosen_by("nearest", control_scorer, block, "tokens") == [[9, 8, 7]]
+    assert chosen_by("nearest", control_scorer, block, "span:3") == [[7, 6, 5]]
+    assert chosen_by("nearest", control_scorer, block, "words", (0, 2)) == [[4, 3, 2]] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_chooses_distinct_units(control_scorer: Scorer, block: Block, kind: str) -> None:
+    num_units = len(units_of(kind)[1])
+    for row in chosen_by("random", control_scorer, block, kind, (0, 1, 2, 3)):
+        assert len(set(row)) == len(row) == min(3, num_units)
+        assert set(row) <= set(range(num_units))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_random_choice_does_not_depend_on_the_other_targets(
+    control_scorer: Scorer, block: Block, kind: str
+) -> None:
+    drawn = chosen_by("random", control_scorer, block, kind, (0, 1, 2, 3))
+    assert chosen_by("random", control_scorer, block, kind, (0, 1, 2, 3)) == drawn
+    assert chosen_by("random", control_scorer, block, kind, (1, 3)) == [drawn[1], drawn[3]]
+
+
+def test_random_draws_go_on_with_their_generator(control_scorer: Scorer, block: Block) -> None:
+    asked = question(control_scorer, block, [0], 3)
+    draws = [SELECTORS["random"](control_scorer, asked).unit_TK[0] for _ in range(30)]
+    assert len({tuple(sorted(units)) for units in draws}) > 10
+
+
+@pytest.mark.parametrize("selector", ["nearest", "random"])
+def test_controls_cost_nothing(control_scorer: Scorer, block: Block, selector: str) -> None:
+    chosen_by(selector, control_scorer, block, "tokens")
+    assert control_scorer.token_forwards == 0
 
 
 # --- windows that begin with the text, targets of several tokens ----------------------------------
