@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import chain
 from math import hypot
 from pathlib import Path
 from textwrap import shorten
@@ -110,7 +111,7 @@ def _pair(now: Sequence[T], before: Sequence[T], *keys: Callable[[T], Any]) -> P
             else:
                 unpaired.append(item)
         left_now = unpaired
-        left_before = [item for items in before_by_key.values() for item in items]
+        left_before = [*chain.from_iterable(before_by_key.values())]
     return Pairs(pairs, left_now, left_before)
 
 

@@ -224,7 +224,8 @@ class SourcePrompt:
                 text_ids = encode([answer])[0]
             if not reasoning_ids:
                 num = num_reasoning(text_ids, self.model.tokenizer)
-                reasoning_ids, text_ids = text_ids[:num], text_ids[num:]
+                reasoning_ids = text_ids[:num]
+                text_ids = text_ids[num:]
             ids = AnswerIds([text_ids], None, reasoning_ids)
         elif isinstance(answer, Answer):
             pieces = answer.pieces()

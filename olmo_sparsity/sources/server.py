@@ -455,8 +455,11 @@ class Servers(PromptModel):
             workers = self._workers(alive)
             in_threads([partial(_work, server, waiting, scores, gone) for server in workers])
         # Over all replies, as each may be too short to show it.
-        ids = [token for _, after in scores for token in after]
-        every_log_p = [number for row in scores.values() for number in row.tolist()]
+        ids = list[int]()
+        every_log_p = list[float]()
+        for (_, after), log_p in scores.items():
+            ids += after
+            every_log_p += log_p.tolist()
         refuse_constant(ids, every_log_p, self.servers[0].url)
         self.token_forwards += sum(len(before) + len(after) - 1 for before, after in different)
         return [scores[prompt.key] for prompt in prompts]

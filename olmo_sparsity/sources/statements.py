@@ -123,7 +123,7 @@ class Attribution:
     def named_reasoning(self) -> list[int]:
         """Numbers of the sentences of the reasoning that a verdict names, from 0."""
         num_sources = len(self.names) - self.prompt.num_reasoning
-        named = {name for sources in self.statements.sources for name in sources}
+        named = set[str]().union(*self.statements.sources)
         return [i for i, name in enumerate(self.names[num_sources:]) if name in named]
 
     def origins(self, named: Sequence[str]) -> tuple[str, ...]:

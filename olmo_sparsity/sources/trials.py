@@ -182,12 +182,15 @@ def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Tria
     decoys; `lost`, of what is lost without them."""
     draws = range(num)
     sources_that_give = list(gives)
-    trials = [Trial("without", source, draw) for source in lost for draw in draws]
+    trials = list[Trial]()
+    for source in lost:
+        trials += [Trial("without", source, draw) for draw in draws]
     # What a source gives is compared with decoys in all places, draw by draw. If none is tested,
     # two draws are enough for the nats that all sources give.
     for draw in draws if sources_that_give else draws[:2]:
         trials.append(Trial("decoys", draw=draw))
-    trials += [Trial("among", source, draw) for source in sources_that_give for draw in draws]
+    for source in sources_that_give:
+        trials += [Trial("among", source, draw) for draw in draws]
     return trials
 
 

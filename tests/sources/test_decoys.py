@@ -23,6 +23,10 @@ def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
             head, tail = row[: (len(row) + 1) // 2], row[(len(row) + 1) // 2 :]
             assert any((text[: len(head)] == head[: len(text)]).all() for text in texts)
             assert any((text[-len(tail) :] == tail[-len(text) :]).all() for text in texts)
+
+
+def test_texts_that_share_a_passage_with_a_source_are_no_decoys() -> None:
+    prompt = asked().prompt
     with pytest.raises(DataError, match="give more texts"):
         read_decoys(prompt.model, prompt, ["w1 w9", "w2"])
     # A text that holds a short source or the longest one; a text that is there twice.

@@ -242,25 +242,37 @@ def test_a_share_of_the_checks_may_be_enough(questions: Any, tmp_path: Path) -> 
     assert json.loads((out / "gate.json").read_text())["passed"]
 
 
-def test_failures_are_written_for_people_and_machines(questions: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def failed(questions: Any, tmp_path: Path) -> Any:
+    """A report of one failure among two checks, written into `out`."""
     out = stored(tmp_path / "out", FIRST, SECOND)
     (answer,) = read_answers(out)
     write(out, [replace(answer, id="opening-hours", asked="When is it open?", seconds=3.0)])
-    found = check(questions(["b", "none"]), out)
+    report = check(questions(["b", "none"]), out)
+    report.write(out, "q\0.jsonl")
+    return report
+
+
+def test_a_failure_is_shown_with_its_question(failed: Any) -> None:
     first = "1 of 2 checks failed\nquestion 1 (opening-hours), statement 1: text 0\n"
-    assert first in found.describe()
-    found.write(out, "q\0.jsonl")
-    suite = ElementTree.parse(out / "gate.xml").getroot()[0]
+    assert first in failed.describe()
+
+
+def test_failures_are_written_as_junit(failed: Any, tmp_path: Path) -> None:
+    suite = ElementTree.parse(tmp_path / "out" / "gate.xml").getroot()[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("time")) == ("2", "1", "3.000")
     cases = list(suite.iter("testcase"))
     assert [len(case) for case in cases] == [1, 0]
     assert [case.get("time") for case in cases] == ["1.500", "1.500"]
-    name = cases[0].get("name")
+    name = cases[0].get("name") or ""
     assert "opening-hours" in name
     assert "When is it open?" in name
-    assert "text 0" in cases[0][0].text
-    about = json.loads((out / "gate.json").read_text())
-    assert (about["passed"], about["checks"][0]["expected"]) == (False, "b")
+    assert "text 0" in (cases[0][0].text or "")
+
+
+def test_failures_are_written_as_json(failed: Any, tmp_path: Path) -> None:
+    report = json.loads((tmp_path / "out" / "gate.json").read_text())
+    assert (report["passed"], report["checks"][0]["expected"]) == (False, "b")
 
 
 BEFORE = {"a": 4.0, "b": 0.0}, {"a": 0.9, "b": 0.0}
@@ -500,19 +512,32 @@ def test_a_baseline_of_another_model_is_refused(questions: Any, tmp_path: Path, 
     assert name in found.notes[0]
 
 
-def test_an_assertion_shows_what_was_found() -> None:
+def test_an_answer_relies_on_the_sources_that_verdicts_name() -> None:
     found = with_verdicts(asked())
     assert found.relies_on("a")
     assert found.relies_on("a", statement=0)
     assert found.relies_on("c", statement=1)
     assert not found.relies_on("c", statement=0)
     assert not found.relies_on(None)
-    assert "'w1 w2 w3', relies on a (8.0 nats)" in repr(found.relies_on("b", statement=0))
-    assert len(repr(found.relies_on("b"))) <= 240  # of which pytest prints no more
-    for wrong in ({"source": "d"}, {"source": "a", "statement": 3}):
-        with pytest.raises(ConfigError):
-            found.relies_on(**wrong)
     assert found.sources.statements.tolist() == [(0, 1, 2), (2,), (1,)]
+
+
+def test_an_assertion_shows_what_was_found_in_what_pytest_prints() -> None:
+    found = with_verdicts(asked())
+    assert "'w1 w2 w3', relies on a (8.0 nats)" in repr(found.relies_on("b", statement=0))
+    assert len(repr(found.relies_on("b"))) <= 240
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"source": "d"}, "no source is named d; the names are a, b, c"),
+        ({"source": "a", "statement": 3}, "statement=3 must be 0 to 2"),
+    ],
+)
+def test_an_assertion_about_what_is_not_there_is_an_error(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_verdicts(asked()).relies_on(**wrong)
 
 
 @pytest.fixture

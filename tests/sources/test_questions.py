@@ -119,27 +119,24 @@ def test_it_resumes_and_processes_share_it(
     pd.testing.assert_frame_equal(shared, whole)
     monkeypatch.setattr("olmo_sparsity.sources.questions.Attributing", None)
     pd.testing.assert_frame_equal(measured(model, path, out), whole)
+
+
+def test_results_of_other_options_or_tokenizers_are_not_resumed(
+    model: LoadedModel, path: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    measured(model, path, out)
     with pytest.raises(ConfigError, match="draws"):
         measured(model, path, out, draws=5)
     with pytest.raises(ConfigError, match="prefix"):
         measured(model, path, out, prefix="none")
-    told, other = make_tokenizer(), make_tokenizer()
-    told.chat_template = "{{ messages }}"
-    other.add_tokens(["w1 w2"])
-    for tokenizer, name in ((told, "chat_template"), (other, "tokenizer")):
+    with_template = make_tokenizer()
+    with_template.chat_template = "{{ messages }}"
+    with_token = make_tokenizer()
+    with_token.add_tokens(["w1 w2"])
+    for tokenizer, name in ((with_template, "chat_template"), (with_token, "tokenizer")):
         with pytest.raises(ConfigError, match=name):
             measured(wrap_model(model_of(), tokenizer), path, out)
-
-
-def test_an_answer_that_cannot_be_judged_is_named_by_its_line(
-    model: LoadedModel, path: Path, tmp_path: Path
-) -> None:
-    path.write_text("\n".join(map(json.dumps, [RECORDS[0], RECORDS[1] | {"answer": []}])))
-    request = common(model, decoys=GIVEN["decoys"], draws=2)
-    with pytest.raises(DataError, match=r"q\.jsonl:2: the answer is empty"):
-        measure_questions(request, path, tmp_path / "out")
-    with pytest.raises(DataError, match=r"q\.jsonl:2: the answer is empty"):
-        count_questions(request, path)
 
 
 def test_a_question_without_sources_rests_on_none(

@@ -36,7 +36,7 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
 
 
-def found(**changed: Any) -> Attribution:
+def attributed(**changed: Any) -> Attribution:
     given = {"decoys": GIVEN["decoys"], "draws": 4, "question": "w20 w21", "sources": SOURCES}
     given |= {"reasoning": REASONING, "answer": ["w1 w2 w3", "w8 w9"], "prefix": "</s>"}
     return attribute(model_of(), tokenizer(), **given | changed)
@@ -53,8 +53,8 @@ def rest_on(one: Attribution, *rows: list[float]) -> Attribution:
 @pytest.fixture
 def chained() -> Attribution:
     """The first statement relies on the second sentence, this on the first and b, that on a."""
-    one = found()
-    by_hand = found(answer=[SECOND]), found(reasoning=None, answer=[FIRST])
+    one = attributed()
+    by_hand = attributed(answer=[SECOND]), attributed(reasoning=None, answer=[FIRST])
     one.steps["reasoning 1"] = rest_on(by_hand[1], [8.0, 0.0, 0.0])
     one.steps["reasoning 2"] = rest_on(by_hand[0], [0.0, 4.0, 0.0, 4.0, 0.0])
     by_hand[0].steps["reasoning 1"] = by_hand[1]
@@ -65,18 +65,18 @@ def test_each_link_is_an_attribution_of_its_own(monkeypatch: pytest.MonkeyPatch)
     """With all sentences named, so that each is judged."""
     every = property(lambda one: list(range(one.prompt.num_reasoning)))
     monkeypatch.setattr(Attribution, "named_reasoning", every)
-    whole, named = found(), [Segment(*item) for item in SOURCES.items()]
+    whole, named = attributed(), [Segment(*item) for item in SOURCES.items()]
     assert whole.names == ["a", "b", "c", "reasoning 1", "reasoning 2"]
     assert list(whole.steps) == ["reasoning 1", "reasoning 2"]
     before = [*named, "w20 w21 <think>"]
     one, two = Segment("reasoning 1", FIRST), Segment("reasoning 2", SECOND)
-    same(whole, found(sources=[*before, one, two], question="</think>", reasoning=None))
+    same(whole, attributed(sources=[*before, one, two], question="</think>", reasoning=None))
     bare = {"reasoning": None, "answer": [FIRST]}
-    same(whole.steps["reasoning 1"], found(question="w20 w21 <think>", **bare))
+    same(whole.steps["reasoning 1"], attributed(question="w20 w21 <think>", **bare))
     # The token before a statement stays in view.
     cut = Segment("reasoning 1", FIRST.removesuffix(" W10."))
     last = {"reasoning": None, "answer": [SECOND]}
-    same(whole.steps["reasoning 2"], found(sources=[*before, cut], question="W10.", **last))
+    same(whole.steps["reasoning 2"], attributed(sources=[*before, cut], question="W10.", **last))
     assert whole.token_forwards > sum(step.token_forwards for step in whole.steps.values())
 
 
@@ -87,26 +87,36 @@ def same(one: Attribution, other: Attribution) -> None:
 
 
 def test_an_answer_brings_its_reasoning() -> None:
-    together = found(reasoning=None, answer=f"{REASONING} w1 w2 w3")
-    same(together, found(answer="w1 w2 w3"))
+    together = attributed(reasoning=None, answer=f"{REASONING} w1 w2 w3")
+    same(together, attributed(answer="w1 w2 w3"))
     assert together.to_dict()["answer"].strip() == "w1 w2 w3"
 
 
-def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
+def test_a_chain_leads_to_sources(chained: Attribution) -> None:
     rows = chained.statements
     assert rows.sources.tolist() == [("reasoning 2",), ("c",)]
     assert rows.origins.tolist() == [("a", "b"), ("c",)]
+    assert chained.sources.statements.tolist() == [(0,), (0,), (1,), (), (0,)]
+
+
+def test_a_statement_relies_on_the_sources_of_its_reasoning(chained: Attribution) -> None:
     assert chained.relies_on("a", statement=0)
     assert chained.relies_on("reasoning 2")
     assert not chained.relies_on("a", statement=1)
-    assert chained.sources.statements.tolist() == [(0,), (0,), (1,), (), (0,)]
     assert chained.text().startswith("w1 w2 w3 [1][2] w8 w9 [3]")
-    shown = repr(chained).splitlines()
+
+
+def test_a_chain_is_shown_in_terminal_and_page(chained: Attribution, tmp_path: Path) -> None:
+    first = repr(chained).splitlines().index("w1 w2 w3")
+    shown = repr(chained).splitlines()[first:]
     assert shown[2].startswith(f"    reasoning 2, '{SECOND}', rests on b and reasoning 1 together")
     assert shown[3].startswith(f"      reasoning 1, '{FIRST}', rests on a (")
     chained.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert f"<li>→ → reasoning 1, “{FIRST}”, rests on a (" in page
+
+
+def test_json_has_the_sentences_of_the_reasoning(chained: Attribution) -> None:
     first, second = json.loads(chained.to_json())["reasoning"]
     assert (first["name"], first["text"], first["sources"]) == ("reasoning 1", FIRST, ["a"])
     assert second["origins"] == ["a", "b"]
