@@ -82,7 +82,8 @@ def _traced(fields: Fields, precision: Precision) -> float:
     return sum(kept.values()) / LENGTH
 
 
-def _nothing(*arguments: Any, **named: Any) -> contextlib.AbstractContextManager:
+def _nothing(*arguments: Any, **keywords: Any) -> contextlib.AbstractContextManager:
+    """Stand in for `torch.autocast`."""
     return contextlib.nullcontext()
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from packaging.version import Version
@@ -27,6 +27,19 @@ from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, count_processes
 from olmo_sparsity.training.moments import MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_adamw, moments_of
+
+
+class ShardPart(NamedTuple):
+    """A part of a parameter, in the flat shard of this process."""
+
+    shard: Tensor
+    offset: int
+    """Its first element in the shard."""
+
+    start: int
+    """Its first element in the flat parameter."""
+
+    length: int
 
 
 class ZeroEngine(Engine):
@@ -57,6 +70,7 @@ class ZeroEngine(Engine):
             # A model of main memory stays there as the source: on the device, its weights are
             # never in fp32 as a whole.
             self.source = {name: weight.detach() for name, weight in model.named_parameters()}
+        # One weight at a time, so that no process ever holds the whole model in fp32.
         placed: dict[int, nn.Parameter] = {}
         for name, weight in model.named_parameters():
             parameter = nn.Parameter(self.source[name].to(self.device, self.dtype))
@@ -64,6 +78,7 @@ class ZeroEngine(Engine):
                 holder = nn.ParameterList([parameter])  # `Init` takes modules alone
                 self.module.zero.Init(holder, config_dict_or_path=self.settings, dtype=self.dtype)
             placed[id(weight)] = parameter
+        # Tied weights are one parameter of several modules, and stay one.
         for module in model.modules():
             for name, weight in module._parameters.items():
                 module._parameters[name] = None if weight is None else placed[id(weight)]
@@ -160,35 +175,43 @@ class ZeroEngine(Engine):
 
     def moments(self) -> Iterator[MomentSlice]:
         for name, parameter in self.model.named_parameters():
-            part = self._part_1_2(parameter) if self.stage < 3 else self._part_3(parameter)
-            if part is not None:
-                flat, offset, start, length = part
-                moments = moments_of(self.optimizer, flat)
-                own = {key: moment[offset : offset + length] for key, moment in moments.items()}
-                yield MomentSlice(name, start, own)
+            if self.stage == 3:
+                part = self._part_of_stage_3(parameter)
+            else:
+                part = self._part_of_stages_1_and_2(parameter)
+            if part is None:  # other processes hold it
+                continue
+            moments = moments_of(self.optimizer, part.shard)
+            end = part.offset + part.length
+            own = {key: moment[part.offset : end] for key, moment in moments.items()}
+            yield MomentSlice(name, part.start, own)
 
-    def _part_1_2(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
-        """Return this process's flat shard, the offset in it, the offset in the parameter, and the
-        length."""
+    def _part_of_stages_1_and_2(self, parameter: Any) -> ShardPart | None:
+        """Return where this process holds a parameter. These stages cut the flat concatenation of
+        all parameters into equal shards, so that a parameter may be in several or in one."""
         where = parameter._hp_mapping
         if where is None:
-            return None  # it belongs to other processes
+            return None
         name = "single_partition_of_fp32_groups"
         if not hasattr(self.zero, name):  # BF16_Optimizer
             name = "fp32_groups_flat_partition"
-        flat = getattr(self.zero, name)[where.param_group_index]
         in_parameter = where.lp_fragment_address
-        return flat, where.hp_fragment_address.start, in_parameter.start, in_parameter.numel
+        return ShardPart(
+            shard=getattr(self.zero, name)[where.param_group_index],
+            offset=where.hp_fragment_address.start,
+            start=in_parameter.start,
+            length=in_parameter.numel,
+        )
 
-    def _part_3(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
-        """Return the same for ZeRO-3, which cuts each parameter into equal shards, the last one
-        padded."""
-        group, offset, length = self.zero.grad_position[self.zero.get_param_id(parameter)]
-        start = self.processes.rank * length
-        length = min(length, parameter.ds_numel - start)
-        if length <= 0:
+    def _part_of_stage_3(self, parameter: Any) -> ShardPart | None:
+        """Return where this process holds a parameter. ZeRO-3 cuts each parameter into equal parts,
+        the last one padded, and joins the parts of a process."""
+        group, offset, padded_length = self.zero.grad_position[self.zero.get_param_id(parameter)]
+        start = self.processes.rank * padded_length
+        length = min(padded_length, parameter.ds_numel - start)
+        if length <= 0:  # nothing but padding
             return None
-        return self.zero.fp32_partitioned_groups_flat[group], offset, start, length
+        return ShardPart(self.zero.fp32_partitioned_groups_flat[group], offset, start, length)
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {

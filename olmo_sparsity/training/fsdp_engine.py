@@ -86,6 +86,8 @@ class FSDPEngine(Engine):
 
     @torch.no_grad()
     def fill(self, source: Mapping[str, Tensor]) -> None:
+        """Fill the rows that this process holds. It makes each weight whole, one at a time, as the
+        numbers of a row depend on those that were drawn before it."""
         self.losses.to_empty(device=self.device)
         for name, parameter in self.model.named_parameters():
             first, own = self.own_rows(parameter)
@@ -133,8 +135,10 @@ class FSDPEngine(Engine):
         # Each node may hold a whole copy; they take turns in saving.
         num_copies = self.mesh.size(0) if self.mesh.ndim == 2 else 1
         own_copy = self.mesh.get_local_rank(0) if self.mesh.ndim == 2 else 0
-        parts = (part for n, part in enumerate(self.moments()) if n % num_copies == own_copy)
-        return copy_moments(parts, self.processes.rank, self.processes.world_size)
+        own_turns = (
+            part for number, part in enumerate(self.moments()) if number % num_copies == own_copy
+        )
+        return copy_moments(own_turns, self.processes.rank, self.processes.world_size)
 
     def moments(self) -> Iterator[MomentSlice]:
         for name, parameter in self.model.named_parameters():
@@ -159,12 +163,14 @@ def check_ranks(settings: EngineConfig, processes: Processes) -> None:
     """Refuse processes of a node that are not numbered in a row, as torchrun numbers them."""
     if settings.shard_over == "all":
         return
-    rank, local_rank, local_size = processes.rank, processes.local_rank, processes.local_world_size
-    if processes.world_size % local_size or rank % local_size != local_rank:
-        numbers = f"process {rank} of {processes.world_size} is {local_rank} of {local_size} here"
+    local_size = processes.local_world_size
+    is_equal = processes.world_size % local_size == 0
+    if not is_equal or processes.rank % local_size != processes.local_rank:
         raise ConfigError(
-            f"engine.shard_over=node needs nodes of equal size whose processes are numbered in a "
-            f"row, but {numbers}; launch with srun --distribution=block, or set it to all"
+            "engine.shard_over=node needs nodes of equal size whose processes are numbered in a "
+            f"row, but process {processes.rank} of {processes.world_size} is "
+            f"{processes.local_rank} of {local_size} here; launch with srun --distribution=block, "
+            "or set it to all"
         )
 
 

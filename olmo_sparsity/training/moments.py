@@ -100,7 +100,8 @@ class SavedMoments:
                 f"{folder} holds {len(paths)} files of optimizer state (moments-*.safetensors), "
                 f"{written} were written; delete the checkpoint to resume from the one before"
             )
-        # Its own file first, which has all slices if the number of processes is unchanged.
+        # This process's own file first, which has all of its slices if it is resumed on as many
+        # processes: the others are then not opened.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
 

@@ -53,7 +53,8 @@ class Runs:
             if on_gpu:
                 say(f"{name}: weights in {dtype}; dtype=fp32 is slower and exact")
         loaded = _load_checkpoint(folder, DTYPES[dtype], device)
-        step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
+        step = loaded.trained["step"]
+        num_steps = loaded.trained["num_steps"]
         if folder != Path(name) and step is not None and step < num_steps:
             say(f"{name} has not ended: reading step {step:,} of {num_steps:,}")
         return loaded

@@ -145,10 +145,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
     )
     for name, line in describe_epochs(shards, epochs).items():
         report(f"{name}: {line}")
-    with processes.agree():
-        # Those of the run folder are newer than the checkpoint if a batch was skipped after it.
-        noted = read_skipped_batches(run_folder) if processes.is_first else []
-    batches.skipped = sorted({*state.skipped_batches, *processes.gather(noted)[0]})
+    batches.skipped = skipped_batches(state, run_folder, processes)
     sigmas = config.optimizer.skip_sigmas
     length = config.training.length
     tokens_per_step = config.training.batch_size * length
@@ -172,6 +169,14 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         stated_flops=stated_flops(device) * processes.world_size,
         report=report,
     )
+
+
+def skipped_batches(state: TrainerState, run_folder: Path, processes: Processes) -> list[int]:
+    """Return the numbers of the batches that a run leaves out: those that its checkpoint knows, and
+    those that were noted in the run folder since."""
+    with processes.agree():
+        noted = read_skipped_batches(run_folder) if processes.is_first else []
+    return sorted({*state.skipped_batches, *processes.gather(noted)[0]})
 
 
 def refuse_impossible(config: RunConfig, processes: Processes) -> None:
