@@ -258,43 +258,67 @@ def losses_of(config: RunConfig) -> list[float]:
     return [row["loss"] for row in rows(config) if "loss" in row]
 
 
-@pytest.mark.parametrize("interval", [2, 1000])
-def test_the_batch_of_a_number_that_is_not_finite_is_left_out(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: int
-) -> None:
-    """After going back to the last checkpoint, or to the start; and so for a run that resumes."""
-    undisturbed = make_config(run_folder=str(tmp_path / "undisturbed"))
-    train(undisturbed)
+@pytest.fixture(params=[2, 1000], ids=["saved at step 4", "never saved"])
+def skipping(
+    request: pytest.FixtureRequest, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> RunConfig:
+    """A finished run whose fifth batch, number 4, has given no numbers and was skipped."""
     children.give_no_numbers([4], monkeypatch.setattr)
-    config = make_config(
-        run_folder=str(tmp_path / "run"), checkpoint__interval_steps=interval, **SKIPS
-    )
+    config = make_config(checkpoint__interval_steps=request.param, **SKIPS)
     assert train(config) is Outcome.FINISHED
-    assert losses_of(config)[:4] == losses_of(undisturbed)[:4]
-    assert losses_of(config)[4] != losses_of(undisturbed)[4]
-    written = rows(config)
-    counted = [row["skipped_batches"] for row in written if "skipped_batches" in row]
-    # It went back to step 4, of which the row was written before, or to the start.
-    assert counted == [1.0] * (2 if interval == 2 else 6)
-    starts = json.loads((tmp_path / "run/environment.json").read_text())
-    assert [start["resumed_at_step"] for start in starts] == [0, 4 if interval == 2 else 0]
-    # Its own batches, drawn one after the other without the fifth.
+    return config
+
+
+def was_saved(config: RunConfig) -> bool:
+    return config.checkpoint.interval_steps == 2
+
+
+def test_a_skip_goes_back_to_the_last_checkpoint_or_to_the_start(skipping: RunConfig) -> None:
+    starts = json.loads((Path(skipping.run_folder) / "environment.json").read_text())
+    first_step = 4 if was_saved(skipping) else 0
+    assert [start["resumed_at_step"] for start in starts] == [0, first_step]
+    counts = [row["skipped_batches"] for row in rows(skipping) if "skipped_batches" in row]
+    # The row of step 4 was written before the skip, if the run went back to that step.
+    assert counts == [1.0] * (6 - first_step)
+
+
+def test_a_run_that_skips_a_batch_reads_the_others_one_after_the_other(
+    skipping: RunConfig, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a run whose text never had the batch."""
     leaving_out = make_config(run_folder=str(tmp_path / "left out"))
-    (tmp_path / "left out").mkdir()
-    draw, others = TrainingBatches.__getitem__, [0, 1, 2, 3, 5, 6]
+    draw = TrainingBatches.__getitem__
+    others = [0, 1, 2, 3, 5, 6]
     monkeypatch.setattr(TrainingBatches, "__getitem__", lambda own, n: draw(own, others[n]))
     train(leaving_out)
-    assert losses_of(leaving_out) == losses_of(config)
-    monkeypatch.setattr(TrainingBatches, "__getitem__", draw)
-    if interval == 2:
-        shutil.rmtree(list_checkpoints(config.run_folder)[0])
-        assert train(config) is Outcome.FINISHED
-        speeds = ("tokens_per_s", "peak_memory_gib", "crc32")
-        again = [
-            [{key: value for key, value in row.items() if key not in speeds} for row in each]
-            for each in (written, rows(config))
+    assert losses_of(leaving_out) == losses_of(skipping)
+
+
+def test_only_the_steps_after_a_skipped_batch_change(
+    skipping: RunConfig, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    undisturbed = make_config(run_folder=str(tmp_path / "undisturbed"))
+    train(undisturbed)
+    assert losses_of(skipping)[:4] == losses_of(undisturbed)[:4]
+    assert losses_of(skipping)[4] != losses_of(undisturbed)[4]
+
+
+def test_a_resumed_run_skips_the_same_batch(skipping: RunConfig) -> None:
+    if not was_saved(skipping):
+        pytest.skip("there is no checkpoint to resume from")
+    speeds = ("tokens_per_s", "peak_memory_gib", "crc32")
+
+    def lasting_numbers() -> list[dict]:
+        return [
+            {name: value for name, value in row.items() if name not in speeds}
+            for row in rows(skipping)
         ]
-        assert again[0] == again[1]
+
+    before = lasting_numbers()
+    shutil.rmtree(list_checkpoints(skipping.run_folder)[0])
+    assert train(skipping) is Outcome.FINISHED
+    assert lasting_numbers() == before
 
 
 def test_no_more_batches_are_left_out_than_allowed(
