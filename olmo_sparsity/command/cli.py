@@ -202,9 +202,9 @@ def experiment(options: argparse.Namespace) -> int:
 def losses(options: argparse.Namespace) -> int:
     keywords = given_options(options, arguments.measured_losses())
     if len(options.models) == 1 and not keywords:
-        from olmo_sparsity.training import run_folder
+        from olmo_sparsity.training import curves
 
-        print(run_folder.loss_table(options.models[0]))
+        print(curves.loss_table(options.models[0]))
         return 0
     from olmo_sparsity.analysis.report.losses_page import write_losses
     from olmo_sparsity.analysis.scoring.losses_by_place import LossesRequest, read_losses
@@ -360,7 +360,7 @@ def figure(options: argparse.Namespace) -> int:
 
     labels = options.labels.split(",") if options.labels else None
     if all((Path(folder) / "metrics.jsonl").is_file() for folder in options.results):
-        from olmo_sparsity.training.run_folder import draw_curves
+        from olmo_sparsity.training.curves import draw_curves
 
         draw_curves(options.results, Path(options.out), labels)
     elif len(options.results) == 1 and draw_folder(options.results[0], options.out):

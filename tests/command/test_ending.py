@@ -17,7 +17,7 @@ import torch
 
 from olmo_sparsity.base.errors import UserError, is_out_of_memory
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.training import run_folder
+from olmo_sparsity.training import curves
 from tests.conftest import running
 
 REAL_FULL_DISK = Path("/dev/full")
@@ -28,7 +28,7 @@ PRINTING = [
     "-c",
     "import sys, types\n"
     "table = types.SimpleNamespace(loss_table=lambda run: 'a table')\n"
-    "sys.modules['olmo_sparsity.training.run_folder'] = table\n"
+    "sys.modules['olmo_sparsity.training.curves'] = table\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['losses', 'run'])",
 ]
@@ -56,7 +56,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     """Makes `losses` raise an error."""
 
     def raising(error: BaseException) -> None:
-        monkeypatch.setattr(run_folder, "loss_table", Mock(side_effect=error))
+        monkeypatch.setattr(curves, "loss_table", Mock(side_effect=error))
 
     return raising
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.run_folder import Metrics, loss_table, read_metrics
+from olmo_sparsity.training.run_folder import Metrics, read_metrics
 from tests.conftest import MakeConfig
 
 
