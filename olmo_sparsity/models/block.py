@@ -51,21 +51,26 @@ class PositionedBlock(OLMoSequentialBlock):
 
     def _replace_upstream_parts(self, config: ModelConfig) -> None:
         """Replace what upstream has for heads of another width, other biases, other norms."""
-        width, keys = config.effective_head_width, config.effective_n_kv_heads
-        of_queries = config.n_heads * width
-        own_width = of_queries != config.d_model
-        if own_width or config.qkv_bias:
-            bias, device = config.include_bias, config.init_device
-            self.fused_dims = (of_queries, keys * width, keys * width)
-            projected = sum(self.fused_dims)
+        head_width = config.effective_head_width
+        num_key_heads = config.effective_n_kv_heads
+        query_width = config.n_heads * head_width
+        key_width = num_key_heads * head_width
+        has_other_width = query_width != config.d_model
+        if has_other_width or config.qkv_bias:
+            has_bias = config.include_bias
+            device = config.init_device
+            self.fused_dims = (query_width, key_width, key_width)
             self.att_proj = nn.Linear(
-                config.d_model, projected, bias=bias or config.qkv_bias, device=device
+                config.d_model,
+                sum(self.fused_dims),
+                bias=has_bias or config.qkv_bias,
+                device=device,
             )
-            self.attn_out = nn.Linear(of_queries, config.d_model, bias=bias, device=device)
-        if config.attention_layer_norm and (own_width or config.attention_norm_per_head):
+            self.attn_out = nn.Linear(query_width, config.d_model, bias=has_bias, device=device)
+        if config.attention_layer_norm and (has_other_width or config.attention_norm_per_head):
             affine = config.attention_layer_norm_with_affine
-            for name, num_heads in (("q_norm", config.n_heads), ("k_norm", keys)):
-                size = width * (1 if config.attention_norm_per_head else num_heads)
+            for name, num_heads in (("q_norm", config.n_heads), ("k_norm", num_key_heads)):
+                size = head_width if config.attention_norm_per_head else head_width * num_heads
                 norm = LayerNormBase.build(self.config, size=size, elementwise_affine=affine)  # type: ignore[arg-type] # the same fields
                 setattr(self, name, norm)
 
@@ -78,6 +83,7 @@ class PositionedBlock(OLMoSequentialBlock):
         bias: Tensor | None,
         documents: Documents | None = None,
     ) -> Tensor:
+        """Return the block's output, for inputs and tables of the same places."""
         norm_after = self.config.norm_after
         q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
         if bias is not None:
@@ -95,9 +101,10 @@ class PositionedBlock(OLMoSequentialBlock):
         return x + self.dropout(self.ff_norm(h) if norm_after else h)
 
     def _project(self, h: Tensor, tables: RotaryTables | None) -> tuple[Tensor, Tensor, Tensor]:
-        """q_BHLK, k_BHLK and v_BHLK; queries and keys normed and rotated."""
+        """Return q_BHLK, k_BHLK and v_BHLK; queries and keys are normed and rotated."""
         config = self.config
-        projected, limit = self.att_proj(h), config.clip_qkv
+        projected = self.att_proj(h)
+        limit = config.clip_qkv
         if limit is not None:
             projected = projected.clamp(-limit, limit)
         q, k, v = (
@@ -105,7 +112,8 @@ class PositionedBlock(OLMoSequentialBlock):
             for part in projected.split(self.fused_dims, dim=-1)
         )
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._norm(self.q_norm, q).to(v.dtype), self._norm(self.k_norm, k).to(v.dtype)
+            q = self._norm(self.q_norm, q).to(v.dtype)
+            k = self._norm(self.k_norm, k).to(v.dtype)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if tables is None or not self.rotates:
             return q, k, v
@@ -121,7 +129,7 @@ class PositionedBlock(OLMoSequentialBlock):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
     ) -> Tensor:
-        """Attention: causal, or as `bias` says."""
+        """Return attention: causal, or as `bias` says."""
         if self.config.scales_queries:
             q = self.scale_queries(q, count_keys(q.shape[2], k.shape[2], q.device))
         if self.attention_record is not None:

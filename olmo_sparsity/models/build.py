@@ -18,31 +18,46 @@ if TYPE_CHECKING:
 
 
 def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
+    """Return a new model with random weights."""
     if config.vocab_size < 1:
-        raise ConfigError(f"model.vocab_size={config.vocab_size} must be at least 1")
+        raise ConfigError(
+            f"model.vocab_size={config.vocab_size} must be at least 1; a run takes it from its "
+            "tokenizer"
+        )
     if config.architecture == "olmo":
         from olmo_sparsity.models.olmo import PositionedOLMo
 
         return PositionedOLMo(config)
     model = HuggingFaceLM(build_theirs(config))
-    forget(model)  # its random weights, with which it was tried
+    forget(model)  # the state of its random weights, with which it was tried
     return model
 
 
-# Other fields of ModelConfig must have the value that the family has, or their default.
 _READ = {
-    *("architecture", "mlp_ratio", "mlp_hidden_size", "rope_theta", "rope_scaling", "init_std"),
-    *("attention_dropout", "embedding_size", "eos_token_id", "pad_token_id"),
+    "architecture",
+    "attention_dropout",
+    "embedding_size",
+    "eos_token_id",
+    "init_std",
+    "mlp_hidden_size",
+    "mlp_ratio",
+    "pad_token_id",
+    "rope_scaling",
+    "rope_theta",
 }
+"""Fields that a model of transformers takes as they are. Others must have the value that the family
+has, or their default."""
 
 
 def build_theirs(config: ModelConfig) -> PreTrainedModel:
-    """A new model of transformers; a field that it cannot express is rejected by name."""
+    """Return a new model of transformers; reject a field that it cannot express by name."""
     import transformers
 
     family = FAMILIES[config.architecture]
     read = _READ | set(family.settings)
-    allowed: dict[str, tuple[Any, ...]] = {k: (v,) for k, v in family.fields().items()}
+    allowed: dict[str, tuple[Any, ...]] = {
+        name: (value,) for name, value in family.fields().items()
+    }
     if family.is_neox:
         read |= {"rotary_fraction", "embedding_dropout"}
         allowed |= {
@@ -55,7 +70,11 @@ def build_theirs(config: ModelConfig) -> PreTrainedModel:
     else:
         allowed["bias_for_layer_norm"] = (None, False)
     for item in fields(config):
-        value, values = getattr(config, item.name), allowed.get(item.name, (item.default,))
+        value = getattr(config, item.name)
+        values = allowed.get(item.name, (item.default,))
         if item.name not in read and value not in values:
-            raise ConfigError(f"model.{item.name}={value}: {config.architecture} has {values[0]}")
-    return getattr(transformers, family.class_name)(transformers_config(config, family))
+            raise ConfigError(
+                f"model.{item.name}={value}: {config.architecture} has {values[0]}; omit it"
+            )
+    model_class = getattr(transformers, family.class_name)
+    return model_class(transformers_config(config, family))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
-    """Write a checkpoint (or a run's latest) as a Hugging Face folder; returns its class name."""
+    """Write a checkpoint (or a run's latest) as a Hugging Face folder. Return its class name."""
     folder = find_folder(str(checkpoint))
     if (folder / "config.json").is_file():
         raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")
@@ -74,13 +74,14 @@ def check_exportable(config: ModelConfig) -> None:
 def hugging_face_model(
     config: ModelConfig, weights: Mapping[str, Tensor], origin: str
 ) -> PreTrainedModel:
-    """Its weights are views of these, which may be mapped files, so that they are not copied."""
+    """Return the model of transformers with these weights. Of OLMo's it has views, as they may be
+    mapped files, which are not copied into memory."""
     import transformers
 
     if config.architecture != "olmo":
-        own: Any = build_model(config)
-        fill(own, weights, origin)
-        return own.model
+        wrapped: Any = build_model(config)
+        fill(wrapped, weights, origin)
+        return wrapped.model
     family = family_of(computation_of(config))
     model_class = getattr(transformers, family.class_name)
     with torch.device("meta"):
@@ -89,11 +90,13 @@ def hugging_face_model(
     check_fit(model.state_dict(keep_vars=True), theirs, origin)
     model.load_state_dict(theirs, assign=True, strict=False)
     model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # has no memory yet
+    # Its buffers are still on the meta device, and no weight fills them.
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     return model
 
 
 def hugging_face_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a run as a transformers object, with its special tokens."""
     from transformers import PreTrainedTokenizerFast
 
     # An ordinary token must not be declared special, or decoding would drop it.
@@ -108,8 +111,8 @@ def hugging_face_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> PreTrai
 
 
 def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
-    """The weights of `build_model(config)`, from a checkpoint or run of ours, or a Hugging Face
-    folder of one of FAMILIES; each is read when it is looked up."""
+    """Return the weights of `build_model(config)`, from a checkpoint or run of ours, or a Hugging
+    Face folder of one of FAMILIES; each is read when it is looked up."""
     implied = ModelConfig(**config_of(source))
     _check_angles(implied, config, source)
     theirs = computation_of(implied)
@@ -120,8 +123,10 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
             theirs[name] = ours[name]
     for name, value in ours.items():
         if theirs.get(name) != value:
-            both = f"model.{name}={theirs.get(name)}, this run {value}"
-            raise ConfigError(f"init_from='{source}' has {both}")
+            raise ConfigError(
+                f"init_from='{source}' has model.{name}={theirs.get(name)}, this run {value}; set "
+                "it alike"
+            )
     if config.architecture != "olmo":
         return _transformers_weights(find_folder(source))
     folder = find_folder(source)
@@ -142,18 +147,24 @@ def _transformers_weights(folder: Path) -> Mapping[str, Tensor]:
 
 
 def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
-    """To reach a greater length, a run may scale RoPE or raise its base. What it leaves out is
-    rejected, as a forgotten setting would be."""
+    """Reject a run that lowers RoPE's base, or leaves out the scaling of its source: a forgotten
+    setting. To reach a greater length, a run may scale RoPE or raise its base."""
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
-        least = f"must be at least {float(theirs.rope_theta)}, as in init_from='{source}'"
-        raise ConfigError(f"model.rope_theta={ours.rope_theta} {least}")
+        raise ConfigError(
+            f"model.rope_theta={ours.rope_theta} must be at least {float(theirs.rope_theta)}, as "
+            f"in init_from='{source}'"
+        )
     if ours.rope and theirs.rope_scaling and not ours.rope_scaling:
-        raise ConfigError(f"init_from='{source}' scales RoPE ({_in_words(theirs)}), not this run")
+        raise ConfigError(
+            f"init_from='{source}' scales RoPE ({_in_words(theirs)}), not this run; set "
+            "positions.scaling"
+        )
 
 
 def change_of_angles(source: str, config: ModelConfig) -> str:
     """Describe what a run changes of its source's RoPE; empty if nothing."""
-    before, after = _in_words(ModelConfig(**config_of(source))), _in_words(config)
+    before = _in_words(ModelConfig(**config_of(source)))
+    after = _in_words(config)
     return "" if before == after else f"; changes its RoPE: {before} → {after}"
 
 
@@ -161,12 +172,15 @@ def _in_words(config: ModelConfig) -> str:
     if not config.rope:
         return "none"
     scaling = config.rope_scaling or {"rope_type": "none"}
-    more = "".join(f", {name} {value:g}" for name, value in sorted(scaling.items())[:-1])
-    return f"base {float(config.rope_theta):g}, scaling {scaling['rope_type']}{more}"
+    words = f"base {float(config.rope_theta):g}, scaling {scaling['rope_type']}"
+    for name, value in sorted(scaling.items()):
+        if name != "rope_type":
+            words += f", {name} {value:g}"
+    return words
 
 
 def config_of(source: str) -> dict[str, Any]:
-    """The fields of ModelConfig that a source of weights implies."""
+    """Return the fields of ModelConfig that a source of weights implies."""
     folder = find_folder(source)
     if not (folder / "config.json").is_file():
         return dict(vars(load_saved_config(folder / "config.yaml").model))
@@ -181,43 +195,53 @@ def config_of(source: str) -> dict[str, Any]:
 
 
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
+    """Return the fields of ModelConfig for a config of transformers; reject a setting that they
+    cannot express."""
     family = FAMILIES.get(theirs.model_type)
     if family is None:
         raise ConfigError(f"init_from='{source}' is {theirs.model_type}, not {', '.join(FAMILIES)}")
-    get = theirs.to_dict().get
-    rope = get("rope_parameters") or {}
+    settings = theirs.to_dict()
+    rope = settings.get("rope_parameters") or {}
     required = family.required | {"quantization_config": None}
-    found = {name: get(name, wanted) for name, wanted in required.items()}
-    if theirs.model_type == "olmo3":  # only layers without a window scale their angles
-        found |= {"layer_types": theirs.layer_types, "rope_parameters": rope["sliding_attention"]}
-        rope, num_layers = rope["full_attention"], theirs.num_hidden_layers
+    actual = {name: settings.get(name, value) for name, value in required.items()}
+    if theirs.model_type == "olmo3":
+        # Only layers without a window scale their angles.
+        actual |= {"layer_types": theirs.layer_types, "rope_parameters": rope["sliding_attention"]}
+        rope = rope["full_attention"]
         config_class: Any = type(theirs)
-        usual = config_class(num_hidden_layers=num_layers)
+        usual = config_class(num_hidden_layers=theirs.num_hidden_layers)
         plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
         required |= {"layer_types": usual.layer_types, "rope_parameters": plain}
-    if theirs.model_type == "smollm3":  # the layers may be listed one by one, too
+    if theirs.model_type == "smollm3":
+        # Layers without positions may be listed one by one, too, in any order.
         listed: Any = theirs
         interval = listed.no_rope_layer_interval
         places = range(1, theirs.num_hidden_layers + 1)
-        found["no_rope_layers"] = listed.no_rope_layers
+        actual["no_rope_layers"] = listed.no_rope_layers
         required["no_rope_layers"] = [int(place % interval != 0) for place in places]
-    natural = theirs.hidden_size // theirs.num_attention_heads
-    head_width = get("head_dim") or natural
-    partial = rope.get("partial_rotary_factor", 1.0)
+    usual_width = theirs.hidden_size // theirs.num_attention_heads
+    head_width = settings.get("head_dim") or usual_width
+    rotary_fraction = rope.get("partial_rotary_factor", 1.0)
     if "head_width" not in family.settings:
-        found["head_dim"], required["head_dim"] = head_width, natural
+        actual["head_dim"] = head_width
+        required["head_dim"] = usual_width
     if not family.is_neox:
-        found["partial_rotary_factor"], required["partial_rotary_factor"] = partial, 1.0
-    for name, wanted in required.items():
-        if found[name] != wanted:
-            raise ConfigError(f"init_from='{source}' has {name}={found[name]}, supported: {wanted}")
-    values = {ours: get(name) for ours, name in family.settings.items()}
+        actual["partial_rotary_factor"] = rotary_fraction
+        required["partial_rotary_factor"] = 1.0
+    for name, value in required.items():
+        if actual[name] != value:
+            raise ConfigError(
+                f"init_from='{source}' has {name}={actual[name]}, supported: {value}; take another "
+                "model"
+            )
+    values = {ours: settings.get(name) for ours, name in family.settings.items()}
     return values | {
+        # With SwiGLU, our width counts gate and value.
         "mlp_hidden_size": theirs.intermediate_size * (1 if family.is_neox else 2),
         "rope_theta": rope["rope_theta"],
         "rope_scaling": from_rope_parameters(rope, source),
-        "rotary_fraction": partial,
-        "head_width": None if head_width == natural else head_width,
+        "rotary_fraction": rotary_fraction,
+        "head_width": None if head_width == usual_width else head_width,
         **family.fields(),
     }
 

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
+    """A family of transformers, in terms of our config and weights."""
+
     class_name: str
-    """Of transformers."""
+    """Its class in transformers."""
 
     fixed: dict[str, Any]
     """Our fields; the fields that distinguish families come first."""
@@ -35,6 +37,7 @@ class Family:
     """Settings of theirs that have a counterpart with this value only, or if they are absent."""
 
     norms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our norms of a layer, and theirs."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of ours that have one value in this family."""
@@ -172,11 +175,12 @@ def family_of(computation: Mapping[str, Any]) -> Family:
     field in which the closest one differs. `computation`: of `exchange.computation_of`."""
 
     def num_alike(family: Family) -> int:
-        required = list(family.fields().items())
-        differing = [
-            place for place, (name, value) in enumerate(required) if computation[name] != value
-        ]
-        return min(differing, default=len(required) + 1)
+        """Count the fields before the first one in which a family differs."""
+        required = family.fields()
+        for place, (name, value) in enumerate(required.items()):
+            if computation[name] != value:
+                return place
+        return len(required) + 1
 
     families = [family for family in FAMILIES.values() if "architecture" not in family.fixed]
     closest = max(families, key=num_alike)
@@ -211,14 +215,17 @@ _BY_CODE = {
 
 
 def mlp_width(config: ModelConfig) -> int:
+    """Return the width of the feed-forward layer; with SwiGLU it counts gate and value."""
     return config.mlp_hidden_size or config.mlp_ratio * config.d_model
 
 
 def embedding_rows(config: ModelConfig) -> int:
+    """Return the number of rows of the embedding, which may be more than there are tokens."""
     return config.embedding_size or config.vocab_size
 
 
 def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig:
+    """Return the config of transformers for a model of this family."""
     import transformers
 
     values = vars(config) | {
@@ -226,7 +233,8 @@ def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig
         "vocab_size": embedding_rows(config),
         "head_width": config.effective_head_width,
     }
-    settings = {theirs: values[ours] for ours, theirs in family.settings.items()} | {
+    settings = {theirs: values[ours] for ours, theirs in family.settings.items()}
+    settings |= {
         # OLMo: with SwiGLU the width counts gate and value; GPT-NeoX has GELU.
         "intermediate_size": mlp_width(config) // (1 if family.is_neox else 2),
         "hidden_act": "gelu" if family.is_neox else "silu",
@@ -239,8 +247,10 @@ def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig
     }
     if config.architecture == "olmo3":  # only its layers without a window scale their angles
         plain = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
-        both = {"full_attention": settings["rope_parameters"], "sliding_attention": plain}
-        settings["rope_parameters"] = both
+        settings["rope_parameters"] = {
+            "full_attention": settings["rope_parameters"],
+            "sliding_attention": plain,
+        }
     if family.is_neox:
         settings["hidden_dropout"] = config.residual_dropout
         settings["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction
@@ -249,17 +259,17 @@ def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig
 
 # --- weights --------------------------------------------------------------------------------------
 
-# Our weight → theirs; several of theirs are rows of ours, in this order.
 _BLOCK = {
     "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attn_out": ("self_attn.o_proj",),
     "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
     "ff_out": ("mlp.down_proj",),
 }
+"""Our weights of a layer, and theirs. Several of theirs are rows of ours, in this order."""
 
 
 def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Maps each weight of ours to the weights of theirs that hold its rows."""
+    """Return for each weight of ours the weights of theirs that hold its rows."""
     names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
     for layer in range(config.n_layers):
         of_layer = {f"{ours}.weight": theirs for ours, theirs in {**_BLOCK, **family.norms}.items()}
@@ -278,7 +288,7 @@ def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _biases_of_outputs(family: Family, config: ModelConfig) -> list[str]:
-    """What `attention_bias` adds next to our biases."""
+    """Return the biases that `attention_bias` adds to theirs, and that we do not have."""
     if not config.qkv_bias or family.settings.get("qkv_bias") != "attention_bias":
         return []
     return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(config.n_layers)]
@@ -287,13 +297,17 @@ def _biases_of_outputs(family: Family, config: ModelConfig) -> list[str]:
 def to_hugging_face(
     weights: Mapping[str, Tensor], family: Family, config: ModelConfig
 ) -> dict[str, Tensor]:
-    keys = config.effective_n_kv_heads * config.effective_head_width
-    queries = config.n_heads * config.effective_head_width
+    """Return weights of ours under their names, as views."""
+    key_width = config.effective_n_kv_heads * config.effective_head_width
+    query_width = config.n_heads * config.effective_head_width
     theirs: dict[str, Tensor] = {}
     for ours, names in _names(family, config).items():
-        whole, of = weights[ours], ours.split(".")[-2]
-        sizes = [queries, keys, keys] if of == "att_proj" else [len(whole) // len(names)]
-        theirs |= zip(names, whole.split(sizes if len(sizes) > 1 else sizes[0]), strict=True)
+        weight = weights[ours]
+        if ".att_proj." in ours:
+            parts = weight.split([query_width, key_width, key_width])
+        else:
+            parts = weight.split(len(weight) // len(names))
+        theirs |= zip(names, parts, strict=True)
     for name in _biases_of_outputs(family, config):
         theirs[name] = torch.zeros(config.d_model)
     return theirs
@@ -303,14 +317,18 @@ class FromHuggingFace(Mapping[str, Tensor]):
     """Our weights, in fp32, each made of theirs when it is looked up."""
 
     def __init__(self, theirs: Mapping[str, Tensor], family: Family, config: ModelConfig) -> None:
-        self.theirs, self.names = theirs, _names(family, config)
-        zeros = _biases_of_outputs(family, config)
-        for name in (*zeros, *chain(*self.names.values())):
+        self.theirs = theirs
+        self.names = _names(family, config)
+        output_biases = _biases_of_outputs(family, config)
+        for name in (*output_biases, *chain(*self.names.values())):
             if name not in theirs:
-                raise DataError(f"init_from lacks the weight {name}")
-        for name in zeros:
+                raise DataError(f"init_from lacks the weight {name}; download it again")
+        for name in output_biases:
             if theirs[name].count_nonzero():
-                raise ConfigError(f"{name} is not 0, and model.qkv_bias has no bias there")
+                raise ConfigError(
+                    f"init_from: {name} is not 0, and model.qkv_bias has no bias there; take "
+                    "another model"
+                )
 
     def __getitem__(self, name: str) -> Tensor:
         return torch.cat([self.theirs[part].float() for part in self.names[name]])

@@ -61,18 +61,21 @@ class RMSNorm(RMSLayerNorm):
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Without gradients."""
+    """Return RMSNorm of x, without gradients."""
     scaled, _ = _scale(x.to(weight_D.dtype), eps)
     return scaled.mul_(weight_D)
 
 
 def _scale(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return x divided by its root mean square, and the inverse of that."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     inverse = (norm.square() / x.shape[-1] + eps).rsqrt()
     return x * inverse, inverse
 
 
 class _RMSNorm(torch.autograd.Function):
+    """RMSNorm that keeps the scaled input for the backward pass, and not each step's result."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         scaled, inverse = _scale(x.to(weight_D.dtype), eps)
@@ -103,7 +106,8 @@ def first_query_scale(length: int) -> float:
 
 
 def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
-    """bias_BHLK: upstream's slopes times the distance between position IDs; causal by place."""
+    """Return bias_BHLK: upstream's slopes times the distance between position IDs. It hides later
+    places, whatever their position IDs."""
     num_keys = positions_BK.shape[1]
     heads = torch.arange(1, config.n_heads + 1, device=positions_BK.device, dtype=torch.float)
     slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)

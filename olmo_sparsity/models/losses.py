@@ -32,15 +32,15 @@ def rows_per_chunk(vocab_size: int, device: torch.device, compiled: bool = False
 
 
 class LanguageModel(Protocol):
-    """Common interface of PositionedOLMo and HuggingFaceLM."""
+    """The common interface of PositionedOLMo and HuggingFaceLM."""
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits, including padding."""
+        """Return the width of the logits, including padding."""
 
     @property
     def device(self) -> torch.device:
-        """Device of the inputs."""
+        """Return the device of the inputs."""
 
     @property
     def reach(self) -> int | None:
@@ -50,10 +50,12 @@ class LanguageModel(Protocol):
     def embedding(self) -> nn.Embedding: ...
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        """weight_VD and bias_V of the last linear map."""
+        """Return weight_VD and bias_V of the last linear map."""
 
     @property
-    def logit_scale(self) -> float: ...
+    def logit_scale(self) -> float:
+        """Return the factor of logits after the last linear map."""
+
     def hidden(
         self,
         tokens_BL: Tensor,
@@ -65,13 +67,14 @@ class LanguageModel(Protocol):
         distant: DistantStates | None = None,
         last: int | None = None,
     ) -> Tensor:
-        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
-        attention scores of L places over K, and replaces the causal mask. `documents`: places
-        attend to their own document only. `added_BLD` is added to the token embeddings. Places also
-        attend to `distant`, states of earlier places. `last`: return only the last places."""
+        """Return hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added
+        to the attention scores of L places over K, and replaces the causal mask. `documents`:
+        places attend to their own document only. `added_BLD` is added to the token embeddings.
+        Places also attend to `distant`, states of earlier places. `last`: return only the last
+        places."""
 
     def unembed(self, hidden: Tensor) -> Tensor:
-        """(…, D) → logits (…, V)."""
+        """Return logits (…, V) of hidden states (…, D)."""
 
     def distant_states(
         self,
@@ -80,23 +83,23 @@ class LanguageModel(Protocol):
         at_once: int | None = None,
         before: DistantStates | None = None,
     ) -> DistantStates:
-        """Keys, values and last states of all places, each seeing those before it. `at_once`: how
-        many places are computed together (default: all). `before`: states of what precedes these
-        places, which become part of the result."""
+        """Return keys, values and last states of all places, each seeing those before it.
+        `at_once`: how many places are computed together (default: all). `before`: states of what
+        precedes these places, which become part of the result."""
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
-        """Whether rows of `length` places attend to `num_distant` distant places without copies of
-        them."""
+        """Return whether rows of `length` places attend to `num_distant` distant places without
+        copies of them."""
 
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """weights_BHK: attention from the last place to the places of `distant` and of the row, by
-        the heads of all layers."""
+        """Return weights_BHK: attention from the last place to the places of `distant` and of the
+        row, by the heads of all layers."""
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        """Whether a backward pass through this many tokens computes activations again. `num_keys`:
-        to how many places each of them attends, if attention scores are kept."""
+        """Return whether a backward pass through this many tokens computes activations again.
+        `num_keys`: to how many places each of them attends, if attention scores are kept."""
 
 
 @torch.no_grad()
@@ -107,27 +110,25 @@ def token_losses(
     labels_BL: Tensor,
     documents: Documents | None = None,
 ) -> Tensor:
-    """nll_BL in nats, fp32; 0 where the label is IGNORED."""
+    """Return nll_BL in nats, fp32; 0 where the label is IGNORED."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     chunk = rows_per_chunk(model.vocab_size, hidden_ND.device)
     # Ignored places are computed, too: to leave them out, the host would wait for their number.
-    nll = [
-        F.cross_entropy(
-            model.unembed(hidden_CD).float(), labels_C, ignore_index=IGNORED, reduction="none"
-        )
-        for hidden_CD, labels_C in zip(
-            hidden_ND.split(chunk), labels_BL.flatten().split(chunk), strict=True
-        )
-    ]
+    label_chunks = labels_BL.flatten().split(chunk)
+    nll = []
+    for hidden_CD, labels_C in zip(hidden_ND.split(chunk), label_chunks, strict=True):
+        logits_CV = model.unembed(hidden_CD).float()
+        nll_C = F.cross_entropy(logits_CV, labels_C, ignore_index=IGNORED, reduction="none")
+        nll.append(nll_C)
     return torch.cat(nll).view_as(labels_BL)
 
 
 def repetition_losses(
     losses: Callable[[Tensor, Tensor, Tensor], Tensor], passages_BL: Tensor
 ) -> Tensor:
-    """nll_B2: mean loss on each passage and on its repetition in the same context. `losses` gives
-    nll_BL of (tokens_BL, positions_BL, labels_BL). The first token of a passage is left out, as it
-    has no context the first time."""
+    """Return nll_B2: the mean loss on each passage and on its repetition in the same context.
+    `losses` gives nll_BL of (tokens_BL, positions_BL, labels_BL). The first token of a passage is
+    left out, as it has no context the first time."""
     length = passages_BL.shape[1]
     tokens_BL = passages_BL.repeat(1, 2)
     labels_BL = tokens_BL.roll(-1, 1)
@@ -141,7 +142,7 @@ def place_edges(length: int) -> list[int]:
     """Return the edges of four ranges of places, each of which ends where the next, twice as long,
     begins: 0, 128, 256, 512, 1024 of 1,024. A model that uses its context loses least in the
     last."""
-    return [0, *(length // 2**halvings for halvings in (3, 2, 1)), length]
+    return [0, length // 8, length // 4, length // 2, length]
 
 
 OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float, float], tuple[Tensor, Tensor]]
@@ -149,7 +150,8 @@ OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float, float], tuple[
 
 
 def compile_losses() -> OfChunk:
-    """`_losses_of_chunk` as one graph for any number of rows: the last chunk has fewer."""
+    """Return `_losses_of_chunk` as one compiled graph for any number of rows: the last chunk has
+    fewer."""
     compiled = torch.compile(_losses_of_chunk, dynamic=False)
 
     def of_chunk(

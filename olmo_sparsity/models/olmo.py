@@ -28,10 +28,11 @@ from olmo_sparsity.models.rope import rotary_tables, rotated_width
 
 @contextmanager
 def _same_kernels() -> Iterator[None]:
-    """OLMo: switches one off for the process; here: it is as before, since memory-efficient
-    attention is the only fused one that takes a bias (ALiBi)."""
+    """Leave the choice of kernels as it was. Upstream switches memory-efficient attention off for
+    the whole process, the only fused one that takes a bias (ALiBi)."""
     cuda = torch.backends.cuda
-    flash, efficient = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+    flash = cuda.flash_sdp_enabled()
+    efficient = cuda.mem_efficient_sdp_enabled()
     try:
         yield
     finally:
@@ -57,7 +58,8 @@ class PositionedOLMo(InferringOLMo):
         for parent in list(self.modules()):
             for name, norm in parent.named_children():
                 if type(norm) is RMSLayerNorm:  # the same parameters, another forward
-                    (size,), affine = norm.normalized_shape, norm.weight is not None
+                    (size,) = norm.normalized_shape
+                    affine = norm.weight is not None
                     parent.add_module(name, RMSNorm(self.config, size, affine))  # type: ignore[arg-type] # the same fields
         if init_params:
             self.reset_parameters()
@@ -98,8 +100,10 @@ class PositionedOLMo(InferringOLMo):
             assert added_BLD is None
             last = last or tokens_BL.shape[1]
             return self.last_hidden(tokens_BL, positions_BL, attention_bias, last, distant)
-        plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
-        if last is not None and plain and documents is None:
+        # Without gradients and dropout, `last_hidden` gives the same in less time.
+        is_inference = not torch.is_grad_enabled() and not self.training
+        is_plain = added_BLD is None and documents is None
+        if last is not None and is_inference and is_plain:
             return self.last_hidden(tokens_BL, positions_BL, attention_bias, last)
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
@@ -113,12 +117,14 @@ class PositionedOLMo(InferringOLMo):
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
         recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel())
         for number, block in enumerate(self.blocks):
+            inputs = (x, tables, attention_bias, documents)
             if recomputes and number % self.checkpoint_every == 0:
-                given = (x, tables, attention_bias, documents)
-                x = checkpoint(block, *given, use_reentrant=False)
+                x = checkpoint(block, *inputs, use_reentrant=False)
             else:
-                x = block(x, tables, attention_bias, documents)
-        return self.transformer.ln_f(x if last is None else x[:, -last:])
+                x = block(*inputs)
+        if last is not None:
+            x = x[:, -last:]
+        return self.transformer.ln_f(x)
 
     @torch.no_grad()
     def last_attention(
@@ -153,11 +159,18 @@ class PositionedOLMo(InferringOLMo):
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
+    """Reject what upstream's config can say and this model does not compute."""
     if config.block_type != "sequential":
         raise ConfigError(f"model.block_type={config.block_type} is not supported; use sequential")
     if config.init_fn not in ("normal", "mitchell", "full_megatron"):
-        raise ConfigError(f"model.init_fn={config.init_fn}: only normal, mitchell, full_megatron")
+        raise ConfigError(
+            f"model.init_fn={config.init_fn} is not supported; use normal, mitchell or "
+            "full_megatron"
+        )
     if config.rope and rotated_width(config) < 2:
-        raise ConfigError(f"model.rotary_fraction={config.rotary_fraction} rotates nothing")
+        raise ConfigError(
+            f"model.rotary_fraction={config.rotary_fraction} rotates nothing; raise it, or pass "
+            "--model.rope=false"
+        )
     if config.rope and rotated_width(config) < 4 and (config.rope_scaling or {}).get("rope_type"):
         raise ConfigError("positions.scaling needs at least two frequencies; widen the heads")

