@@ -359,6 +359,8 @@ def figure(options: argparse.Namespace) -> int:
     from olmo_sparsity.command.experiment import draw_folder
 
     labels = options.labels.split(",") if options.labels else None
+    if labels is not None and (not all(labels) or len(set(labels)) < len(labels)):
+        raise ConfigError(f"--labels={options.labels} must name each model, each otherwise")
     if all((Path(folder) / "metrics.jsonl").is_file() for folder in options.results):
         from olmo_sparsity.training.curves import draw_curves
 
@@ -389,8 +391,8 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
         try:
             results.append(read_results(folder))
         except DataError as error:
-            if not (Path(folder) / "identity.json").is_file():
-                raise  # no measurement was begun there
+            if len(folders) == 1 or not (Path(folder) / "identity.json").is_file():
+                raise  # nothing else is drawn, or no measurement was begun there
             say(f"{folder} is not drawn: {error}")
             missing.append(Missing(name, str(error)))
             last_error = error

@@ -137,7 +137,7 @@ class Connection:
                     say(f"{self.url}: {error}; trying again for {patience_s:g} s")
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
                 if time.monotonic() + wait_s > ends:
-                    raise ServerGone(f"{self.url} did not reply ({error}); start it") from None
+                    raise ServerGone(f"{self.url} {_problem(error)}") from None
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
@@ -224,6 +224,13 @@ class Connection:
         if not self._has_said:
             self._has_said = True
             say(line)
+
+
+def _problem(error: _NoReply) -> str:
+    """Return what was wrong with all replies to a request, or that there were none."""
+    if error.is_lost:
+        return f"did not reply ({error}); start it"
+    return f"did not reply as it should ({error}); see its log, or raise --timeout or --patience"
 
 
 def _headers() -> dict[str, str]:

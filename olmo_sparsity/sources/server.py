@@ -154,7 +154,9 @@ class Server:
             if len(log_p) != len(sent):
                 raise ValueError(f"{len(log_p)} numbers of {len(sent)} tokens")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            reason = f"{safe(repr(error))[:100]}; {REQUIRED}"
+            # Only the messages of ValueErrors say what is wrong with a reply.
+            cause = error if isinstance(error, ValueError) else "its reply has another form"
+            reason = f"{safe(cause)[:100]}; {REQUIRED}"
             problem = f"returns no log-probabilities of the prompt ({reason})"
             raise self._connection.refused(problem) from None
         # A server that has named a request once names all of them.

@@ -117,7 +117,7 @@ def open_documents(
             tally=tally,
         )
     if not documents:
-        of_length = f" of {min_tokens=}" if min_tokens else ""
+        of_length = f" of {min_tokens:,} tokens or more" if min_tokens else ""
         left_out = f": left out {tally.describe()}" if tally.left_out else ""
         raise DataError(f"{name} holds no documents{of_length}{left_out}")
     num_training = tally.left_out.get(TRAINED_ON, 0)
@@ -350,7 +350,7 @@ def _read(
             progress.update(len(documents), tokens=f"{num_tokens:,}")
             if limit is not None and len(documents) >= limit:
                 break
-        if least:
+        if least and documents:
             progress.note(
                 _describe_choice(
                     name, limit=limit, num_long=len(documents), num_read=num_read, least=least

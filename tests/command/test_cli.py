@@ -75,6 +75,8 @@ def test_mistakes_in_a_run(
         (["report", "x", "--out", "r.pdf"], "must end in .html"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
         (["figure", "study/results", "--out", "x.png"], "holds no measurement"),
+        (["figure", "x", "y", "--labels", "a,a", "--out", "x.png"], "--labels=a,a must name each"),
+        (["figure", "x", "y", "--labels", ",", "--out", "x.png"], "--labels=, must name each"),
         (["explain", "demo", "--text", "x.jsonl", "--field", "a"], "--text=x.jsonl with --field"),
         (["explain", "demo", "--prompt", "x", "--field", "a"], "--field=a is of --text FILE:N"),
         (["measure", "demo", "--out", "y", "--speed", "h100"], "--speed=h100 is of --dry-run"),

@@ -286,6 +286,13 @@ def test_a_server_that_never_replied_is_not_waited_for(
     server.start()
 
 
+@pytest.mark.parametrize("fault", ["429", "503"])
+def test_a_server_that_replied_is_not_called_silent(fault: str, servers: list[FakeServer]) -> None:
+    servers.append(server := FakeServer(TOKENIZER, fault=lambda number: fault))
+    with pytest.raises(DataError, match=r"did not reply as it should .*; see its log"):
+        opened(server, patience_s=0.05)
+
+
 @pytest.mark.parametrize("num", [2, 6, 16, 40])
 def test_two_servers_share_the_prompts_and_one_is_enough(
     num: int, servers: list[FakeServer]

@@ -363,7 +363,7 @@ def test_documents_are_chosen_by_their_length_from_as_many_as_it_takes(
     assert [d.number for d in documents] == [0, 1, 2]
     assert len(taken) < 12
     assert len(open_documents(every, model, min_tokens=9)) == 4
-    with pytest.raises(DataError, match="no documents of min_tokens=31"):
+    with pytest.raises(DataError, match="no documents of 31 tokens or more"):
         open_documents(every, model, min_tokens=31)
     lengths = [len(heldout.document(number)) for number in range(len(heldout))]
     least = sorted(lengths)[-20]

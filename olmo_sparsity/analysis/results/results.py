@@ -179,6 +179,11 @@ def read_results(folder: str | Path) -> Results:
     if (folder / "accuracy.parquet").exists():
         raise DataError(f"{folder} holds results of a task; only `figure` draws them")
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
+        if (folder / "metrics.jsonl").exists():
+            raise DataError(
+                f"{folder} is a training run, not a measurement; pass the folder of `measure`, or "
+                "runs alone to `figure`"
+            )
         raise DataError(f"{folder} holds no measurement, and no run that made a step")
     if not (folder / MANIFEST).exists():
         remedy = "run the same `measure` command again, or with --partial"

@@ -84,6 +84,10 @@ def test_a_damaged_file_is_named(
 def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no measurement"):
         read_results(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(DataError, match="is a training run, not a measurement"):
+        read_results(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
     parts = Parts(tmp_path, IDENTITY)
     write(parts, 0)
     parts.flush()

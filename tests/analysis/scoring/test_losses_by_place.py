@@ -108,7 +108,7 @@ def test_checkpoints_read_on_different_documents_are_not_put_into_one_table() ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"length": 500}, "no documents of min_tokens=500"),
+        ({"length": 500}, "no documents of 500 tokens or more"),
         ({"text": make_texts(7)}, "7 documents have length=40"),
         ({"documents": 5}, "documents=5 must be at least 8"),
         ({"length": 8}, "length=8 must be at least 16"),
