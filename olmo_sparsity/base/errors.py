@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,9 @@ class UnreadableNowError(DataError):
 
 def unreadable(path: str | Path, error: Exception) -> DataError:
     """Return the error for a file that a library cannot read."""
+    # safetensors writes files that their owner alone may read, and then calls them missing.
+    if os.path.exists(path) and not os.access(path, os.R_OK):
+        return UnreadableNowError(path, "permission denied")
     return DataError(f"'{path}' cannot be read ({one_line(error)}); write or download it again")
 
 

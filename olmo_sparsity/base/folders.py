@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.base.conform import parse_json, with_crc
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError, refuse_half_characters
 from olmo_sparsity.base.files import (
     age_s,
     is_partial,
@@ -263,6 +263,7 @@ class WorkFolder:
 
     def create(self, *inner: str) -> None:
         """Create the folder and those inside it, without what killed processes left."""
+        refuse_half_characters(str(self.path), self.setting)  # Parquet's library needs UTF-8
         self.refuse_others()
         for folder in (self.path, *(self.path / name for name in inner)):
             try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.errors import DataError, printable, refuse_half_characters
+from olmo_sparsity.base.errors import DataError, printable, refuse_half_characters, unreadable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main
 
@@ -45,3 +47,14 @@ def test_half_of_a_surrogate_pair_is_named_with_its_place() -> None:
     refuse_half_characters("naïve 日本語 🙂 \ufffd", "text")
     with pytest.raises(DataError, match=r"^prompt: '\\udcff', its character 3, is half of a"):
         refuse_half_characters("ab\udcff", "prompt")
+
+
+def test_a_file_that_its_owner_alone_may_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    assert "write or download it again" in str(unreadable(path, OSError("bad header")))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may read everything
+    found = unreadable(path, FileNotFoundError("No such file"))
+    assert re.search(r"cannot be read now \(permission denied\)", str(found))

@@ -258,6 +258,15 @@ def test_files_of_others_are_refused_and_stay(folder: WorkFolder, name: str) -> 
         WorkFolder(other / "work", "out").create()
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_refused_before_anything_is_done(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    with pytest.raises(DataError, match=r"^out: '\\udcff', its character \d+, is half"):
+        WorkFolder(folder, "out").create()
+    assert not folder.exists()
+
+
 def test_what_a_start_leaves_that_is_killed_at_once_is_no_hindrance(folder: WorkFolder) -> None:
     (folder.path / "trials").mkdir(parents=True)
     leave(folder.path, text="")
