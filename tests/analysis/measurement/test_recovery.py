@@ -60,71 +60,114 @@ def recovered(scorer: Scorer, documents: Documents, **changed: Any) -> dict[str,
     return recover(scorer, documents[1], RECOVERED, controls=controls, **options)
 
 
-@ONE_FAMILY
-@READINGS
-def test_what_is_recovered_is_the_loss_of_the_chosen_set(
-    model: Any, documents: Documents, distant_states: InterpretationName
-) -> None:
-    """Of each distant part, and of the unrelated texts put in its place by hand."""
-    document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
-    tables = recovered(Scorer(model, CPU, distant_states=distant_states), documents)
-    by = ["target", "distant_part", "units", "selector", "control"]
-    influence = {about: rows for about, rows in tables["influence"].groupby(by)}
-    blocks = {block.start: block for block in RECOVERED.blocks(document.tokens)}
+BY = ["target", "distant_part", "units", "selector", "control"]
+SELECTORS = ("add_one", "gradient", "random")
 
-    @cache
-    def brute_of(target: int, part: str, draw: int) -> Brute:
-        block, text = blocks[target - (target - 16) % 4], document.tokens
+
+class Recovered:
+    """The tables of one document with one interpretation, and brute force for their rows."""
+
+    def __init__(self, model: Any, documents: Documents, distant_states: Any) -> None:
+        self.tables = recovered(Scorer(model, CPU, distant_states=distant_states), documents)
+        self.model = model
+        self.document = documents[1]
+        self.distant_states = distant_states
+        self.controls = Controls(documents, RECOVERED, num_draws=3)
+        self.blocks = {block.start: block for block in RECOVERED.blocks(self.document.tokens)}
+        self.brute_of = cache(self._brute_of)
+
+    def _brute_of(self, target: int, part: str, draw: int = 0) -> Brute:
+        """`part`: `document`, `placebo` or `unrelated`, put in its place by hand."""
+        block = self.blocks[target - (target - 16) % 4]
+        text = self.document.tokens
         if part == "placebo":
-            text = behind(text, block, controls.placebo(document, block))
+            text = behind(text, block, self.controls.placebo(self.document, block))
         elif part == "unrelated":
-            text = behind(text, block, controls.unrelated(document, block, draw))
-        return Brute(model, text, RECOVERED, target, distant_states)
+            text = behind(text, block, self.controls.unrelated(self.document, block, draw))
+        return Brute(self.model, text, RECOVERED, target, self.distant_states)
 
-    num_seen = 0
-    for about, rows in tables["recovery"].groupby([*by, "draw"]):
-        target, part, kind, selector, control, draw = about
-        own = brute_of(target, part, 0)
-        brute = own if control == "own" else brute_of(target, "unrelated", draw)
-        by_hand = units_of(kind)[1]
-        assert rows.k.tolist() == [1, 2]
-        # Which units are chosen, by brute force: the best, whatever the draw.
-        if selector == "add_one":
-            best = min(brute.loss(unit) for unit in by_hand)
-            assert rows.loss_set.iloc[0] == pytest.approx(best, abs=2e-5)
-        if draw > 0:
-            continue
-        chosen = influence[about[:-1]]
-        assert chosen["rank"].tolist() == [1, 2]
-        for row in rows.itertuples():
-            places = {
-                place - brute.origin
-                for first, end in zip(
-                    chosen.distant_first[: row.k], chosen.distant_end, strict=False
-                )
-                for place in range(first, end)
-            }
-            assert row.num_tokens == len(places)
-            assert row.loss_set == pytest.approx(brute.loss(places), abs=2e-5)
-            without = brute.loss({*range(10)} - places) if control == "own" else np.nan
-            assert row.loss_without == pytest.approx(without, abs=2e-5, nan_ok=True)
-        for row in chosen.itertuples():
-            distant = brute.document[row.distant_first : row.distant_end]
-            assert row.distant_text == " ".join(str(token) for token in distant)
-        num_seen += 1
+    def brute_of_row(self, row: Any) -> Brute:
+        is_own = row.control == "own"
+        return self.brute_of(row.target, row.distant_part if is_own else "unrelated", row.draw)
+
+    def ranked(self, row: Any) -> pd.DataFrame:
+        """The units of the ranking that a row of `recovery` is of."""
+        values = {name: getattr(row, name) for name in BY}
+        return rows_of(self.tables["influence"], **values)
+
+
+@pytest.fixture(scope="module", params=["isolated", "contextual"])
+def evaluated(request: pytest.FixtureRequest, model: Any, documents: Documents) -> Recovered:
+    return Recovered(model, documents, request.param)
+
+
+@ONE_FAMILY
+def test_every_target_has_a_ranking_for_each_selector_and_kind_of_units(
+    evaluated: Recovered,
+) -> None:
+    rankings = evaluated.tables["influence"].groupby(BY)
     # Five targets of the distant parts, two kinds of units, three selectors, own and unrelated.
-    assert num_seen == len(influence) == 5 * 2 * 3 * 2
-    assert {about[:2] for about in influence} == {
+    assert len(rankings) == 5 * 2 * 3 * 2
+    assert {key[:2] for key in rankings.groups} == {
         (target, part) for part, targets in TARGETS.items() for target in targets.tolist()
     }
-    draws = tables["recovery"].groupby(["control", "selector"]).draw.nunique()
+    assert all(rows["rank"].tolist() == [1, 2] for _, rows in rankings)
+
+
+@ONE_FAMILY
+def test_the_first_unit_of_add_one_is_the_best_by_brute_force(evaluated: Recovered) -> None:
+    rows = rows_of(evaluated.tables["recovery"], selector="add_one", k=1)
+    assert len(rows) == 5 * 2 * (1 + 3)  # own once, and each draw of an unrelated text
+    for row in rows.itertuples():
+        brute = evaluated.brute_of_row(row)
+        best = min(brute.loss(unit) for unit in units_of(row.units)[1])
+        assert row.loss_set == pytest.approx(best, abs=2e-5)
+
+
+@ONE_FAMILY
+def test_what_is_recovered_is_the_loss_of_the_chosen_set(evaluated: Recovered) -> None:
+    """Of each distant part, and of the unrelated texts put in its place by hand."""
+    rows = rows_of(evaluated.tables["recovery"], draw=0)
+    assert len(rows) == 5 * 2 * 3 * 2 * 2
+    for row in rows.itertuples():
+        brute = evaluated.brute_of_row(row)
+        places: set[int] = set()
+        for unit in evaluated.ranked(row)[: row.k].itertuples():
+            places.update(range(unit.distant_first - brute.origin, unit.distant_end - brute.origin))
+        assert row.num_tokens == len(places)
+        assert row.loss_set == pytest.approx(brute.loss(places), abs=2e-5)
+        without = brute.loss({*range(10)} - places) if row.control == "own" else np.nan
+        assert row.loss_without == pytest.approx(without, abs=2e-5, nan_ok=True)
+
+
+@ONE_FAMILY
+def test_the_text_of_a_unit_is_that_of_its_places(evaluated: Recovered) -> None:
+    for row in rows_of(evaluated.tables["recovery"], draw=0, k=1).itertuples():
+        document = evaluated.brute_of_row(row).document
+        for unit in evaluated.ranked(row).itertuples():
+            distant = document[unit.distant_first : unit.distant_end]
+            assert unit.distant_text == " ".join(str(token) for token in distant)
+
+
+@ONE_FAMILY
+def test_only_random_selectors_are_drawn_several_times_for_the_document(
+    evaluated: Recovered,
+) -> None:
+    draws = evaluated.tables["recovery"].groupby(["control", "selector"]).draw.nunique()
     assert draws.to_dict() == {
-        (control, selector): 1 if control == "own" and selector != "random" else 3
-        for control in ("own", "unrelated")
-        for selector in ("add_one", "gradient", "random")
+        ("own", "add_one"): 1,
+        ("own", "gradient"): 1,
+        ("own", "random"): 3,
+        **{("unrelated", selector): 3 for selector in SELECTORS},
     }
-    # A rule costs what it takes for the document's own text, once.
-    num_targets = tables["costs"].groupby(["units", "selector"]).num_targets.sum().drop("all")
+
+
+@ONE_FAMILY
+def test_a_selector_costs_what_it_takes_for_the_documents_own_text_once(
+    evaluated: Recovered,
+) -> None:
+    costs = evaluated.tables["costs"]
+    num_targets = costs.groupby(["units", "selector"]).num_targets.sum().drop("all")
     assert num_targets.tolist() == [3] * 2 * 3
 
 

@@ -135,44 +135,55 @@ def test_models_of_different_tokenizers_are_not_compared(trained: Path, tmp_path
         losses_by_place([trained, other], length=16, documents=8)
 
 
-def test_a_command_reads_all_checkpoints_of_two_runs_and_goes_on(
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.fixture
+def two_runs(trained: Path, tmp_path: Path) -> list[str]:
+    """The words of a command that reads a run and its copy."""
+    shutil.copytree(trained, tmp_path / "other")
+    words = ["losses", str(trained), str(tmp_path / "other"), "--out", str(tmp_path / "out")]
+    return [*words, "--length=32", "--documents=10"]
+
+
+def test_a_command_reads_all_checkpoints_of_two_runs(
+    two_runs: list[str], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other, out = tmp_path / "other", tmp_path / "out"
-    shutil.copytree(trained, other)
-    words = ["losses", str(trained), str(other), "--out", str(out), "--length=32"]
-    words.append("--documents=10")
-    assert main(words) == 0
-    printed = capsys.readouterr().out
+    assert main(two_runs) == 0
     steps = sorted(int(path.name[4:]) for path in (trained / "checkpoints").iterdir())
-    rows = pd.read_parquet(out / "losses.parquet")
+    rows = pd.read_parquet(tmp_path / "out/losses.parquet")
     assert sorted({*rows.step}) == steps
-    assert {*rows.model} == {str(trained), str(other)}
-    assert "+0.0000 [+0.0000, +0.0000]" in printed.replace("−", "+")
-    page = (out / "losses.html").read_text()
+    assert {*rows.model} == {str(trained), str(tmp_path / "other")}
+    # A run and its copy do not differ.
+    assert "+0.0000 [+0.0000, +0.0000]" in capsys.readouterr().out.replace("−", "+")
+    page = (tmp_path / "out/losses.html").read_text()
     assert "<script" not in page
     assert "10 documents" in page
+
+
+def test_the_same_command_reads_only_a_damaged_checkpoint_again(
+    two_runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(two_runs) == 0
     calls = []
     really = module._Reading._measure
     monkeypatch.setattr(
         module._Reading, "_measure", lambda *given: calls.append(given) or really(*given)
     )
-    next(iter((out / "checkpoints").iterdir())).write_text("{}")
-    assert main(words) == 0
-    assert len(calls) == 1, "the damaged one alone"
-    with pytest.raises(ConfigError, match=r"dtype=.*bfloat16"):
-        module.read_losses(
-            module.LossesRequest.of(
-                models=(str(trained),), out=out, length=32, documents=10, dtype="bf16"
-            )
-        )
-    with pytest.raises(ConfigError, match=r"length=32 \(now 16"):
-        module.read_losses(
-            module.LossesRequest.of(models=(str(trained),), out=out, length=16, documents=10)
-        )
+    next(iter((tmp_path / "out/checkpoints").iterdir())).write_text("{}")
+    assert main(two_runs) == 0
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"dtype": "bf16"}, r"dtype=.*bfloat16"), ({"length": 16}, r"length=32 \(now 16")],
+)
+def test_a_folder_of_other_settings_is_refused(
+    trained: Path, tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    options: dict[str, Any] = {"models": (str(trained),), "out": tmp_path / "out", "length": 32}
+    options["documents"] = 10
+    module.read_losses(module.LossesRequest.of(**options))
+    with pytest.raises(ConfigError, match=message):
+        module.read_losses(module.LossesRequest.of(**options | changed))
 
 
 def test_our_trainer_logs_the_losses_that_the_command_reads(run_dict: dict) -> None:

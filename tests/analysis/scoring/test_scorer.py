@@ -81,13 +81,27 @@ def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> N
             assert row.placebo_loss_long == pytest.approx(other.loss(every), abs=1e-5)
     np.testing.assert_array_equal(plain, found[plain.columns])
     assert "bigram" not in plain
-    for name, distant in (("bigram", None), ("placebo_bigram", controls.placebo)):
-        blocks = list(windows.blocks(document))
-        if distant is not None:
-            blocks = [block.with_distant(distant(documents[0], block).tokens_F) for block in blocks]
-        assert found[name].tolist() == np.concatenate([bigrams(one) for one in blocks]).tolist()
-    short = context_losses(scorer, Document(document[: windows.long]), windows)
-    assert (len(short), list(short)) == (0, ["target", "token_id", "loss_short", "loss_long"])
+
+
+@pytest.mark.parametrize("windows", [*WINDOWS, LONG_BLOCK], ids=str)
+def test_bigrams_are_looked_for_in_the_document_and_in_the_placebo(
+    document: np.ndarray, windows: Windows
+) -> None:
+    documents = Documents.of([document, *(document[::-1] for _ in range(4))])
+    controls = Controls(documents, windows, num_draws=1)
+    losses = context_losses(Scorer(tiny("olmo"), CPU), documents[0], windows, controls)
+    own = list(windows.blocks(document))
+    assert losses.bigram.tolist() == np.concatenate([bigrams(block) for block in own]).tolist()
+    placebo = [block.with_distant(controls.placebo(documents[0], block).tokens_F) for block in own]
+    found = losses.placebo_bigram.tolist()
+    assert found == np.concatenate([bigrams(block) for block in placebo]).tolist()
+
+
+def test_a_document_without_a_full_long_window_has_no_losses(document: np.ndarray) -> None:
+    windows = WINDOWS[0]
+    losses = context_losses(Scorer(tiny("olmo"), CPU), Document(document[: windows.long]), windows)
+    assert len(losses) == 0
+    assert list(losses) == ["target", "token_id", "loss_short", "loss_long"]
 
 
 @torch.no_grad()
