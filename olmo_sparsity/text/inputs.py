@@ -185,7 +185,15 @@ def _open(
             return corpus, records.read_file(records.STDIN, corpus)
         corpus = _corpus(text, options)
         return corpus, read_records(corpus)
-    rows: Any = text.to_dict("records") if isinstance(text, pd.DataFrame) else text
+    rows: Any = text
+    if isinstance(text, pd.DataFrame):
+        # NaN, pandas' missing value, would be a text that is none, and a group named nan.
+        rows = text.astype(object).where(text.notna(), None).to_dict("records")
+    if not isinstance(rows, Iterable) or isinstance(rows, set | frozenset):
+        raise ConfigError(
+            f"text={rows!r:.80} must be a path or name, or a list, Dataset or DataFrame; a set has "
+            "no order, so pass sorted(text)"
+        )
     if isinstance(rows, Mapping):  # a DatasetDict
         raise ConfigError(f"{name} has several splits, {', '.join(rows)}; pass one of them")
     corpus = CorpusConfig("c4", hub_name="", **options)

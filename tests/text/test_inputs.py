@@ -76,6 +76,20 @@ def test_files_are_documents_of_the_same_numbers_and_names(model: LoadedModel) -
         assert read(open_documents(rows, model, field="body")) == TEXTS
 
 
+def test_a_missing_value_of_pandas_is_no_text_and_no_group(model: Any) -> None:
+    nan = float("nan")
+    frame = pd.DataFrame({"text": ["w1 w2", nan, "w3 w4"], "by": [nan, "Ada", nan]})
+    documents = open_documents(frame, model, group_field="by")
+    assert [document.name for document in documents] == ["DataFrame:1", "DataFrame:3"]
+    assert [document.group for document in documents] == ["", ""]
+
+
+@pytest.mark.parametrize("text", [5, {"w1 w2", "w3 w4"}])
+def test_text_without_an_order_is_refused(text: Any, model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"text=.* must be a path or name"):
+        open_documents(text, model)
+
+
 @cache
 def dataset() -> Any:
     import datasets

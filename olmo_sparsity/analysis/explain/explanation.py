@@ -303,6 +303,8 @@ class ExplainRequest(Request):
         settings = self.settings
         if (text is None) == (prompt is None):
             raise ConfigError("pass either text= or prompt=, not both and not neither")
+        if text == "":
+            raise ConfigError("text is empty; pass a text with distant tokens and a target")
         has_options_of_prompt = target is not None or settings.chat
         if (text is None and self.at is not None) or (prompt is None and has_options_of_prompt):
             raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")

@@ -397,6 +397,11 @@ def test_more_units_than_there_are_cost_no_more_and_are_marked(model: Any) -> No
     assert "warning" not in all_but_one.describe()
 
 
+def test_an_empty_text_is_named(model: Any) -> None:
+    with pytest.raises(ConfigError, match="text is empty"):
+        explain(model, text="")
+
+
 def test_a_text_of_one_unit_has_nothing_to_rank(model: Any) -> None:
     with pytest.raises(DataError, match=r"units=paragraphs: .* is one of them, .* a blank line"):
         asked(model, units="paragraphs", text=TEXT.replace(" w3 ", "\nw3 "))
