@@ -29,6 +29,7 @@ from olmo_sparsity.base.files import (
     is_partial,
     read_bounded,
     read_json,
+    refuse_tilde,
     remove_partial,
     sha256_of,
     write_atomically,
@@ -263,6 +264,7 @@ class WorkFolder:
 
     def create(self, *inner: str) -> None:
         """Create the folder and those inside it, without what killed processes left."""
+        refuse_tilde(self.setting, str(self.path))
         refuse_half_characters(str(self.path), self.setting)  # Parquet's library needs UTF-8
         self.refuse_others()
         for folder in (self.path, *(self.path / name for name in inner)):

@@ -64,6 +64,12 @@ def refuse_margin(margin: float) -> None:
         raise ConfigError(f"margin={margin} must be a number of nats from 0 to {MOST_MARGIN:g}")
 
 
+def refuse_share(must_pass: float) -> None:
+    """Raise ConfigError unless some checks must pass, and no more than there are."""
+    if not 0 < must_pass <= 1:
+        raise ConfigError(f"must_pass={must_pass} must be a share above 0 and at most 1, as 0.9")
+
+
 def check(
     questions: str | Path,
     out: str | Path,
@@ -81,6 +87,7 @@ def check(
     new_need_source: Fail statements that the baseline does not have and that rest on no source.
     """
     refuse_margin(margin)
+    refuse_share(must_pass)
     answers = read_answers(out)
     checks = _check_expectations(questions, out, answers, margin)
     notes = [

@@ -66,6 +66,7 @@ def check(
     settings = build(SourceSettings, options)
     loading = build(ModelOptions, options)
     gate.refuse_margin(margin)
+    gate.refuse_share(must_pass)
     path = _as_file(questions, Path(out))
     # A wrong expectation is an error before a model is loaded, which may take minutes.
     read_expectations(path)

@@ -265,6 +265,8 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused_before_anything_is_done(
     with pytest.raises(DataError, match=r"^out: '\\udcff', its character \d+, is half"):
         WorkFolder(folder, "out").create()
     assert not folder.exists()
+    with pytest.raises(ConfigError, match="out=~/x: ~ is not replaced here"):
+        WorkFolder(Path("~/x"), "out").create()
 
 
 def test_what_a_start_leaves_that_is_killed_at_once_is_no_hindrance(folder: WorkFolder) -> None:

@@ -236,6 +236,9 @@ def test_a_share_of_the_checks_may_be_enough(questions: Any, tmp_path: Path) -> 
     assert not check(path, out)
     assert check(path, out, must_pass=0.9)
     assert not check(path, out, must_pass=0.91)
+    for share in (0.0, -0.5, 90, float("nan")):
+        with pytest.raises(ConfigError, match=r"must_pass=.* must be a share"):
+            check(path, out, must_pass=share)
     found = check(path, out, must_pass=0.9)
     assert "1 of 10 checks failed" in found.describe()
     found.write(out, "q")
