@@ -189,7 +189,7 @@ def _open(
     if isinstance(text, pd.DataFrame):
         # NaN, pandas' missing value, would be a text that is none, and a group named nan.
         rows = text.astype(object).where(text.notna(), None).to_dict("records")
-    if not isinstance(rows, Iterable) or isinstance(rows, set | frozenset):
+    if not hasattr(rows, "__iter__") or isinstance(rows, set | frozenset):
         raise ConfigError(
             f"text={rows!r:.80} must be a path or name, or a list, Dataset or DataFrame; a set has "
             "no order, so pass sorted(text)"
