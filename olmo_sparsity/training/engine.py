@@ -160,13 +160,14 @@ class Engine:
         # micro_batch_size counts sequences of the longest length; more of shorter ones fit.
         size *= self.training.length // batch.tokens_BL.shape[1]
         parts = list(batch.split(size))
-        total = torch.zeros((), device=self.device)
+        # The labels are those of all processes, so the parts of the loss add up to its mean.
+        loss = torch.zeros((), device=self.device)
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
-            total += self.backward(part.to(self.device), num_labels, last).detach()
+            loss += self.backward(part.to(self.device), num_labels, last).detach()
         if self.processes.world_size > 1:
-            dist.all_reduce(total)
-        return total, self.update(learning_rate, partial(self.is_skipped, jumps, total))
+            dist.all_reduce(loss)
+        return loss, self.update(learning_rate, partial(self.is_skipped, jumps, loss))
 
     def is_skipped(self, jumps: Jumps | None, loss: Tensor, norm: Tensor) -> bool:
         """Decide whether the update of a step is skipped, on all processes alike."""

@@ -109,13 +109,13 @@ class Evaluation:
             mask_documents=self.mask_documents,
             per_document=self.per_document,
         ):
-            own, num_own = own_rows(batch, engine)
-            nll_BL = engine.token_losses(own)[:num_own, :-1].double().cpu()
+            own_batch, num_own = own_rows(batch, engine)
+            nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
             # nll_BL[:, i] is the loss of the token after position i.
-            after_BL = own.positions_BL[:num_own, :-1] + 1
+            after_BL = own_batch.positions_BL[:num_own, :-1] + 1
             sum_L.index_add_(0, after_BL.flatten(), nll_BL.flatten())
             count_L.index_add_(0, after_BL.flatten(), torch.ones_like(after_BL.flatten()))
-            texts_BL = own.documents_BL if self.per_document else None
+            texts_BL = own_batch.documents_BL if self.per_document else None
             for column, (first, last) in enumerate(ranges):
                 num_texts_R[column] += _count_texts(after_BL, texts_BL, first, last)
         engine.processes.add_up(sum_L)
@@ -176,8 +176,8 @@ class Evaluation:
         at_once = self.settings.batch_size * engine.processes.world_size
         for start in range(0, num_documents, at_once):
             batch = _contiguous(tokens_DL[start : start + at_once])
-            own, num_own = own_rows(batch, engine)
-            nll_BL = engine.token_losses(own)[:num_own, :-1].double().cpu()
+            own_batch, num_own = own_rows(batch, engine)
+            nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
             rows = range(start, min(start + at_once, num_documents))
             own_numbers = list(rows)[engine.processes.rank :: engine.processes.world_size]
             for column, (first, end) in enumerate(ranges):
@@ -213,9 +213,9 @@ class Evaluation:
             num_sequences=NUM_PASSAGES,
             batch_size=self.settings.batch_size * engine.processes.world_size,
         ):
-            own, num_own = own_rows(passages, engine)
+            own_batch, num_own = own_rows(passages, engine)
             nll_B2 = repetition_losses(
-                lambda *inputs: engine.token_losses(Batch(*inputs)), own.tokens_BL
+                lambda *inputs: engine.token_losses(Batch(*inputs)), own_batch.tokens_BL
             )
             sums[:2] += nll_B2[:num_own].double().sum(0).cpu()
             sums[2] += num_own
@@ -244,11 +244,11 @@ def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:
     """Return this process's rows of a batch, and how many of them count. All processes must run all
     forwards, as ZeRO-3 fetches weights from all of them, so one without rows computes the first
     row, which does not count."""
-    own = batch.rows(slice(engine.processes.rank, None, engine.processes.world_size))
-    num_own = len(own.tokens_BL)
+    own_batch = batch.rows(slice(engine.processes.rank, None, engine.processes.world_size))
+    num_own = len(own_batch.tokens_BL)
     if num_own == 0:
         return batch.rows(slice(1)), 0
-    return own, num_own
+    return own_batch, num_own
 
 
 def format_losses(rows: list[dict]) -> str:

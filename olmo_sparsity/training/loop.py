@@ -146,7 +146,7 @@ def run_steps(
                 if reason or saves.due(step):
                     began = time.perf_counter()
                     save_checkpoint(start, step, metrics, writer)
-                    next_save = saves.done(step, time.perf_counter() - began, processes)
+                    next_save = saves.after_save(step, time.perf_counter() - began, processes)
                     if next_save:
                         progress.note(f"step {step}: {next_save}")
                 if reason and step < num_steps:
@@ -160,6 +160,7 @@ def run_steps(
 def log_step(
     start: Start, step: int, rate: float, steps_per_s: float, metrics: Metrics, progress: Progress
 ) -> None:
+    """Write the rows of the steps since the last call, with speed and memory, and show progress."""
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
     reads = start.batches.order.count_reads(step)
     speed["epochs"] = max(reads.values())
@@ -272,27 +273,27 @@ class SaveSteps:
     SHARE = 0.02
     """Of the time, that training may stand still for saves."""
 
-    def __init__(self, kept: CheckpointConfig, step: int, num_steps: int) -> None:
-        self.kept = kept
+    def __init__(self, settings: CheckpointConfig, step: int, num_steps: int) -> None:
+        self.settings = settings
         self.num_steps = num_steps
         self.first_step = step + 1
         self.next = step + self.FIRST
         self.counted_from = step, time.perf_counter()
-        self.said_steps = 0
+        self.reported_steps = 0
 
     def due(self, step: int) -> bool:
         """Return whether to save after this step. Called after each step, as it times them."""
         if step == self.first_step:  # which compiles, and tells nothing of the others
             self.counted_from = step, time.perf_counter()
-        if self.kept.stays(step):
+        if self.settings.stays(step):
             return True
-        if self.kept.interval_steps == 0:
+        if self.settings.interval_steps == 0:
             return step >= self.next or step == self.num_steps
-        return due(step, self.kept.interval_steps, self.num_steps)
+        return due(step, self.settings.interval_steps, self.num_steps)
 
-    def done(self, step: int, stood_still_s: float, processes: Processes) -> str:
+    def after_save(self, step: int, stood_still_s: float, processes: Processes) -> str:
         """Decide when to save next. Return a line that says so, if it is news."""
-        if self.kept.interval_steps != 0:  # not `auto`
+        if self.settings.interval_steps != 0:  # not `auto`
             return ""
         first, began = self.counted_from
         if step == first:  # no step was measured
@@ -304,10 +305,10 @@ class SaveSteps:
         num_steps = processes.gather(max(1, round(pause_s / seconds)))[0]
         self.next = step + num_steps
         self.counted_from = step, time.perf_counter()
-        is_news = not self.said_steps / 2 < num_steps < 2 * self.said_steps
+        is_news = not self.reported_steps / 2 < num_steps < 2 * self.reported_steps
         if not is_news or self.next >= self.num_steps:
             return ""
-        self.said_steps = num_steps
+        self.reported_steps = num_steps
         minutes = num_steps * seconds / 60
         return (
             f"the next checkpoint is in {num_steps:,} steps, about {minutes:,.0f} min of training "
@@ -397,6 +398,7 @@ def draw(
 
 
 def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
+    """Return whether something is done after this step: at an interval, and after the last one."""
     return step == num_steps or (interval_steps is not None and step % interval_steps == 0)
 
 
@@ -411,7 +413,10 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
 
 
 class StopRequest:
+    """Whether a signal has asked this process to stop."""
+
     requested = ""
+    """The name of the signal."""
 
 
 @contextlib.contextmanager

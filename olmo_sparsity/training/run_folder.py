@@ -150,12 +150,12 @@ def refuse_other_branch(folder: Path, settings: Flat) -> None:
         )
 
 
-def _changed(folder: Path, settings: Flat, counts: Callable[[str], bool]) -> list[str]:
+def _changed(folder: Path, settings: Flat, is_compared: Callable[[str], bool]) -> list[str]:
     """Return a line for each setting that differs from the one saved in the folder, of those whose
-    name `counts`."""
+    key `is_compared`."""
     saved = flatten(load_saved_config(folder / "config.yaml"))
-    before = {key: value for key, value in saved.items() if counts(key)}
-    now = {key: value for key, value in settings.items() if counts(key)}
+    before = {key: value for key, value in saved.items() if is_compared(key)}
+    now = {key: value for key, value in settings.items() if is_compared(key)}
     return differences(before, now)
 
 
@@ -229,10 +229,11 @@ class Metrics:
     def flush(self, **speed: float) -> dict[str, float]:
         """Write the pending rows, up to the first that is not finite; return their mean loss.
         `speed`: numbers of all these steps, written with the last one."""
-        rows = [
-            {"step": step, **{name: float(value) for name, value in values.items()}}
-            for step, values in self.pending
-        ]
+        rows: list[dict[str, Any]] = []
+        for step, tensors in self.pending:
+            # Reading a number of a GPU waits for its step.
+            numbers = {name: float(value) for name, value in tensors.items()}
+            rows.append({"step": step, **numbers})
         self.pending = []
         if not rows:
             return {}

@@ -387,14 +387,14 @@ def test_auto_saves_every_ten_minutes_or_less_often_where_it_costs_more_than_a_f
     saves = SaveSteps(CheckpointConfig(interval_steps=0, keep_steps=[3]), 0, 5000)
     assert [step for step in range(1, 50) if saves.due(step)][:2] == [3, 10]
     now += 9 * 1.5
-    said = saves.done(10, 2.0, Processes())
+    said = saves.after_save(10, 2.0, Processes())
     assert saves.next == 10 + 400, "steps of 1.5 s after the first"
     assert "in 400 steps, about 10 min" in said
     now += 400 * 1.5
-    assert "in 1,000 steps, about 25 min" in saves.done(410, 30.0, Processes())
+    assert "in 1,000 steps, about 25 min" in saves.after_save(410, 30.0, Processes())
     assert saves.next == 410 + 1000
     now += 1000 * 1.6
-    assert saves.done(1410, 30.0, Processes()) == "", "no news"
+    assert saves.after_save(1410, 30.0, Processes()) == "", "no news"
     assert saves.due(5000)
 
 
