@@ -117,10 +117,11 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     shard = arguments.parse_shard(options.shard)
     if options.gate and shard != (0, 1):
         raise ConfigError("--gate: run it once all shards have finished, as one process")
-    common = _common_request(options)
     path = options.questions
     if options.gate:
-        expectations.read_expectations(path)  # a wrong one is an error before anything is computed
+        # A wrong line is an error before the model is loaded, which may take minutes.
+        expectations.read_expectations(path)
+    common = _common_request(options)
     if options.dry_run:
         print(questions.count_questions(common, path))
         return 0

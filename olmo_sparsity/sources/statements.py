@@ -64,9 +64,9 @@ NEW_TOKENS = 256
 HOW_TO_READ = (
     "A nat is a unit of loss: 1 nat less means that the words are 2.7 times as likely. A decoy is "
     "an unrelated text that replaces a source. A statement rests on a source if it loses much more "
-    "without it than decoys explain. How often this is right: in 52 test questions that lost 2 "
-    "nats or more without the right source, SmolLM2-135M's verdicts named it, and no other, in "
-    "0.92; in 83 without the right source, they named another in 0.00."
+    "without it than decoys explain. How often this is right: of 52 test questions that lost 2 "
+    "nats or more without the right source, SmolLM2-135M's verdicts named that source, and no "
+    "other, in 92%. Of 83 whose right source was missing, they named another one in 0%."
 )
 """Printed above the verdicts. The rates are those of docs/sources.md."""
 

@@ -153,11 +153,11 @@ def test_the_rates_above_the_verdicts_are_those_of_the_page() -> None:
         "the right source is named, and no other, where 2 nats or more are lost without it"
     ]
     missing = rows["a source is named although the right one is missing"]
-    for row, words in ((named, "in 52 test questions"), (missing, "in 83 without")):
+    for row, words in ((named, "of 52 test questions"), (missing, "Of 83 whose")):
         share, num = re.fullmatch(r"([\d.]+) \[.*\] \| (\d+)", row).groups()  # type: ignore[union-attr]
         assert num in words
         assert words in HOW_TO_READ
-        assert f"in {share}" in HOW_TO_READ.split(words)[1]
+        assert f"in {float(share):.0%}." in HOW_TO_READ.split(words)[1]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/sources.md"])
