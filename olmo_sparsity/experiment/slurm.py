@@ -137,6 +137,7 @@ def _dependency(jobs: Sequence[Job], submitted: dict[str, str]) -> list[str]:
     """Return the flag that lets these wait for the jobs that they need and that are in the
     queue."""
     numbers: dict[str, None] = {}  # each once, in order
+    # What is done needs no wait; nor has what was started by hand a SLURM job to depend on.
     for job in jobs:
         numbers |= {submitted[name]: None for name in job.needs if name in submitted}
     return [f"--dependency=afterany:{':'.join(numbers)}"] if numbers else []

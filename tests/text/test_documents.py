@@ -299,38 +299,70 @@ def test_shuffled_text_is_the_distant_part_in_another_order(documents: Documents
     assert len(orders) == 3 * len(blocks_of(documents))
 
 
-@pytest.mark.parametrize("most", [None, 30])
-def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(most: int | None) -> None:
-    """As long as its document: of one other, or if none is as long of several whole ones."""
-    lengths = [60, 20, 25, 18, 33]
-    some = Documents.of([100 * n + np.arange(length) for n, length in enumerate(lengths)])
+LENGTHS = [60, 20, 25, 18, 33]
+
+
+@pytest.fixture
+def of_lengths() -> Documents:
+    """Documents of which each token says in which it is: its hundreds."""
+    return Documents.of([100 * n + np.arange(length) for n, length in enumerate(LENGTHS)])
+
+
+def draws_of(documents: Documents, most: int | None) -> list[DistantText]:
+    """Return twelve draws for the last block of the first document, the longest."""
     windows = Windows("all", 4, 4, most=most)
-    controls = Controls(some, windows)
-    wanted = (most or 60) - 4
-    orders = set()
-    for draw in range(12):
-        blocks = list(windows.blocks(some[0].tokens))
-        whole = controls.unrelated(some[0], blocks[-1], draw)
+    *_, last = windows.blocks(documents[0].tokens)
+    controls = Controls(documents, windows)
+    return [controls.unrelated(documents[0], last, draw) for draw in range(12)]
+
+
+@pytest.mark.parametrize("most", [None, 30])
+def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(
+    of_lengths: Documents, most: int | None
+) -> None:
+    windows = Windows("all", 4, 4, most=most)
+    controls = Controls(of_lengths, windows)
+    for draw, whole in enumerate(draws_of(of_lengths, most)):
         assert whole.is_run
-        for block in blocks:
-            distant = controls.unrelated(some[0], block, draw)
-            assert len(distant.places_F) == block.num_distant
+        for block in windows.blocks(of_lengths[0].tokens):
+            distant = controls.unrelated(of_lengths[0], block, draw)
             assert distant.tokens_F.tolist() == whole.tokens_F[: block.num_distant].tolist()
+
+
+def test_a_draw_is_of_the_only_other_document_that_is_long_enough(of_lengths: Documents) -> None:
+    for whole in draws_of(of_lengths, most=30):
+        assert set((whole.tokens_F // 100).tolist()) == {4}
+
+
+def test_if_none_is_long_enough_several_whole_documents_are_joined_in_random_order(
+    of_lengths: Documents,
+) -> None:
+    orders = set()
+    for whole in draws_of(of_lengths, most=None):
         order = list(dict.fromkeys((whole.tokens_F // 100).tolist()))
         orders.add(tuple(order))
-        if most is None:  # from the beginning of the first on, each whole but for the last
-            tokens = np.concatenate([some[n].tokens for n in order])
-            assert 0 not in order
-            assert tokens[: len(whole.tokens_F)].tolist() == whole.tokens_F.tolist()
-            assert len(whole.document.tokens) == wanted
-            assert sum(lengths[n] for n in order[:-1]) < wanted
-    assert orders == {(4,)} if most else len(orders) > 4
-    few = Documents("few", some.items[:3])
+        assert 0 not in order, "its own text"
+        # From the beginning of the first on, each whole but for the last.
+        joined = np.concatenate([of_lengths[number].tokens for number in order])
+        assert joined[: len(whole.tokens_F)].tolist() == whole.tokens_F.tolist()
+        assert len(whole.document.tokens) == 60 - 4
+        assert sum(LENGTHS[number] for number in order[:-1]) < 60 - 4
+    assert len(orders) > 4
+
+
+def test_too_few_other_documents_to_join_are_an_error(of_lengths: Documents) -> None:
+    few = Documents("few", of_lengths.items[:3])
     with pytest.raises(DataError, match="need another document"):
-        Controls(few, Windows("all", 4, 4)).unrelated(few[0], blocks[-1], 0)
-    of_36, of_56 = (replace(some[2], tokens=np.arange(200, 200 + n)) for n in (36, 56))
-    for others in ([some[1], of_36], [of_56]):  # 20 + 36 tokens
-        enough = Controls(Documents("enough", [some[0], *others]), Windows("all", 4, 4))
-        distant = enough.unrelated(some[0], blocks[-1], 0)
-        assert (distant.document is of_56) == (len(others) == 1)
-        assert distant.document.number == (2 if len(others) == 1 else -1)
+        draws_of(few, most=None)
+
+
+@pytest.mark.parametrize(("length", "num_others"), [(36, 2), (56, 1)])
+def test_documents_that_are_just_long_enough_are_drawn_alone_or_joined(
+    of_lengths: Documents, length: int, num_others: int
+) -> None:
+    """56 distant tokens: of one document, or of 36 and of 20."""
+    other = replace(of_lengths[2], tokens=np.arange(200, 200 + length))
+    others = [of_lengths[1], other][-num_others:]
+    (distant, *_) = draws_of(Documents("enough", [of_lengths[0], *others]), most=None)
+    assert (distant.document is other) == (num_others == 1)
+    assert distant.document.number == (2 if num_others == 1 else -1)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from olmo_sparsity.analysis.measurement.targets import find_spans
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.token_texts import token_texts
@@ -84,6 +85,15 @@ def test_words_after_two_unknown_characters_are_words_of_their_own() -> None:
     document = Document(np.array(ids), tokenizer=tokenizer)
     units = document.units("words", 0, len(ids))
     assert (units.end - units.first).tolist() == [2, 7, 2, 2]  # each with the space before it
+
+
+def test_a_target_before_and_after_two_unknown_characters_is_found_twice() -> None:
+    tokenizer = llama_like_tokenizer()
+    document = Document(np.array(tokenizer.encode("ab \ufffd\ufffd ab c").ids), tokenizer=tokenizer)
+    spans = find_spans(document, "ab")
+    found = ["".join(document.texts[first:end]) for first, end in spans]
+    assert found == ["ab", "ab"]
+    assert [end - first for first, end in spans] == [2, 2]
 
 
 @pytest.mark.parametrize(

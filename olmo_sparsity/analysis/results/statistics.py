@@ -185,7 +185,8 @@ def distant_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
         rows = losses[KEYS].assign(
             distant_part=part, loss_short=short, loss_long=long, gap=short - long
         )
-        if "bigram" in losses:  # for the choice of targets alone
+        # It is for the choice of targets alone, and tables of earlier measurements lack it.
+        if "bigram" in losses:
             rows["bigram"] = losses[f"{name}bigram"]
         parts.append(rows)
     return pd.concat(parts, ignore_index=True)

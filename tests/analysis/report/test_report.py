@@ -297,28 +297,36 @@ def test_hostile_text_ends_no_script(hostile: tuple[str, Path]) -> None:
         assert not set(data) & set("<>&\u2028\u2029")
 
 
-def test_an_explanation_holds_what_was_found(explained: Page, explanation: Explanation) -> None:
-    data, document = explained.data("page-data"), explained.data("document-0")
-    assert data["ks"] == [0, 1, 2, 3]
+def test_the_page_of_an_explanation_holds_its_text_and_its_targets(
+    explained: Page, explanation: Explanation
+) -> None:
+    document = explained.data("document-0")
+    assert explained.data("page-data")["ks"] == [0, 1, 2, 3]
     assert "".join(document["text"]) == f"{TEXT} w3 w7 w8"
     spans = explanation.targets[["target", "end"]].to_numpy().tolist()
     wide = {str(target): end for target, end in spans if end > target + 1}
-    assert document["ends"] == wide
     assert 0 < len(wide) < len(spans)
+    assert document["ends"] == wide
+    assert [entry["target"] for entry in document["chosen"]] == [target for target, _ in spans]
+    assert all(entry["sets"] == [] for entry in document["chosen"]), "they were named"
+
+
+def test_the_page_of_an_explanation_holds_units_and_losses_and_those_of_unrelated_texts(
+    explained: Page, explanation: Explanation
+) -> None:
     assert explanation.checked is not None
-    table = explanation.checked.table.set_index("target")
-    by_target = explanation.distant.groupby("target")
-    assert [one["target"] for one in document["chosen"]] == [target for target, _ in spans]
-    for one, row in zip(document["chosen"], explanation.targets.itertuples(), strict=True):
-        assert one["sets"] == []
-        own, unrelated = one["found"]["0 0"]["own"], one["found"]["0 0"]["unrelated"]
-        distant = by_target.get_group(target := one["target"])
-        assert own["first"] == distant["first"].tolist()
+    check = explanation.checked.table.set_index("target")
+    units_of = explanation.distant.groupby("target")
+    entries = explained.data("document-0")["chosen"]
+    for entry, target in zip(entries, explanation.targets.itertuples(), strict=True):
+        own = entry["found"]["0 0"]["own"]
+        unrelated = entry["found"]["0 0"]["unrelated"]
+        units = units_of.get_group(target.target)
+        assert own["first"] == units["first"].tolist()
         assert set(own["width"]) == {3}
-        np.testing.assert_allclose(own["loss"], [row.loss_short, *distant.loss_set], atol=1e-4)
-        assert unrelated["loss"][-1] == pytest.approx(
-            row.loss_short - table.unrelated[target], abs=1e-4
-        )
+        np.testing.assert_allclose(own["loss"], [target.loss_short, *units.loss_set], atol=1e-4)
+        expected = target.loss_short - check.unrelated[target.target]
+        assert unrelated["loss"][-1] == pytest.approx(expected, abs=1e-4)
 
 
 @settings(max_examples=200)
