@@ -74,6 +74,7 @@ def _traced(fields: Fields, precision: Precision) -> float:
         tables = rotary_tables(positions_BL, model.config) if fields.sizes.rope else None
         inputs = torch.zeros((1, LENGTH, fields.sizes.d_model), requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            # A layer's input is no leaf in a model either, but what the layer before has computed.
             model.blocks[0](inputs * 1, tables, None)
     # Weights, and their cast copies, are part of the state. Tables are shared by all layers.
     shared = [*model.parameters(), *autocast.cast_weights, *(tables or ())]

@@ -114,9 +114,11 @@ class CheckpointWriter:
         write_part: Callable[[Path], Iterable[Path]],
         begun: float | None = None,
     ) -> None:
-        """`write_once(folder)` writes the files of the first process; `write_part(folder)` those of
+        """Begin to write the checkpoint of a step. Every process must call it.
+
+        `write_once(folder)` writes the files of the first process; `write_part(folder)` those of
         each process, and returns their paths. They must write copies, as training changes the
-        originals. `begun`: when the copying did."""
+        originals. `begun`: when the copying began."""
         assert self._part is None, "call wait() first"
         final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
         partial = final.with_suffix(".tmp")

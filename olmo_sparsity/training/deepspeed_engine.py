@@ -115,7 +115,7 @@ class ZeroEngine(Engine):
         self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {number}"
 
     def _refuse_another_engine(self, deepspeed: Any) -> None:
-        """DeepSpeed may silently fall back on other engines and optimizers."""
+        """Raise UserError if DeepSpeed has silently fallen back on another engine or optimizer."""
         expected = "DeepSpeedZeroOptimizer_Stage3" if self.stage == 3 else "DeepSpeedZeroOptimizer"
         model_type, summed_in = self.deepspeed.get_data_types()
         if self.stage == 1 and model_type != summed_in:

@@ -35,7 +35,7 @@ class Processes(Launch):
 
     @property
     def is_first(self) -> bool:
-        """The process that prints, and writes files that are written once."""
+        """Whether this process prints, and writes files that are written once."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
@@ -121,7 +121,8 @@ def among(launch: Launch, patience: timedelta | None = None) -> Processes:
 
 
 def start_alone() -> None:
-    """DDP and DeepSpeed need a process group even for one process."""
+    """Make a process group of this process alone, unless there is a group: DDP, `fully_shard` and
+    DeepSpeed need one."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)
 
@@ -178,7 +179,7 @@ def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
 
 
 def _backend() -> str:
-    """Tensors on a GPU go through NCCL, tensors on the CPU through gloo."""
+    """Return the backend: NCCL for tensors on a GPU, gloo for tensors on the CPU."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 

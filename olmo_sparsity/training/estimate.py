@@ -197,7 +197,7 @@ class Hardware:
         nics_per_node: int | None = None,
         price: float | None = None,
     ) -> Hardware:
-        """GPUs by their name; by default eight on a node."""
+        """Return GPUs by their name, by default eight on a node."""
         gpu = known_gpu(name, "--gpu")
         least = {"--gpus": count, "--nodes": nodes, "--nics-per-node": nics_per_node}
         for option, number in least.items():
@@ -213,7 +213,7 @@ class Hardware:
 
     @property
     def bytes_per_s(self) -> float:
-        """What each process sends in a ring of all. NCCL makes a ring for each network card
+        """Return what each process sends in a ring of all. NCCL makes a ring for each network card
         (github.com/NVIDIA/nccl/issues/495): all cards of a node together carry what leaves it, and
         each ring is as fast as its slowest part."""
         assert self.gpu is not None

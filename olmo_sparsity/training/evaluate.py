@@ -48,7 +48,7 @@ class Evaluation:
 
     @cached_property
     def corpora(self) -> dict[str, Evaluation]:
-        """The evaluation of each of several corpora, by name; empty for a single one."""
+        """Return the evaluation of each of several corpora, by name; empty for a single one."""
         return {
             name: replace(self, heldout=heldout, weights={})
             for name, heldout in self.heldout.corpora.items()
@@ -77,7 +77,7 @@ class Evaluation:
 
     @cached_property
     def documents(self) -> np.ndarray:
-        """tokens_DL: held-out documents that are long enough, each from its start, chosen as
+        """Return tokens_DL: held-out documents that are long enough, each from its start, chosen as
         `open_documents` does."""
         length = self.document_length
         every = range(len(self.heldout))

@@ -421,7 +421,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """On SIGTERM, SIGINT and SIGUSR2 the run saves and stops after the current step. A second
+    """Let SIGTERM, SIGINT and SIGUSR2 ask the run to save and stop after the current step. A second
     SIGINT interrupts at once, except while a checkpoint is being written."""
     stop = StopRequest()
 

@@ -201,7 +201,7 @@ def build_weights(config: RunConfig) -> tuple[nn.Module, Deferred | None]:
     """Return a new model. Engines that shard get one without memory, and what makes its weights one
     at a time."""
     is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
-    # Constructors of transformers do more to a weight than can be recorded.
+    # A model of transformers is tried when it is built, for which it needs its weights.
     if is_sharded and config.model.architecture == "olmo":
         source = Deferred(partial(build_model, config.model))
         return source.model, source
@@ -209,6 +209,7 @@ def build_weights(config: RunConfig) -> tuple[nn.Module, Deferred | None]:
 
 
 def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
+    """Return the evaluation that the config describes."""
     return Evaluation(
         heldout,
         config.evaluation,
@@ -230,6 +231,7 @@ def weights_of(config: RunConfig) -> list[Weights]:
 
 
 def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) -> TrainingBatches:
+    """Return the batches of this process, by step."""
     return TrainingBatches(
         shards,
         config.positions,
