@@ -133,8 +133,8 @@ class Server:
         self._spelling = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
     @property
-    def tells_prompts(self) -> bool:
-        """Whether a reply shows which prompt it is of. Else one request may be under way."""
+    def identifies_prompts(self) -> bool:
+        """Whether a reply shows which prompt it is of. If not, one request may be under way."""
         return self._names_requests or self.dialect.repeats_prompts
 
     def score(self, ids: list[int], first: int) -> np.ndarray:
@@ -163,9 +163,10 @@ class Server:
         if self._names_requests and reply.request != name:
             raise self._connection.refused("returned the reply to another request")
         self._names_requests |= reply.request == name
-        for token, own in pairs:
-            if not self._is_same(token, own):
-                difference = f"{safe(repr(token))[:40]} for {self._spelling(own)!r} ({own})"
+        for token, sent_id in pairs:
+            if not self._is_same(token, sent_id):
+                expected = f"{self._spelling(sent_id)!r} ({sent_id})"
+                difference = f"{safe(repr(token))[:40]} for {expected}"
                 remedy = "pass the tokenizer of its model"
                 problem = f"replied about other tokens than were sent ({difference}); {remedy}"
                 raise self._connection.refused(problem)
@@ -180,21 +181,21 @@ class Server:
     def _request(self, path: str, body: dict[str, Any]) -> Any:
         return self._connection.request(path, {"model": self.model} | body)
 
-    def _is_same(self, token: Any, own: int) -> bool:
+    def _is_same(self, token: Any, sent_id: int) -> bool:
         """Return whether a token of a reply, an ID or a text, is the token that was sent."""
         if not isinstance(token, str):
-            return self._id_of(token) == own
-        own_text = self._spelling(own)
+            return self._id_of(token) == sent_id
+        sent_text = self._spelling(sent_id)
         # SentencePiece writes a space as ▁.
         spelt = token.replace("\ufffd", "").replace("▁", " ").strip()
         # A token that is a part of a letter has no text of its own: servers write its bytes, the
         # whole letter, or the mark of what cannot be decoded.
-        if "\ufffd" in own_text:
+        if "\ufffd" in sent_text:
             is_bytes = token.startswith(("bytes:", "<0x"))
-            return is_bytes or own_text.replace("\ufffd", "").strip() in spelt
+            return is_bytes or sent_text.replace("\ufffd", "").strip() in spelt
         # Some servers write special tokens as nothing.
-        is_special = not spelt and own in self.tokenizer.get_added_tokens_decoder()
-        return spelt == own_text.strip() or is_special
+        is_special = not spelt and sent_id in self.tokenizer.get_added_tokens_decoder()
+        return spelt == sent_text.strip() or is_special
 
     def _id_of(self, token: Any) -> int | None:
         """Return the ID of a token of a reply; None if it is none, or a text of several tokens."""
@@ -273,7 +274,8 @@ class Server:
                 self._connection.may_be_another = False
 
     def refuse_other(self, now: np.ndarray, before: np.ndarray, than: str) -> None:
-        """Raise if these are the numbers of two models. `than`: the end of the message."""
+        """Raise if these are the numbers of two models. `than`: which other model, for the
+        message."""
         nats = distance(now, before)
         if nats > max(OTHER_NATS, 3 * self.noise):
             numbers = f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
@@ -470,7 +472,7 @@ class Servers(PromptModel):
         """Return the server that each thread asks: in turn, so that few prompts are shared."""
         workers = [*alive]
         for _ in range(self.at_once - 1):
-            workers += [server for server in alive if server.tells_prompts]
+            workers += [server for server in alive if server.identifies_prompts]
         return workers
 
     def recognize_in(self, folder: Path) -> None:
