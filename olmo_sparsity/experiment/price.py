@@ -30,7 +30,8 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.load import LoadedModel, describe_model
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.training.estimate import Hardware, count_parameters, gpu_hours, without_memory
+from olmo_sparsity.training.estimate import Hardware, count_parameters, gpu_hours
+from olmo_sparsity.training.memory import without_memory
 from olmo_sparsity.training.runs import training_text
 from olmo_sparsity.training.start import cost_of
 

@@ -19,7 +19,6 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.estimate import (
     Hardware,
-    activation_bytes,
     cost_with,
     count_parameters,
     estimate,
@@ -28,10 +27,9 @@ from olmo_sparsity.training.estimate import (
     needed_bytes,
     refuse_too_large,
     share_of_peak,
-    start_bytes,
-    state_bytes,
     state_of,
 )
+from olmo_sparsity.training.memory import activation_bytes, start_bytes, state_bytes
 from olmo_sparsity.training.start import cost_of, for_hardware
 from tests.conftest import MakeConfig
 
