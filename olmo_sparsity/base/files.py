@@ -44,7 +44,10 @@ ABANDONED_S = 3600.0
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Yield a unique name next to `path` to write a file or folder to, then rename it to `path`. Of
-    several processes that write the same file at once, the last one wins."""
+    several processes that write the same file at once, the last one wins. A link to a file stays,
+    and the file that it names is written."""
+    if path.is_symlink() and not path.is_dir():
+        path = path.resolve()
     partial = partial_name(path)
     try:
         with naming(path, partial):

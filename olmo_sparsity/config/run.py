@@ -212,6 +212,15 @@ def _corpora(config: RunConfig) -> Rules:
             )
         if len(names) < len(config.data.corpora):
             yield f"data.corpus: two corpora have one name, of {', '.join(names)}; rename one"
+    texts = dict[tuple[str, str | None, str], str]()
+    for corpus in config.data.corpora:
+        text = (corpus.source, corpus.path, corpus.field)
+        other = texts.setdefault(text, str(corpus.name))
+        if corpus.path is not None and other != corpus.name:
+            yield (
+                f"data.corpus: {other} and {corpus.name} are the same text ({corpus.path}), which "
+                "would be read twice as often; remove one, and add its weight to the other"
+            )
     for number, stage in enumerate(config.training.lengths):
         if stage.weights and stage.weights.keys() != set(names):
             wanted = ", ".join(names) or "none, as data.corpus is not a list"

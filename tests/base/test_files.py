@@ -28,6 +28,16 @@ def test_processes_that_write_the_same_file_at_once_do_not_meet(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_link_to_a_file_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "page.html"
+    link.symlink_to(tmp_path / "disk/page.html")
+    write_atomically(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "disk/page.html").read_text() == "text"
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
+
+
 def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "identity.json"
     write_atomically(file, "before\n")

@@ -198,6 +198,7 @@ def test_a_corpus_that_is_too_short_is_named(mixed: DataConfig) -> None:
         (lambda d: d["corpus"][0].pop("name"), r"data.corpus\[0\].name is missing"),
         (lambda d: d["corpus"][0].update(name="../up"), r"name '../up' must consist of letters"),
         (lambda d: d["corpus"][0].update(name="digits"), "two corpora have one name"),
+        (lambda d: d["corpus"][0].update(path=d["corpus"][1]["path"]), "are the same text"),
         (lambda d: [c.update(weight=0) for c in d["corpus"]], "one of them above 0"),
         (lambda d: d["corpus"][0].update(weight=-1), "must be at least 0"),
     ],
