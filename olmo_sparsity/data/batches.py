@@ -158,9 +158,9 @@ class TrainingBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`length_at`: returns the length of the sequences of a step (1 is the first), into which
-        those of `length` tokens are cut. `weights`: of several corpora, in each stretch of
-        batches."""
+        """Open the stream. `length_at`: returns the length of the sequences of a step (1 is the
+        first), into which those of `length` tokens are cut. `weights`: of several corpora, in each
+        stretch of batches."""
         self.positions = positions
         self.length = length
         self.length_at = length_at or (lambda step: length)

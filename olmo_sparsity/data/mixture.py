@@ -83,6 +83,7 @@ class _Epochs:
         self._order: EpochOrder | None = None
 
     def find(self, epoch: int, place: int) -> int:
+        """Return the sequence at a place of an epoch."""
         if self._order is None or self._epoch != epoch:
             self._order = order_epoch(self.order, self.num_sequences, self.seed, epoch)
             self._epoch = epoch
@@ -182,6 +183,8 @@ class _Stretch:
             rest -= weight
 
     def corpus_of(self, number: int) -> tuple[int, int]:
+        """Return the corpus of a sequence, and how many earlier ones of the stretch are of the
+        same."""
         for corpus, share in enumerate(self.shares):
             num_before = _floor(share, number)
             if _floor(share, number + 1) > num_before:
@@ -190,6 +193,7 @@ class _Stretch:
         raise AssertionError("the last corpus of a weight takes all that is left")
 
     def count(self, number: int) -> list[int]:
+        """Return how many of the first `number` sequences are of each corpus."""
         counts = []
         for share in self.shares:
             counts.append(_floor(share, number))

@@ -101,6 +101,7 @@ class Manifest:
         return sum(file.num_tokens for file in self.files if file.split in splits)
 
     def save(self, folder: Path) -> None:
+        """Write the manifest, with totals for readers."""
         content = asdict(self)
         content["totals"] = {
             split: {"documents": self.num_documents(split), "tokens": self.num_tokens(split)}

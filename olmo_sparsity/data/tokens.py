@@ -408,6 +408,7 @@ class _Batch:
     ends_source: bool = False
 
     def add(self, piece: str, is_heldout: bool) -> None:
+        """Append a piece of a document; the caller sets the group of the last one."""
         self.pieces.append(piece)
         self.heldout.append(is_heldout)
         self.groups.append(None)

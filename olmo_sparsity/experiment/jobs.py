@@ -49,12 +49,12 @@ class Job:
 
     @property
     def note(self) -> Path:
-        """A file next to the job's results with the error message of its last failure."""
+        """Return the file next to the job's results with the error message of its last failure."""
         return self._beside("failed")
 
     @property
     def locks(self) -> Path:
-        """A folder in which each process of a measurement holds a lock while it runs."""
+        """Return the folder in which each process of a measurement holds a lock while it runs."""
         return self._beside("running")
 
     def _beside(self, suffix: str) -> Path:

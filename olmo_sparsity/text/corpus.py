@@ -65,6 +65,7 @@ class Tally:
     """For each reason to leave out a valid record, how many there are."""
 
     def add(self, record: Record) -> None:
+        """Count a record."""
         self.num_records += 1
         if not isinstance(record, TextRecord):
             counts = self.bad if isinstance(record, BadRecord) else self.left_out

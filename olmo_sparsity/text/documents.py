@@ -72,7 +72,8 @@ class Document:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The text of each token; joined they are the document."""
+        """Return the text of each token; joined they are the document. Without a tokenizer they
+        are empty."""
         if self.tokenizer is None:
             return [""] * len(self.tokens)
         return token_texts(self.tokenizer, self.tokens.tolist())

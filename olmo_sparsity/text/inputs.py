@@ -390,6 +390,7 @@ class _Distinct:
         return True
 
     def report(self, note: Callable[[str], None]) -> None:
+        """Say how many documents were left out, if any."""
         if self.num_equal:
             note(
                 f"{self.name}: {self.num_equal:,} documents equal an earlier one; each is read once"

@@ -23,6 +23,7 @@ class OLMoCoreLosses(Callback):
         self.settings = settings
 
     def post_step(self) -> None:
+        """Measure and record, in the steps that are due."""
         if self.step % self.interval:
             return
         module = self.trainer.train_module

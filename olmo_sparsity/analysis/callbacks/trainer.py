@@ -25,6 +25,7 @@ class TrainerLosses(TrainerCallback):
         self.settings = settings
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure and log; transformers calls this after each evaluation."""
         losses = losses_by_place(kwargs["model"], self.tokenizer, text=self.text, **self.settings)
         numbers = {}
         for row in losses.table.itertuples():

@@ -75,7 +75,7 @@ class SummaryColumn:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The stored columns."""
+        """Return the names of the stored columns: its own, and those of the ends."""
         return (self.name, self.low, self.high) if self.has_interval else (self.name,)
 
 

@@ -150,8 +150,8 @@ class LossesByPlace:
         return rows
 
     def _means(self, model: str, step: int) -> pd.DataFrame:
-        """A row for each document, a column for each range. Every document has as many tokens in a
-        range, so that the mean of means is the mean of tokens."""
+        """Return a row for each document, a column for each range. Every document has as many
+        tokens in a range, so that the mean of means is the mean of tokens."""
         rows = self._rows_of(model, step)
         means = rows.assign(mean=rows.total / rows["count"])
         return means.pivot(index="document", columns=PLACES, values="mean")
