@@ -77,13 +77,13 @@ def in_use(*models: Any) -> Iterator[None]:
 
 
 def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that has a model in its first argument, `scorer`."""
+    """Return a function whose calls use the model of their first argument, `scorer`."""
 
     @functools.wraps(function)
-    def called(*given: P.args, **named: P.kwargs) -> R:
-        scorer: Any = given[0] if given else named["scorer"]
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        scorer: Any = args[0] if args else kwargs["scorer"]
         with in_use(scorer.model):
-            return function(*given, **named)
+            return function(*args, **kwargs)
 
     return called
 
@@ -92,8 +92,10 @@ def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
 def _one_in_use(model: nn.Module) -> Iterator[None]:
     inner = _inner(model)
     is_first = not any(_inner(user) is inner for user in _users)
-    needing = [weight for weight in inner.parameters() if weight.requires_grad]
-    gradients = torch.set_grad_enabled(torch.is_grad_enabled())  # inference_mode enables them
+    trained = [weight for weight in inner.parameters() if weight.requires_grad]
+    # Leaving inference mode switches gradients on, also inside `no_grad`: a program would keep all
+    # activations.
+    gradients = torch.set_grad_enabled(torch.is_grad_enabled())
     _users.append(model)
     try:
         with torch.inference_mode(False), gradients, evaluating(model):
@@ -103,7 +105,8 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         _users.remove(model)
-        for weight in needing:  # an interrupt may hit the code that froze them
+        # Callers freeze weights and set them free again, but an interrupt may hit them in between.
+        for weight in trained:
             if not weight.requires_grad:
                 weight.requires_grad_()
 
@@ -125,16 +128,22 @@ def forget(model: nn.Module) -> None:
 
 
 def refuse_changed(model: Any, state: State | None, since: str) -> None:
-    """`state`: what it was then. Called with the model in use."""
+    """Raise if the model has changed. `state`: what it was; `since`: the call that read it, which
+    is to be repeated. Called with the model in use."""
     now = state_of(model)
-    if state and now and (differences := state.differences(now)):
+    if state is None or now is None:
+        return
+    differences = state.differences(now)
+    if differences:
         raise DataError(f"the model has changed since {since} ({differences}): {since} again")
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """The object that wrappers of one model share."""
-    own = getattr(model, "model", None)
-    return own if hasattr(type(model), "fit") and isinstance(own, nn.Module) else model
+    """Return the object that wrappers of one model share: the model in a `HuggingFaceLM`."""
+    wrapped = getattr(model, "model", None)
+    if hasattr(type(model), "fit") and isinstance(wrapped, nn.Module):
+        return wrapped
+    return model
 
 
 def _recognize(inner: nn.Module) -> None:
@@ -161,13 +170,13 @@ def _fit(model: nn.Module, inner: nn.Module) -> None:
         try:
             fit()
         except BaseException:
-            _states.pop(inner)  # of a model that does not fit
+            _states.pop(inner)  # else the next use would take the model for one that fits
             raise
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, and as it was afterwards."""
+    """Inside, the model is in evaluation mode, and afterwards each module is as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -178,12 +187,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward hook that leaves alone what other threads compute; but for the thread in which
-    PyTorch computes layers again for a backward pass on a GPU."""
-    own = threading.get_ident()
+    """Return a forward hook that leaves alone what other threads compute, except the thread in
+    which PyTorch computes layers again for a backward pass on a GPU."""
+    this_thread = threading.get_ident()
 
-    def only_here(*given: Any) -> Any:
+    def only_here(*called: Any) -> Any:
         is_backward: bool = torch._C._current_graph_task_id() != -1
-        return hook(*given) if is_backward or threading.get_ident() == own else None
+        is_here = threading.get_ident() == this_thread
+        return hook(*called) if is_backward or is_here else None
 
     return only_here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -35,25 +36,64 @@ def test_long_rows_attend_by_blocks_as_they_do_at_once(
     torch.testing.assert_close(found.float(), whole, atol=precision, rtol=0)
 
 
-@pytest.mark.parametrize("alibi", [0, 1, 2], ids=["no_bias", "one_bias", "bias_of_each_row"])
-@pytest.mark.parametrize("key_heads", [1, 4])
-@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
-def test_documents_attend_as_behind_a_dense_mask(
-    dtype: torch.dtype, key_heads: int, alibi: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so do gradients."""
+@dataclass
+class Packed:
+    """Two rows of documents, and what attention behind a dense mask gives for them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    documents: attention.Documents
+    bias: Tensor | None
+    expected: Tensor
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v
+
+    @property
+    def tolerance(self) -> dict[str, float]:
+        if self.q.dtype == torch.float:
+            return {"atol": 1e-5, "rtol": 1e-4}
+        return {"atol": 0.05, "rtol": 0.05}
+
+    def attended(self, dropout_p: float = 0.0) -> Tensor:
+        return attention.attend_within(*self.inputs, self.documents, self.bias, dropout_p)
+
+
+@pytest.fixture(params=["no_bias", "one_bias", "bias_of_each_row"])
+def rows_of_bias(request: pytest.FixtureRequest) -> int:
+    return ["no_bias", "one_bias", "bias_of_each_row"].index(request.param)
+
+
+@pytest.fixture(params=[1, 4], ids=["1_key_head", "4_key_heads"])
+def key_heads(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(params=[torch.float, torch.bfloat16], ids=["fp32", "bf16"])
+def case(
+    request: pytest.FixtureRequest,
+    rows_of_bias: int,
+    key_heads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Packed:
     for name, first in (("_KERNEL", 0), ("_KERNEL_BACKWARD", 1)):
         monkeypatch.setattr(attention, name, of_equal_heads(getattr(attention, name), first))
+    return packed_case(request.param, key_heads, rows_of_bias)
+
+
+def packed_case(dtype: torch.dtype, key_heads: int, rows_of_bias: int) -> Packed:
     generator = torch.Generator().manual_seed(0)
     lengths = [[1, 5, 200, 44], [250]]
     documents_BL = torch.stack(
         [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
     )
-    alike_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
-    mask = torch.where(alike_BLL.tril()[:, None], 0.0, float("-inf"))
+    is_same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
+    mask = torch.where(is_same_BLL.tril()[:, None], 0.0, float("-inf"))
     bias = None
-    if alibi:
-        slopes = -torch.rand(alibi, 4, 250, 250, generator=generator)
+    if rows_of_bias:
+        slopes = -torch.rand(rows_of_bias, 4, 250, 250, generator=generator)
         bias = (slopes + attention.causal_bias(250, torch.device("cpu"))).clamp(min=-1e30).to(dtype)
         mask = mask + slopes
     q, k, v = (
@@ -64,30 +104,53 @@ def test_documents_attend_as_behind_a_dense_mask(
         q.float(), k.float(), v.float(), mask, enable_gqa=True
     )
     documents = attention.find_documents(documents_BL, torch.device("cpu"))
-    assert documents[0].tolist() == [0, 1, 6, 206, 250, 500]
-    found = attention.attend_within(q, k, v, documents, bias)
-    one_by_one = attention._attend_one_by_one(
-        q, k, v, documents[0], bias, 0.0
-    )  # as on GPUs in fp32
-    assert (one_by_one - found).abs().max() <= (1e-5 if dtype == torch.float else 0.05)
-    assert found.dtype == dtype
-    near = {"atol": 1e-5, "rtol": 1e-4} if dtype == torch.float else {"atol": 0.05, "rtol": 0.05}
-    torch.testing.assert_close(found.float(), expected, **near)
-    assert not attention.attend_within(q, k, v, documents, bias, dropout_p=1.0).any()
-    if dtype == torch.float and not alibi:
-        monkeypatch.setattr(attention, "packs", lambda device, dtype, width: width == 8)
-        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", packed)
-        packed_too = attention.attend_within(q, k, v, documents)
-        torch.testing.assert_close(packed_too, found, **near)
-        monkeypatch.undo()
-    drawn = torch.randn(found.shape, generator=generator)
-    for upstream in (drawn, drawn[..., :1].expand(found.shape)):
-        for ours, theirs in zip(
-            torch.autograd.grad(found, (q, k, v), upstream.to(dtype), retain_graph=True),
-            torch.autograd.grad(expected, (q, k, v), upstream, retain_graph=True),
-            strict=True,
-        ):
-            assert (ours.float() - theirs).norm() < near["rtol"] * theirs.norm()
+    return Packed(q, k, v, documents, bias, expected)
+
+
+def test_documents_begin_where_the_number_of_a_place_changes() -> None:
+    case = packed_case(torch.float, key_heads=1, rows_of_bias=0)
+    assert case.documents[0].tolist() == [0, 1, 6, 206, 250, 500]
+
+
+def test_documents_attend_as_behind_a_dense_mask(case: Packed) -> None:
+    found = case.attended()
+    assert found.dtype == case.q.dtype
+    torch.testing.assert_close(found.float(), case.expected, **case.tolerance)
+
+
+def test_documents_one_by_one_attend_alike(case: Packed) -> None:
+    """As on GPUs in fp32."""
+    starts = case.documents[0]
+    one_by_one = attention._attend_one_by_one(*case.inputs, starts, case.bias, 0.0)
+    allowed = 1e-5 if case.q.dtype == torch.float else 0.05
+    assert (one_by_one - case.attended()).abs().max() <= allowed
+
+
+def test_dropout_reaches_the_attention_of_documents(case: Packed) -> None:
+    assert not case.attended(dropout_p=1.0).any()
+
+
+@pytest.mark.parametrize("is_expanded", [False, True], ids=["gradient", "expanded_gradient"])
+def test_gradients_of_documents_are_those_behind_a_dense_mask(
+    case: Packed, is_expanded: bool
+) -> None:
+    found = case.attended()
+    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    if is_expanded:  # a view, of which the kernel would read the wrong numbers
+        upstream = upstream[..., :1].expand(found.shape)
+    ours = torch.autograd.grad(found, case.inputs, upstream.to(found.dtype))
+    theirs = torch.autograd.grad(case.expected, case.inputs, upstream)
+    for grad, expected in zip(ours, theirs, strict=True):
+        assert (grad.float() - expected).norm() < case.tolerance["rtol"] * expected.norm()
+
+
+def test_flash_attention_takes_documents_one_after_the_other(
+    key_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = packed_case(torch.float, key_heads, rows_of_bias=0)
+    monkeypatch.setattr(attention, "packs", lambda device, dtype, width: width == 8)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", packed)
+    torch.testing.assert_close(case.attended(), case.expected, **case.tolerance)
 
 
 def of_equal_heads(kernel: Any, first: int) -> Any:
@@ -243,34 +306,57 @@ def test_activations_beyond_two_gib_are_much() -> None:
     assert not attention.keeps_much(2**13, 16, 8, 2, 2**8, 4)
 
 
-def test_states_are_shared_where_that_costs_less_and_is_exact(
-    monkeypatch: pytest.MonkeyPatch,
+CPU = torch.device("cpu")
+
+
+@torch.no_grad()
+def test_states_are_shared_where_distant_places_are_more_than_local_ones() -> None:
+    assert attention.can_share_distant(CPU, torch.float, 16, num_distant=8, length=7)
+    assert not attention.can_share_distant(CPU, torch.float, 16, num_distant=7, length=7)
+
+
+def test_states_are_not_shared_with_gradients() -> None:
+    assert not attention.can_share_distant(CPU, torch.float, 16, num_distant=8, length=7)
+
+
+@torch.no_grad()
+def test_states_are_not_shared_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not attention.can_share_distant(CPU, torch.float, 16, num_distant=8, length=7)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed"), [(torch.float, 32 * 2.0**-23), (torch.bfloat16, 4 * 2.0**-7)]
+)
+def test_the_error_of_sharing_is_a_multiple_of_what_rounding_allows(
+    dtype: torch.dtype, allowed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu, fp32 = torch.device("cpu"), torch.float
-    with torch.no_grad():
-        assert attention.can_share_distant(cpu, fp32, 16, 8, 7)
-        assert not attention.can_share_distant(cpu, fp32, 16, 7, 7)
-        with torch.autocast("cpu", torch.bfloat16):
-            assert not attention.can_share_distant(cpu, fp32, 16, 8, 7)
-    assert not attention.can_share_distant(cpu, fp32, 16, 8, 7)
-    tried = attention._distant_attends_apart.__wrapped__
     right = attention.attend_to_distant
     monkeypatch.setattr(attention, "attend_to_distant", lambda *given: right(*given) + 1)
-    for dtype, rounding in ((fp32, 32 * 2.0**-23), (torch.bfloat16, 4 * 2.0**-7)):
-        found = attention.distant_error(cpu, dtype, 16)
-        assert found == pytest.approx(1 / rounding, rel=2 * rounding)
-    for dtype in (torch.int64, torch.float8_e4m3fn):
-        assert not tried(cpu, dtype, 16)
-    for error, expected in ((1.0, True), (1.01, False)):
-        monkeypatch.setattr(attention, "distant_error", lambda *_, error=error: error)
-        assert tried(cpu, fp32, 16) == expected
+    error = attention.distant_error(CPU, dtype, 16)
+    assert error == pytest.approx(1 / allowed, rel=2 * allowed)
 
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
+def test_states_of_integers_or_8_bits_are_not_shared(dtype: torch.dtype) -> None:
+    assert not attention._distant_attends_apart.__wrapped__(CPU, dtype, 16)
+
+
+@pytest.mark.parametrize(("error", "is_exact"), [(1.0, True), (1.01, False)])
+def test_states_are_shared_up_to_the_error_that_rounding_allows(
+    error: float, is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "distant_error", lambda *_: error)
+    assert attention._distant_attends_apart.__wrapped__(CPU, torch.float, 16) == is_exact
+
+
+def test_a_full_memory_says_nothing_about_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(attention, "distant_error", full)
     with pytest.raises(torch.OutOfMemoryError):
-        tried(cpu, fp32, 16)
+        attention._distant_attends_apart.__wrapped__(CPU, torch.float, 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])

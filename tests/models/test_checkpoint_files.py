@@ -73,31 +73,56 @@ def test_other_weights_have_another_fingerprint(
     assert fingerprint(paths[:2]) != fingerprint(paths[1:])
 
 
-def test_the_latest_checkpoint_is_the_newest_whole_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def newest(skip: str = "") -> Path | None:
-        checked = verified_checkpoints(tmp_path, skip)
-        return next((folder for folder, problem in checked if problem is None), None)
+def newest(run_folder: Path, skip: str = "") -> Path | None:
+    checked = verified_checkpoints(run_folder, skip)
+    return next((folder for folder, problem in checked if problem is None), None)
 
-    assert newest() is None
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> list[Path]:
+    """Of a run: step 9, step 10, and step 1,000,000, which sorts before step000009 as text."""
     ninth, tenth = steps(tmp_path, 9, 10)
-    millionth = tmp_path / "checkpoints" / "step1000000"  # sorts before step000009 as text
+    millionth = tmp_path / "checkpoints" / "step1000000"
     shutil.copytree(tenth, millionth)
-    shutil.copytree(tenth, tmp_path / "checkpoints" / "step2000000.tmp")
-    assert newest() == millionth
-    (millionth / "engine" / "optimizer.bin").write_bytes(b"Moments")
-    assert newest() == tenth
-    assert newest("engine/") == millionth
-    (millionth / "model.safetensors").unlink()
-    assert load_model(str(tmp_path), device="cpu").name == str(tenth)
+    return [ninth, tenth, millionth]
+
+
+def test_a_run_without_checkpoints_has_no_latest_one(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+
+
+def test_the_latest_checkpoint_is_that_of_the_most_steps(
+    tmp_path: Path, checkpoints: list[Path]
+) -> None:
+    shutil.copytree(checkpoints[1], tmp_path / "checkpoints" / "step2000000.tmp")
+    assert newest(tmp_path) == checkpoints[2]
+
+
+def test_a_damaged_file_makes_the_checkpoint_before_the_latest_unless_it_is_skipped(
+    tmp_path: Path, checkpoints: list[Path]
+) -> None:
+    (checkpoints[2] / "engine" / "optimizer.bin").write_bytes(b"Moments")
+    assert newest(tmp_path) == checkpoints[1]
+    assert newest(tmp_path, skip="engine/") == checkpoints[2]
+
+
+def test_a_model_is_read_from_the_newest_whole_checkpoint_and_says_so(
+    tmp_path: Path, checkpoints: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoints[2] / "model.safetensors").unlink()
+    assert load_model(str(tmp_path), device="cpu").name == str(checkpoints[1])
     said = capsys.readouterr().err
     assert "model.safetensors is missing; reading step000010 instead" in said
     assert f"{tmp_path} has not ended: reading step 10 of 1,000" in said
-    for folder in (ninth, tenth):
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(
+    tmp_path: Path, checkpoints: list[Path]
+) -> None:
+    (checkpoints[2] / "model.safetensors").unlink()
+    for folder in checkpoints[:2]:
         (folder / "manifest.json").unlink()
-    assert newest() is None
-    with pytest.raises(
-        DataError, match=r"no checkpoint of .* is intact.*model.safetensors is miss"
-    ):
+    assert newest(tmp_path) is None
+    problem = r"no checkpoint of .* is intact.*model.safetensors is miss"
+    with pytest.raises(DataError, match=problem):
         load_model(str(tmp_path))

@@ -9,6 +9,7 @@ import torch
 
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.huggingface import HuggingFaceLM
 from tests.support.families import (
     COPIES_FAR,
     COUNTED,
@@ -24,32 +25,65 @@ from tests.support.families import (
     wrap,
 )
 
+LOCAL = (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
+CHOSEN = [1, 4, 5]
+
+
+def states_of(model: HuggingFaceLM) -> DistantStates:
+    return model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+
+
+def bias_without_others() -> torch.Tensor:
+    """A causal bias that hides all distant places but the chosen ones from local places."""
+    hidden = [place for place in range(NUM_FAR) if place not in CHOSEN]
+    bias = causal_bias(LENGTH, CPU).clone()
+    bias[..., NUM_FAR:, hidden] = bias[0, 0, 0, 1]
+    return bias
+
 
 @torch.no_grad()
 @each
-def test_distant_states_stand_for_distant_places(index: int) -> None:
+def test_distant_states_replace_distant_places(index: int) -> None:
     model = wrap(index)
-    distant = model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
-    near = (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
+    distant = states_of(model)
     plain = model.model(input_ids=TOKENS).logits
-    check_close(model.unembed(model.hidden(*near, distant=distant)), plain[:, NUM_FAR:])
-    check_close(model.unembed(model.hidden(*near, distant=distant, last=2)), plain[:, -2:])
-    chosen = [1, 4, 5]
-    hidden_from = [place for place in range(NUM_FAR) if place not in chosen]
-    bias = causal_bias(LENGTH, CPU).clone()
-    bias[..., NUM_FAR:, hidden_from] = bias[0, 0, 0, 1]
+    check_close(model.unembed(model.hidden(*LOCAL, distant=distant)), plain[:, NUM_FAR:])
+    check_close(model.unembed(model.hidden(*LOCAL, distant=distant, last=2)), plain[:, -2:])
+
+
+@torch.no_grad()
+@each
+def test_places_that_are_left_out_are_hidden_as_by_a_mask(index: int) -> None:
+    model = wrap(index)
+    distant = states_of(model)
+    bias = bias_without_others()
     expected = own_logits(model, COUNTED, bias)[:, NUM_FAR:]
-    some = distant.choose(torch.tensor([chosen]))
-    check_close(model.unembed(model.hidden(*near, distant=some)), expected)
+    chosen = distant.choose(torch.tensor([CHOSEN]))
+    check_close(model.unembed(model.hidden(*LOCAL, distant=chosen)), expected)
     others_hidden = distant.expand(1, bias[0, :, NUM_FAR, :NUM_FAR])
-    check_close(model.unembed(model.hidden(*near, distant=others_hidden)), expected)
+    check_close(model.unembed(model.hidden(*LOCAL, distant=others_hidden)), expected)
+
+
+@torch.no_grad()
+@each
+def test_rows_share_distant_states_that_each_sees_in_part(index: int) -> None:
+    model = wrap(index)
+    bias = bias_without_others()
+    all_seen = model.model(input_ids=TOKENS).logits[:, NUM_FAR:]
+    some_seen = own_logits(model, COUNTED, bias)[:, NUM_FAR:]
+    assert float((some_seen - all_seen).abs().max()) > 1e-3
+    bias_BF = torch.cat((torch.zeros(1, NUM_FAR), bias[0, :, NUM_FAR, :NUM_FAR]))
+    rows = (LOCAL[0].expand(2, -1), LOCAL[1].expand(2, -1))
+    shared = states_of(model).expand(2, bias_BF)
+    found = model.unembed(model.hidden(*rows, distant=shared))
+    check_close(found, torch.cat((all_seen, some_seen)))
+
+
+@each
+def test_only_families_with_attention_of_their_own_copy_distant_states(index: int) -> None:
     copies = SUPPORTED[index].class_name.split("For")[0] in COPIES_FAR
-    assert model.shares_distant(NUM_FAR, LENGTH - NUM_FAR) == (not copies)
-    rows = (near[0].expand(2, -1), near[1].expand(2, -1))
-    none_and_others = torch.cat((torch.zeros(1, NUM_FAR), bias[0, :, NUM_FAR, :NUM_FAR]))
-    two = model.unembed(model.hidden(*rows, distant=distant.expand(2, none_and_others)))
-    check_close(two, torch.cat((plain[:, NUM_FAR:], expected)))
-    assert float((expected - plain[:, NUM_FAR:]).abs().max()) > 1e-3
+    with torch.no_grad():
+        assert wrap(index).shares_distant(NUM_FAR, LENGTH - NUM_FAR) == (not copies)
 
 
 @torch.no_grad()
@@ -57,50 +91,88 @@ def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
     # Imports all of transformers.
     from olmo_sparsity.models.shared_states import LayerView, attending_to
 
-    model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
-    distant = model.distant_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
-    alone, views = model.hidden(*near), [LayerView(torch.zeros(1))]
+    model = wrap(find("Llama 1, 2, 3"))
+    distant = states_of(model)
+    alone = model.hidden(*LOCAL)
+    views = [LayerView(torch.zeros(1))]
     with attending_to(distant, views, model._usual_configs), ThreadPoolExecutor() as pool:
-        assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *near).result(), alone)
+        assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *LOCAL).result(), alone)
         with pytest.raises(NotImplementedError, match="another mask"):
-            model.hidden(*near)
-    shared = model.hidden(*near, distant=distant)
+            model.hidden(*LOCAL)
+    shared = model.hidden(*LOCAL, distant=distant)
     with torch.autocast("cpu", torch.bfloat16):  # its kernels are not those that share
         torch.testing.assert_close(
-            model.hidden(*near, distant=distant).float(), shared, atol=0.1, rtol=0.1
+            model.hidden(*LOCAL, distant=distant).float(), shared, atol=0.1, rtol=0.1
         )
 
 
-def test_distant_states_are_chosen_cut_and_joined_by_place() -> None:
+# --- selecting and joining ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole() -> DistantStates:
+    """Five places of one layer, with two heads of three coordinates."""
     generator = torch.Generator().manual_seed(0)
-    k, v = (torch.randn(1, 5, 2, 3, generator=generator) for _ in range(2))
-    whole = DistantStates(torch.arange(5)[None], [(k, v)], hidden_BFD=torch.randn(1, 5, 4))
-    assert (whole.num_places, whole.num_heads, whole.window_bias(3)) == (5, 2, None)
+    k = torch.randn(1, 5, 2, 3, generator=generator)
+    v = torch.randn(1, 5, 2, 3, generator=generator)
+    hidden_BFD = torch.randn(1, 5, 4, generator=generator)
+    return DistantStates(torch.arange(5)[None], [(k, v)], hidden_BFD=hidden_BFD)
+
+
+def test_whole_states_count_their_places_and_heads(whole: DistantStates) -> None:
+    assert whole.num_places == 5
+    assert whole.num_heads == 2
+
+
+def test_the_first_places_keep_their_states(whole: DistantStates) -> None:
     part = whole.first(2)
     assert part.positions_BF.tolist() == [[0, 1]]
-    assert torch.equal(part.layers[0][1], v[:, :2])
+    assert torch.equal(part.layers[0][1], whole.layers[0][1][:, :2])
     assert torch.equal(part.hidden_BFD, whole.hidden_BFD[:, :2])
-    chosen = whole.choose(torch.tensor([[4, 0], [1, 2]]))
-    assert chosen.positions_BF.tolist() == [[4, 0], [1, 2]]
-    assert torch.equal(chosen.layers[0][0], k[0, [[4, 0], [1, 2]]])
+
+
+def test_each_row_chooses_places_of_its_own(whole: DistantStates) -> None:
+    places = [[4, 0], [1, 2]]
+    chosen = whole.choose(torch.tensor(places))
+    assert chosen.positions_BF.tolist() == places
+    assert torch.equal(chosen.layers[0][0], whole.layers[0][0][0, places])
+
+
+def test_choosing_all_places_copies_nothing(whole: DistantStates) -> None:
     assert whole.choose(torch.arange(5)[None]) is whole
+
+
+def test_rows_have_the_same_states_and_a_bias_each(whole: DistantStates) -> None:
     bias = torch.tensor([[0.0, -1.0], [-2.0, 0.0], [0.0, 0.0]])
-    of_rows = part.expand(3, bias)
+    of_rows = whole.first(2).expand(3, bias)
     assert of_rows.layers[0][0].shape == (3, 2, 2, 3)
     (window,) = of_rows.window_bias(3).unbind(1)
     assert torch.equal(window[:, :, :2], bias[:, None].expand(3, 3, 2))
     assert torch.equal(window[:, :, 2:], causal_bias(3, CPU)[0].expand(3, 3, 3))
+
+
+def test_a_window_that_sees_all_places_needs_no_bias(whole: DistantStates) -> None:
+    assert whole.window_bias(3) is None
+
+
+def test_rows_behind_one_prefix_are_joined_into_one_text(whole: DistantStates) -> None:
+    k, v = whole.layers[0]
     # Rows of the same two first places and one more each, in two batches.
-    rows = [
-        DistantStates(r, [(k[0, r], v[0, r])]) for r in torch.tensor([[[0, 1, 4]], [[0, 1, 3]]])
-    ]
-    places = torch.cat([row.positions_BF for row in rows])
-    two = DistantStates(places, [(k[0, places], v[0, places])])
-    joined = DistantStates.behind_prefix([two, rows[1]], 2)
+    first_batch = torch.tensor([[0, 1, 4], [0, 1, 3]])
+    second_batch = torch.tensor([[0, 1, 3]])
+    batches = [DistantStates(b, [(k[0, b], v[0, b])]) for b in (first_batch, second_batch)]
+    joined = DistantStates.behind_prefix(batches, 2)
     assert joined.positions_BF.tolist() == [[0, 1, 4, 3, 3]]
     assert torch.equal(joined.layers[0][1], v[:, [0, 1, 4, 3, 3]])
-    more = torch.ones(1, 3, 4)
-    assert torch.equal(whole.predicting(more, None).hidden_BFD, more)
-    both = torch.cat([whole.hidden_BFD[:, :2], more], 1)
-    assert torch.equal(whole.predicting(more, part).hidden_BFD, both)
-    assert whole.predicting(more, chosen).hidden_BFD is None
+
+
+def test_hidden_states_continue_those_of_earlier_places(whole: DistantStates) -> None:
+    later = torch.ones(1, 3, 4)
+    assert torch.equal(whole.predicting(later, None).hidden_BFD, later)
+    expected = torch.cat([whole.hidden_BFD[:, :2], later], 1)
+    assert torch.equal(whole.predicting(later, whole.first(2)).hidden_BFD, expected)
+
+
+def test_without_earlier_hidden_states_there_are_none(whole: DistantStates) -> None:
+    chosen = whole.choose(torch.tensor([[4, 0], [1, 2]]))
+    assert whole.predicting(torch.ones(1, 3, 4), chosen).hidden_BFD is None
