@@ -253,7 +253,8 @@ def attend_within(
     memory are those of the single documents, without a mask of L·L places. `bias` must hide later
     places already."""
     starts_on_host, starts = documents
-    q, k = q.to(v.dtype), k.to(v.dtype)
+    q = q.to(v.dtype)
+    k = k.to(v.dtype)
     if bias is None and dropout_p == 0:
         if packs(q.device, q.dtype, q.shape[-1]):
             from torch.nn.attention.varlen import varlen_attn

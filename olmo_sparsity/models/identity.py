@@ -48,7 +48,7 @@ class State:
 
     @property
     def sha256(self) -> str:
-        """The same in another process; that of files is another."""
+        """Return a hash that is the same in another process. It is never that of files."""
         parts = [sorted(self.settings.items()), sorted(self.tensors.items())]
         if self.replaced:  # else a hash of an earlier release stays as it was
             parts.append(sorted(self.replaced.items()))

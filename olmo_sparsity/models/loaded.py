@@ -73,8 +73,8 @@ class LoadedModel:
 
     @cached_property
     def transformers_tokenizer(self) -> Any:
-        """The tokenizer as a transformers object, with its chat template; None if there is only
-        `tokenizer`. Read from the folder on first use."""
+        """Return the tokenizer as a transformers object, with its chat template; None if there is
+        only `tokenizer`. It is read from the folder on first use."""
         return self.find_transformers_tokenizer()
 
     def prefix_ids(self, prefix: str, text: str) -> list[int]:
@@ -252,9 +252,11 @@ def _measured(model: Any) -> dict[str, Any]:
     limit: PositionLimit | None
     inner: Any = getattr(model, "model", None)
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
-        limit, num_parameters = model.limit, inner.num_parameters()
+        limit = model.limit
+        num_parameters = inner.num_parameters()
     elif isinstance(model, PromptModel):  # whole prompts of a model of transformers
-        limit, num_parameters = position_limit(inner.config), inner.num_parameters()
+        limit = position_limit(inner.config)
+        num_parameters = inner.num_parameters()
     else:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
         num_parameters = count_parameters(model)

@@ -44,7 +44,8 @@ class LanguageModel(Protocol):
 
     @property
     def reach(self) -> int | None:
-        """No layer sees places this many position IDs or more before; None: some layers see all."""
+        """Return the number of position IDs from which on no layer sees places before; None: some
+        layers see all."""
 
     @property
     def embedding(self) -> nn.Embedding: ...
@@ -267,11 +268,13 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         chunk = rows_per_chunk(len(weight_VD), hidden_ND.device, compiled is not None)
         with torch.autocast(device, enabled=False):
-            hidden_ND, cast_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+            hidden_ND = hidden_ND.to(dtype)
+            cast_VD = weight_VD.to(dtype)
             cast_V = None if bias_V is None else bias_V.to(dtype)
             for start in range(0, len(labels_N), chunk):
                 rows = slice(start, start + chunk)
-                h_CD, labels_C = hidden_ND[rows], labels_N[rows]
+                h_CD = hidden_ND[rows]
+                labels_C = labels_N[rows]
                 if compiled is not None:
                     nll_C, cast_CV = compiled(h_CD, cast_VD, cast_V, labels_C, logit_scale, z_loss)
                     grad_CV = cast_CV

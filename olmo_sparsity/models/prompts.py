@@ -45,11 +45,11 @@ class LogprobModel(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether prompts that are given together share the states of their beginnings."""
+        """Return whether prompts that are given together share the states of their beginnings."""
 
     @property
     def token_forwards(self) -> int:
-        """Tokens that forward passes have computed since this object was made."""
+        """Return how many tokens forward passes have computed since this object was made."""
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Return log p, in nats, of each token of each prompt's continuation, given all tokens

@@ -262,12 +262,12 @@ def _eager(module: Any) -> Any:
     raise NotImplementedError(f"{type(module).__name__} has no eager attention")
 
 
-def _is_same(given: Tensor | None, mask: Tensor | None) -> bool:
+def _is_same(passed: Tensor | None, mask: Tensor | None) -> bool:
     """Return whether the model has passed on its mask unchanged. With a device map, accelerate
     copies the mask for each layer on another device, where values are compared."""
-    if given is mask or given is None or mask is None or given.device == mask.device:
-        return given is mask
-    return given.dtype == mask.dtype and torch.equal(given.to(mask.device), mask)
+    if passed is mask or passed is None or mask is None or passed.device == mask.device:
+        return passed is mask
+    return passed.dtype == mask.dtype and torch.equal(passed.to(mask.device), mask)
 
 
 for _name, _usual in USUAL.items():
