@@ -238,10 +238,14 @@ def _compare_answers(
     notes += [f"question {number}: source {old} is now {new}" for old, new in renamed.items()]
     changed = _changed_sources(now, before)
     if changed:
-        notes.append(f"question {number}, sources new, gone or changed: {', '.join(changed)}")
+        notes.append(f"question {number}, sources: {', '.join(changed)}")
 
     same = _pair(now.statements, before.statements, lambda row: row.text)
-    reworded = _pair_reworded(same.only_now, same.only_before)
+    if len(now.statements) == len(before.statements) == 1:
+        # The only statement of an answer is the same one, in whatever words.
+        reworded = _pair(same.only_now, same.only_before, lambda row: None)
+    else:
+        reworded = _pair_reworded(same.only_now, same.only_before)
     checks = list[Check]()
     for row, earlier_row in [*same.pairs, *reworded.pairs]:
         is_as_expected = (number, row.number + 1) in as_expected
@@ -359,9 +363,17 @@ def _new_names(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, s
 
 
 def _changed_sources(now: StoredAnswer, before: StoredAnswer) -> list[str]:
-    """Return the names of sources that are new or gone, or have another text."""
+    """Return which sources are new or gone, or have another text, in words."""
     pairs = before.source_texts.items() ^ now.source_texts.items()
-    return sorted({name for name, _ in pairs})
+    changes = list[str]()
+    for name in sorted({name for name, _ in pairs}):
+        if name not in now.source_texts:
+            changes.append(f"{name} is gone")
+        elif name not in before.source_texts:
+            changes.append(f"{name} is new")
+        else:
+            changes.append(f"{name} has another text")
+    return changes
 
 
 def _is_worse(now: StoredStatement, before: StoredStatement) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, printable
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.answers import IDENTITY, StoredAnswer, identity_in, read_answers
 from olmo_sparsity.sources.baseline import (
     compare_identities,
@@ -34,6 +35,7 @@ def refuse_without_checks(
     allow_other_model: bool = False,
 ) -> None:
     """Raise where `check` would have nothing to check against, before anything is computed."""
+    _warn_of_missing_sources(questions)
     if baseline is None:
         _refuse_without_expectations(questions)
         return
@@ -41,15 +43,31 @@ def refuse_without_checks(
         raise ConfigError(f"baseline={baseline} is also --out; pass the folder of an earlier run")
     if not Path(baseline, IDENTITY).exists():
         raise ConfigError(
-            f"--baseline {baseline} holds no results of questions; make them by --out, without "
-            "--gate"
+            f"--baseline {baseline} holds no results of questions; pass the --out folder of an "
+            "earlier run"
         )
     compare_identities(identity, baseline, allow_other_model)
     read_answers(baseline)
 
 
+def _warn_of_missing_sources(questions: str | Path) -> None:
+    """Name each expected source that its question does not have, before anything is computed: a
+    prompt builder has dropped it, or its name is misspelt."""
+    for line, expectations in zip(read_lines(questions), read_expectations(questions), strict=True):
+        sources = line.record.get("sources")
+        if not isinstance(sources, Mapping):
+            continue  # passages of messages have names when they are read
+        expected = {name for expectation in expectations for name in expectation.sources}
+        missing = sorted(expected - sources.keys())
+        if missing:
+            known = printable(", ".join(sources)[:200])
+            names = printable(", ".join(missing))
+            say(f"{line.place} expects {names}, which is none of its sources ({known})")
+
+
 def _refuse_without_expectations(questions: str | Path) -> None:
-    if not any(read_expectations(questions)):
+    expectations_of_questions = read_expectations(questions)
+    if not any(expectations_of_questions):
         raise ConfigError(f"{questions}: no question has `expect`; add it, or pass --baseline")
     for line in read_lines(questions):
         if "expect" not in line.record:
@@ -145,18 +163,19 @@ def _too_short(answer: StoredAnswer, num_entries: int) -> Check:
 
 def _check_expectation(expected: Expectation, answer: StoredAnswer, margin: float) -> Check:
     number = None if expected.statement is None else expected.statement + 1
+    rows = answer.statements if number is None else answer.statements[number - 1 : number]
+    text = " ".join(row.text for row in rows)
     missing = sorted(set(expected.sources) - answer.source_texts.keys())
     has_one = len(missing) < len(expected.sources)
     if missing and not (expected.is_either and has_one):
         return check_of(
             answer,
             statement=number,
-            text="",
+            text=text,
             expected=str(expected),
             found=f"the prompt has no source {', '.join(missing)}",
             passed=False,
         )
-    rows = answer.statements if number is None else answer.statements[number - 1 : number]
     if not rows:
         return check_of(
             answer,
@@ -173,7 +192,7 @@ def _check_expectation(expected: Expectation, answer: StoredAnswer, margin: floa
     return check_of(
         answer,
         statement=number,
-        text=" ".join(row.text for row in rows),
+        text=text,
         expected=str(expected),
         found="; ".join(row.verdict for row in rows),
         passed=passes,

@@ -207,15 +207,16 @@ class Attribution:
             is_open_S = evidence.open_TS[number]
             open_names = [self.names[s] for s in np.flatnonzero(is_open_S)]
             cells = self.matrix.loc[number].loc[open_names if kind == "undecided" else named]
+            spread = evidence.spread_TS[number].mean()
             row = {
                 "text": self.texts[number].strip(),
                 "nats": nats,
-                "spread": evidence.spread_TS[number].mean(),
+                "spread": spread,
                 "p": p_T[number],
                 "kind": kind,
                 "sources": tuple(named),
                 "open": tuple(open_names),
-                "verdict": in_words(kind, cells, nats, self.settings.draws),
+                "verdict": in_words(kind, cells, nats, spread, self.settings.draws),
                 "origins": self.origins(named),
             }
             rows.append(row)
@@ -263,6 +264,8 @@ class Attribution:
             if numbers:
                 which = ", ".join(str(i + 1) for i in numbers)
                 verdict = f"statement {which} relies on it ({most})"
+            elif any(name in row.open for row in self.statements.itertuples()):
+                verdict = f"neither named nor excluded (at most {most})"
             else:
                 verdict = f"changes nothing beyond its decoys (at most {most})"
             rows.append(

@@ -101,6 +101,9 @@ OPEN_NATS = 1.5
 SEVERAL_NATS = 3.0
 """A larger effect is always open, also that of all sources together."""
 
+DECIDED_SPREADS = 4.0
+"""More decoys decide about an open source if its effect is so many spreads."""
+
 Verdict = tuple[str, list[int]]
 """Kind (one, either, both, none, undecided) and the sources that it names."""
 
@@ -396,12 +399,13 @@ def judge(
     return evidence, verdicts
 
 
-def in_words(kind: str, cells: pd.DataFrame, nats: float, draws: int) -> str:
+def in_words(kind: str, cells: pd.DataFrame, nats: float, spread: float, draws: int) -> str:
     """Return the verdict in words. `cells`: the matrix at the statement and the named sources, or
-    if it is undecided those that are open. `draws`: the most decoys of a source."""
+    if it is undecided those that are open. `nats` of all sources, and the `spread` of the
+    statement. `draws`: the most decoys of a source."""
     names = list(cells.index)
     if kind == "undecided":
-        return _undecided_in_words(cells, nats, draws)
+        return _undecided_in_words(cells, nats, spread, draws)
     if kind == "one":
         (cell,) = cells.itertuples()
         # What a source gives is NaN where it was not evaluated. Of one decoy it is weaker evidence
@@ -422,12 +426,18 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float, draws: int) -> str:
     return f"rests on no source (all together: {by_all:.1f} nats)"
 
 
-def _undecided_in_words(cells: pd.DataFrame, nats: float, draws: int) -> str:
-    remedy = f"take more decoys (draws={2 * draws}), of the sources' own kind"
+def _undecided_in_words(cells: pd.DataFrame, nats: float, spread: float, draws: int) -> str:
+    most_nats = np.fmax(cells.lost, cells.gives) if len(cells) else pd.Series(dtype=float)
+    largest = most_nats.max() if len(cells) else nats
+    # Without this ratio no number of decoys decides, and the advice would never end.
+    if largest >= DECIDED_SPREADS * spread:
+        remedy = f"take more decoys (draws={2 * draws}), of the sources' own kind"
+    else:
+        remedy = (
+            f"its loss varies by {spread:.1f} nats with the text in one place; take decoys that "
+            "are more like the sources"
+        )
     if cells.empty:
         return f"undecided: no source alone stands out of {nats:.1f} nats of all; {remedy}"
-    each = list[str]()
-    for name, cell in cells.iterrows():
-        most = max(cell.lost, np.nan_to_num(cell.gives))
-        each.append(f"{name} may matter ({most:.1f} nats)")
+    each = [f"{name} may matter ({most:.1f} nats)" for name, most in most_nats.items()]
     return f"undecided: {', '.join(each)}; {remedy}"

@@ -243,6 +243,9 @@ def test_a_share_of_the_checks_may_be_enough(questions: Any, tmp_path: Path) -> 
     assert "1 of 10 checks failed" in found.describe()
     found.write(out, "q")
     assert json.loads((out / "gate.json").read_text())["passed"]
+    suite = ElementTree.parse(out / "gate.xml").getroot()[0]
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
+    assert [item.tag for case in suite.iter("testcase") for item in case] == ["skipped"]
 
 
 @pytest.fixture
@@ -270,7 +273,7 @@ def test_failures_are_written_as_junit(failed: Any, tmp_path: Path) -> None:
     name = cases[0].get("name") or ""
     assert "opening-hours" in name
     assert "When is it open?" in name
-    assert "text 0" in (cases[0][0].text or "")
+    assert (cases[0][0].text or "").splitlines()[0] == "text 0"
 
 
 def test_failures_are_written_as_json(failed: Any, tmp_path: Path) -> None:
@@ -423,6 +426,45 @@ def test_a_share_does_not_excuse_a_baseline_without_common_questions(
     assert not found
 
 
+def test_a_share_does_not_excuse_a_regression(questions: Any, tmp_path: Path) -> None:
+    out = stored(tmp_path / "out", *[FIRST] * 9, {"a": 0.0, "b": 0.0})
+    before = stored(tmp_path / "before", *[FIRST] * 10)
+    found = check(questions([*["a"] * 9, None]), out, before, must_pass=0.5)
+    assert [item.kind for item in found.failures] == ["baseline"]
+    assert not found
+
+
+@pytest.mark.parametrize(("named", "fails"), [(["a"], []), ([], [1])])
+def test_the_only_statement_of_an_answer_is_compared_in_any_words(
+    tmp_path: Path, named: list[str], fails: list[int]
+) -> None:
+    cells = {"a": cell(4.0, 3.0)}
+    row = row_of(0, "Somebody had fitted the valve backwards.", ["a"], cells)
+    before = StoredAnswer(0, "", "q", 0.0, {"a": "x"}, [row])
+    reworded = row_of(0, "It broke as an intern put it in the wrong way round.", named, cells)
+    found = compared(tmp_path, replace(before, statements=[reworded]), before)
+    assert [item.statement for item in found.failures] == fails
+
+
+def test_an_expected_source_that_a_question_lacks_is_named_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(
+        json.dumps({"sources": {"warranty": "x"}, "question": "q", "expect": "waranty"})
+    )
+    refuse_without_checks(path, tmp_path / "out", {}, None)
+    assert "q.jsonl:1 expects waranty, which is none of its sources (warranty)" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_check_of_a_missing_source_shows_the_statement(questions: Any, tmp_path: Path) -> None:
+    out = stored(tmp_path / "out", FIRST)
+    (failure,) = check(questions(["dropped"]), out).failures
+    assert failure.text == "text 0"
+
+
 def test_what_is_expected_outweighs_the_baseline(tmp_path: Path) -> None:
     cells = {"chunk 1": cell(0.0, -1.0), "b": cell(4.0, 1.0)}
     now = row_of(0, "It was opened in June 1921.", ["b"], cells)
@@ -467,9 +509,11 @@ def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> 
     path, out = questions("a"), stored(tmp_path / "out", FIRST)
     write(tmp_path / "empty", [])
     other = stored(tmp_path / "other", FIRST, question="another")
-    answer = stored(tmp_path / "answer", FIRST)
+    # Two statements, neither of which is similar to the one of today.
+    answer = stored(tmp_path / "answer", FIRST, SECOND)
     file = answer / "questions" / "000000.json"
-    file.write_text(file.read_text().replace("text 0", "another text"))
+    changed_texts = file.read_text().replace("text 0", "It rained.").replace("text 1", "He left.")
+    file.write_text(changed_texts)
     for baseline in (tmp_path / "empty", other, answer):
         assert [case.kind for case in check(path, out, baseline).failures] == ["baseline"]
     identity = identity_in(out)

@@ -394,7 +394,15 @@ def test_the_words_have_the_numbers_of_the_verdict(
     names = ["lost", "beyond_lost", "tried_lost", "beyond_gives", "tried_gives"]
     cells = pd.DataFrame([[3.0, 5, 6, 7, 8]] * 2, ["a", "b"], names)
     cells = cells[: len(gives)].astype({name: int for name in names[1:]}).assign(gives=gives)
-    said = in_words(kind, cells, 7.0, 8)
+    said = in_words(kind, cells, 7.0, 0.5, 8)
     assert re.findall(r"\b(?:[ab](?! decoy)\b|[\d.]+)", said) == words.split()
     assert ("gives" in said) == (gives == [3.1])
-    assert "-" not in in_words("none", cells, -0.04, 8)
+    assert "-" not in in_words("none", cells, -0.04, 0.5, 8)
+
+
+def test_more_decoys_are_advised_only_where_they_can_decide() -> None:
+    cells = pd.DataFrame([[3.0, np.nan]], ["a"], ["lost", "gives"])
+    assert "draws=16" in in_words("undecided", cells, 7.0, 0.7, 8)
+    advice = in_words("undecided", cells, 7.0, 0.8, 8)
+    assert "draws" not in advice
+    assert "varies by 0.8 nats" in advice
