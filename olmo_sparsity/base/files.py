@@ -59,8 +59,9 @@ def writing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
-    """Name a file that cannot be written: the errors of `write` do not, and errors of safetensors
-    have the number of the error in their message only."""
+    """Turn the error of a failed write into a UserError that names the file. The errors of Python's
+    `write` do not name it, and those of safetensors have the number of the error only in their
+    message. Errors of reading another file pass through."""
     try:
         yield
     except Exception as error:

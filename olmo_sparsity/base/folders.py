@@ -59,6 +59,8 @@ class Owner:
     slurm_job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
     since: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Random, so that no two owners are equal."""
+
     process: str | None = None
     """Tells this process from all others since the machine was started; None if unknown."""
 
@@ -81,6 +83,8 @@ def _identify_machine() -> str | None:
     """Return what differs after each start of the machine, and between its containers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # It ends in a space: _identify_process appends a number, and has_died_here compares this
+        # beginning.
         return f"{boot} {os.readlink('/proc/self/ns/pid')} "
     except OSError:  # not Linux
         return None
@@ -105,8 +109,8 @@ def _identify_process(pid: int) -> str | None:
 
 @contextmanager
 def locked(folder: Path, waits: bool = False) -> Iterator[None]:
-    """Hold the folder's lock. Raise when its owner shows to be alive, within REFRESH_S, or wait for
-    it with `waits`."""
+    """Hold the folder's lock. If another process holds it, wait for it with `waits`; otherwise
+    raise UserError when the other process touches the lock, after REFRESH_S seconds at most."""
     path = folder / LOCK
     own = Owner.here()
     _take(path, own, waits)
@@ -165,7 +169,8 @@ def _take(path: Path, own: Owner, waits: bool) -> None:
     claim = _Watch(path.with_name(f"{LOCK}.next"))
     said_at = time.monotonic() + _SAID_AFTER_S
     while not _create(path, json.dumps(vars(own), indent=1)):
-        if lock.look() and not waits:
+        owner_is_alive = lock.look()  # only a living owner changes its lock
+        if owner_is_alive and not waits:
             raise UserError(_in_use(path))
         owner = _read(path)
         has_died = owner is not None and owner.has_died_here
@@ -198,7 +203,7 @@ def _remove_dead(lock: _Watch, claim: _Watch) -> None:
     successor."""
     if not _create(claim.path, uuid.uuid4().hex):
         claim.look()
-        if claim.unchanged_s > STALE_S:  # killed between these lines
+        if claim.unchanged_s > STALE_S:  # its process was killed before it could delete it
             claim.path.unlink(missing_ok=True)
         return
     if lock.seen is not None and _content_of(lock.path) == lock.seen:
@@ -288,9 +293,13 @@ class WorkFolder:
         complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
         versions: Mapping[str, str | None] | None = None,
     ) -> str:
-        """Write the identity, or reject other settings than it states, which `complete` completes.
-        Return its SHA-256: files that state it are of this work, and not copied from another.
-        `versions` of packages are stated, too; where they differ, a line says so."""
+        """Store the settings in the identity file at the first start, and raise ConfigError at a
+        later one if they differ. Return the SHA-256 of that file, which results store, so that a
+        result copied from another folder is noticed.
+
+        complete: Brings stored settings of earlier versions to today's keys.
+        versions: Versions of packages, which are stored, too. A line names those that differ.
+        """
         if not self.identity.exists():
             stated = dict(settings)
             if versions:

@@ -290,7 +290,7 @@ class StageConfig:
 
     tokens: int = option(128, least=2, most=10**9)
     until: int | None = option(None, least=1)
-    """Its last step. None: the run's last step."""
+    """Last step of the stage. None: the last step of the run."""
 
     weights: dict[str, float] = option({})
     """Weights of the corpora in this stage, by name: of all of them. Empty: data.corpus's own."""

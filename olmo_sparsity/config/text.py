@@ -40,9 +40,10 @@ class CorpusConfig:
     """The field of a record that holds the text."""
 
     group_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
-    """The field of the record that makes a group of equal values (author, title, url: of a URL its
-    host). Documents of a group are all trained on or all held out, and `measure` takes none of them
-    for an unrelated text of another. None: each document is a group, but for equal texts."""
+    """The field of the record that makes a group of equal values (author, title, url; a URL counts
+    by its host). Documents of a group are all trained on or all held out, and `measure` takes none
+    of them for an unrelated text of another. None: each document is a group, but for equal
+    texts."""
 
     prompt_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
     """A field that precedes the text, such as the prompt of an answer. Both are trained on;
@@ -55,10 +56,10 @@ class CorpusConfig:
     """Data set on the hub."""
 
     hub_config: str | None = option("en", only_if=("source", "c4"))
-    """Its configuration."""
+    """Configuration of the hub's data set."""
 
     hub_split: str = option("train", only_if=("source", "c4"))
-    """Its split."""
+    """Split of the hub's data set."""
 
     max_documents: int | None = option(None, least=1)
     """Stop after this many good documents. None: read all of the source."""
@@ -82,10 +83,10 @@ class MixedCorpus(CorpusConfig):
     """One of several corpora that a run reads."""
 
     name: str | None = option(None, required=True)
-    """Its folder below data.folder, and its name in metrics."""
+    """The corpus's folder below data.folder, and its name in metrics."""
 
     weight: float = option(1.0, least=0, most=10**9)
-    """Its share of the sequences is this, divided by the sum of all weights."""
+    """The corpus's share of the sequences is this, divided by the sum of all weights."""
 
     def alone(self) -> CorpusConfig:
         """Return the same corpus without its name and weight."""
@@ -122,6 +123,8 @@ class DataConfig:
     """The text; or a list of corpora (`MixedCorpus`), each with a name and a weight."""
 
     corpora: list[MixedCorpus] = option([], several="corpus")
+    """Several corpora instead of one. A file has them as a list under the key `corpus`."""
+
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     heldout_share: float = option(0.05, least=0, most=0.999)
@@ -141,10 +144,11 @@ class DataConfig:
     (docs/extend.md)."""
 
     transform_options: dict[str, Any] = field(default_factory=dict)
-    """Its keywords."""
+    """Keyword arguments of the transform."""
 
     transform_sha256: str | None = None
-    """Of its file; set when a run starts, so that the run goes on with the same rule only."""
+    """SHA-256 of the transform's file. A run sets it at its start, and does not go on with another
+    one."""
 
     def parts(self) -> dict[str, DataConfig]:
         """Return what `prepare` does for each of several corpora, by name: each has a folder of its
@@ -163,6 +167,7 @@ class DataConfig:
         return {str(corpus.name): corpus.weight for corpus in self.corpora}
 
 
+# For `only_if`: a field of the same section, and the values with which an option has an effect.
 _SPREAD = ("scheme", "pose", "randomized")
 _YARN = ("scaling", "yarn")
 _LLAMA3 = ("scaling", "llama3")
@@ -182,8 +187,8 @@ class PositionsConfig:
     """Position IDs are drawn below this, the length that the model is trained to reach."""
 
     num_chunks: int = option(2, least=1, only_if=("scheme", "pose"))
-    """Number of runs of consecutive IDs in a sequence. Each but the last is
-    U{1 ... (length + 1) // num_chunks} long, the first begins at 0."""
+    """Number of runs of consecutive IDs in a sequence. The first begins at 0. Each but the last has
+    a random length, uniform from 1 to (length + 1) // num_chunks."""
 
     per_document: bool = False
     """With data.mask_documents: each document of a sequence gets IDs of its own by the scheme,
@@ -191,9 +196,10 @@ class PositionsConfig:
 
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     """Lower frequencies of RoPE, in training and wherever the model is used (models/rope.py).
-    linear: all are divided by the factor, as if position IDs were; ntk: the base is raised such
-    that only the lowest is; yarn: those of few turns within original_length are, with a
-    temperature; llama3: as Llama 3.1. To raise the base by hand: model.rope_theta."""
+    linear: divide all frequencies by the factor, as if position IDs were divided; ntk: raise the
+    base so that the lowest frequency is divided by the factor and the highest stays; yarn: divide
+    only frequencies that turn few times within original_length, and scale attention; llama3: as
+    Llama 3.1 does. To raise the base by hand: model.rope_theta."""
 
     factor: float | None = option(None, least=1, most=1e6, only_if=_SCALED, required=True)
     """How many times the length of pretraining the model is to reach."""

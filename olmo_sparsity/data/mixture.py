@@ -176,7 +176,7 @@ class _Stretch:
         # 0.1 means a tenth, not the binary number next to it.
         exact = [Fraction(repr(float(weights.of[name]))) for name in sizes]
         self.shares: list[Fraction] = []
-        """Of each corpus, its share of what the corpora before it leave."""
+        """Share of each corpus in what the corpora before it leave."""
         rest = sum(exact, Fraction(0))
         for weight in exact:
             self.shares.append(weight / rest if rest else Fraction(0))

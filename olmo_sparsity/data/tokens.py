@@ -115,7 +115,8 @@ def _obtain_tokenizer_of_all(data: DataConfig, parts: Mapping[str, DataConfig]) 
 
 
 def is_prepared(data: DataConfig) -> bool:
-    """Return whether all corpora are prepared, also with other options: `train` says which."""
+    """Return whether every corpus has a complete manifest. Its settings are not compared here;
+    `train` does that."""
     parts = list(data.parts().values()) or [data]
     return all(_is_finished(part) for part in parts)
 
@@ -400,7 +401,8 @@ class _Batch:
     pieces: list[str] = field(default_factory=list)
     heldout: list[bool] = field(default_factory=list)
     groups: list[int | None] = field(default_factory=list)
-    """With the last piece of a document comes its group."""
+    """The group of the document at its last piece, None at the pieces before. A document ends where
+    it has a group."""
 
     num_characters: int = 0
     tally: Tally = field(default_factory=Tally)

@@ -30,7 +30,7 @@ class State:
     """One of `STATES`."""
 
     step: int = 0
-    """Of a training: steps that are done."""
+    """Steps that are done, if the job trains."""
 
     detail: str = ""
 
@@ -40,12 +40,12 @@ class Job:
     kind: Literal["train", "measure", "figure"]
     name: str
     needs: tuple[str, ...]
-    """Names of the jobs that end before this one begins, well or not."""
+    """Names of the jobs that have ended before this one begins, with success or not."""
 
     model: Model | None = None
     measurement: Measurement | None = None
     figure: Path | None = None
-    """Of the job that draws: the file."""
+    """The file that the job draws, if it draws."""
 
     @property
     def note(self) -> Path:

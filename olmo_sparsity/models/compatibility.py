@@ -193,7 +193,7 @@ class Fit:
     """Whether `hidden_sharing` gives the same as copies of the kept states."""
 
     batch_noise: float = 0.0
-    """By how many nats losses change with the other rows of the batch."""
+    """How many nats a loss changes with the other rows of its batch."""
 
     knows_windows: bool = False
     """Whether its attention windows are those that `windows_of` reads from its config. They go by

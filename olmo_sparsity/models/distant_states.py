@@ -21,7 +21,7 @@ class DistantStates:
     """The keys and values of distant tokens: the same text in every row, or one row for all."""
 
     positions_BF: Tensor
-    """Their position IDs."""
+    """Position IDs of these tokens."""
 
     layers: list[tuple[Tensor, Tensor]]
     """k_BFHK, rotated, and v_BFHK of each layer."""

@@ -25,7 +25,7 @@ class Family:
     """A family of transformers, in terms of our config and weights."""
 
     class_name: str
-    """Its class in transformers."""
+    """Name of the family's class in transformers."""
 
     fixed: dict[str, Any]
     """Our fields; the fields that distinguish families come first."""

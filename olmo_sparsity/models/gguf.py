@@ -174,7 +174,7 @@ class Tensor:
     """How the weights are quantized: a number of `gguf.GGMLQuantizationType`."""
 
     start: int
-    """Its first byte, counted from the start of the file."""
+    """First byte of the tensor, counted from the start of the file."""
 
     num_bytes: int
 
@@ -189,7 +189,7 @@ class Header:
 
     path: Path
     metadata: dict[str, Any]
-    """Its entries by their keys, such as `llama.block_count`."""
+    """Entries of the header by their keys, such as `llama.block_count`."""
 
     raw: dict[str, bytes]
     """Each entry as the file holds it, without the tokenizer's arrays."""

@@ -80,7 +80,7 @@ class _Wanted:
     """States that all rows attend to; None if the weights of attention are read."""
 
     views: Sequence[LayerView] = ()
-    """Of each layer."""
+    """Keys and values of each layer."""
 
     weights: list[Tensor] = field(default_factory=list)
     """Attention weights of the layers that were called."""

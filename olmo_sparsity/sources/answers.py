@@ -69,7 +69,7 @@ class StoredStatement:
 
     verdict: str
     cells: dict[str, StoredCell]
-    """By source."""
+    """Rows of the matrix by source."""
 
     @property
     def rests_on_none(self) -> bool:

@@ -22,7 +22,7 @@ class Scored(NamedTuple):
     """A token and its log-probability, as a server writes them; nothing is checked yet."""
 
     token: Any
-    """Its ID, or its text."""
+    """The token's ID, or its text."""
 
     log_p: Any
 

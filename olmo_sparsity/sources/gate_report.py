@@ -42,7 +42,7 @@ class Check:
     """It fails without the margin."""
 
     id: str = ""
-    """Of the question."""
+    """The question's id in the file; empty if it has none."""
 
     asked: str = ""
     """The text of the question."""

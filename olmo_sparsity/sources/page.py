@@ -23,7 +23,7 @@ class AnswerPage:
     model: str
     error_rate: str
     names: list[str]
-    """Of the sources."""
+    """Names of the sources."""
 
     draws: int
     """Decoys of each source at most."""

@@ -102,7 +102,7 @@ class SourcePrompt:
 
     model: LoadedModel
     names: list[str]
-    """Of the sources, or of their judged parts."""
+    """Names of the sources, or of the parts of them that are judged."""
 
     pieces: list[Piece]
     local_ids: list[int]

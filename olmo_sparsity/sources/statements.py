@@ -103,7 +103,7 @@ class Attribution:
     losses: Losses
     token_forwards: int
     token_losses: Losses | None = None
-    """Of each token of the answer. None: statements are not judged by their parts."""
+    """Losses of each token of the answer. None: statements are not judged by their parts."""
 
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
     """By name, the attribution of each sentence of the reasoning that the answer relies on, also

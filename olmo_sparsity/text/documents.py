@@ -36,7 +36,7 @@ _BEGINNINGS = {"words": r"(?<!\S)\S", "paragraphs": r"(?:^|\n\s*\n)\s*\S"}
 class Document:
     tokens: np.ndarray
     number: int = 0
-    """Its index in its source, which also seeds its random draws."""
+    """Index of the document in its source, which also seeds the document's random draws."""
 
     group: str = ""
     """Documents of one group share text (passages of one article), and never serve as unrelated
@@ -47,10 +47,10 @@ class Document:
     """Whether its text may replace the distant tokens of another document."""
 
     name: str = ""
-    """Its file and record number, or its title."""
+    """The document's file and record number, or its title."""
 
     target: int | None = None
-    """In a record of prompt and target, the first place of the target."""
+    """First place of the target in a record with a prompt and a target."""
 
     _unit_numbers: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """For each kind of unit, what `_number_units` has returned: finding sentences takes time."""

@@ -64,10 +64,10 @@ class TextRecord:
     what the group field of the record holds."""
 
     name: str = dataclass_field(default="", compare=False)
-    """Its file and record number, or its title."""
+    """The record's file and number, or its title."""
 
     target: int | None = dataclass_field(default=None, compare=False)
-    """In a record of prompt and target, where in the text the target begins."""
+    """Where the target begins in the text of a record with a prompt and a target."""
 
     @cached_property
     def group_hash(self) -> int:

@@ -34,10 +34,10 @@ class ShardPart(NamedTuple):
 
     shard: Tensor
     offset: int
-    """Its first element in the shard."""
+    """First element of the piece in the shard."""
 
     start: int
-    """Its first element in the flat parameter."""
+    """First element of the piece in the flat parameter."""
 
     length: int
 

@@ -73,7 +73,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations_of: dict[int, list[Operation]] = defaultdict(list)
-        """By the address of the weight's storage."""
+        """Weights by the address of their storage."""
 
         # Keeps weights alive that a constructor replaces, so that no later one gets their address.
         self.recorded: list[Tensor] = []

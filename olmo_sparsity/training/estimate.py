@@ -84,7 +84,7 @@ class Hardware:
     """Network cards of a node. None: as is usual for the GPU."""
 
     price: float | None = None
-    """Of a GPU-hour, in any currency."""
+    """Price of a GPU-hour, in any currency."""
 
     @property
     def kind(self) -> str:

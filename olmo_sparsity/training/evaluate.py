@@ -44,7 +44,7 @@ class Evaluation:
     mask_documents: bool
     per_document: bool
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of several corpora, by name."""
+    """Losses of each of several corpora, by name."""
 
     @cached_property
     def corpora(self) -> dict[str, Evaluation]:

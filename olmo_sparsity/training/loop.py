@@ -271,7 +271,7 @@ class SaveSteps:
     """Work that a crash may lose."""
 
     SHARE = 0.02
-    """Of the time, that training may stand still for saves."""
+    """Share of the time that training may stand still for saves."""
 
     def __init__(self, settings: CheckpointConfig, step: int, num_steps: int) -> None:
         self.settings = settings

@@ -94,7 +94,7 @@ class Start:
     tokens_per_step: int
     flops_per_step: float
     whole_flops_per_step: float
-    """With attention counted whole."""
+    """The share of the peak if attention is counted as if nothing was masked."""
 
     stated_flops: float
     """FLOP/s that the vendor states for all devices; 0 if unknown."""

@@ -327,7 +327,7 @@ class _Panel:
 _CONTROLS_OF_RECOVERY = {"placebo_recovery": _PLACEBO, "unrelated": _UNRELATED}
 
 _PANELS = (
-    _Panel("k", "(b) Enough? k units alone", "recovery", "", _CONTROLS_OF_RECOVERY),
+    _Panel("k", "(b) Enough? k units added", "recovery", "", _CONTROLS_OF_RECOVERY),
     _Panel("k", "(c) Needed? All but k", "removal", "removal_", {"placebo_removal": _PLACEBO}),
 )
 

@@ -42,7 +42,7 @@ class SummaryColumn:
 
     name: str
     kind: str
-    """Its type, as in `tables`: text, int or wide (double); with `?`, it may be null."""
+    """Type of the column, as in `tables`: text, int or wide (double); with `?`, it may be null."""
 
     meaning: str
     """What docs/measure.md and the page say of it."""

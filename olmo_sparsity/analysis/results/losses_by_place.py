@@ -28,7 +28,7 @@ class LossesByPlace:
     `total` loss in nats of `count` tokens."""
 
     name: str = ""
-    """Of the text."""
+    """Name of the text that was read."""
 
     def __post_init__(self) -> None:
         # Differences are over pairs of documents: all checkpoints must have read the same tokens.

@@ -98,7 +98,7 @@ class _Checkpoint:
 
     step: int
     model: Any
-    """Its folder or hub name, or the model in memory."""
+    """Folder or hub name of the model, or the model in memory."""
 
     @staticmethod
     def all_of(model: Any) -> list[_Checkpoint]:
