@@ -51,8 +51,9 @@ def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_ST
     """Print a line for any error that is not a defect, and return the exit code; defects are raised
     again.
 
-    again: What a command that was stopped does when it is given again; None: it starts anew.
-    code: The exit code of such a command that was stopped, if `again` is given.
+    again: What the same command would do after it was stopped, such as "goes on"; None: it would
+        start anew.
+    code: The exit code of a stopped command that does not start anew.
     """
     if isinstance(error, ReportedElsewhere):
         return EXIT_BAD_INPUT
@@ -87,20 +88,22 @@ def _exit_code_of_os_error(error: OSError) -> int:
 
 
 class ResultStream:
-    """Standard output: shows what a terminal would execute, or cannot show, as JSON does."""
+    """Standard output. Control characters, which a terminal would execute, and characters that it
+    cannot show are written as escapes of JSON."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(_shown(text))
+        return self._stream.write(_escape_unprintable(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 def prepare_streams() -> None:
-    """Let both streams show letters that their encoding lacks, such as ASCII, as JSON does."""
+    """Let both streams write characters that their encoding (such as ASCII) lacks as escapes of
+    JSON."""
     codecs.register_error("as JSON", _escape_unencodable)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (it may be closed)
@@ -108,18 +111,20 @@ def prepare_streams() -> None:
         setattr(sys, name, ResultStream(stream) if name == "stdout" else stream)
 
 
-_OURS = re.compile("(\x1b\\[[01]m|[\n\t])")
+_ALLOWED_UNPRINTABLE = re.compile("(\x1b\\[[01]m|[\n\t])")
 """What we print ourselves and is not printable: codes of bold type, and white space."""
 
 
-def _shown(text: str) -> str:
+def _escape_unprintable(text: str) -> str:
     if text.replace("\n", "").isprintable():
         return text
-    parts = _OURS.split(text)
-    return "".join(part if _OURS.fullmatch(part) else _escaped(part) for part in parts)
+    parts = _ALLOWED_UNPRINTABLE.split(text)
+    return "".join(
+        part if _ALLOWED_UNPRINTABLE.fullmatch(part) else _escape_all(part) for part in parts
+    )
 
 
-def _escaped(text: str) -> str:
+def _escape_all(text: str) -> str:
     return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
 
 

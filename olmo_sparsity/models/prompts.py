@@ -30,12 +30,14 @@ class Prompt:
 
     @cached_property
     def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return a value that is equal for equal prompts."""
+        """Return the prompt as a key of a dictionary, which arrays cannot be: equal for equal
+        prompts."""
         return tuple(self.prefix.tolist()), tuple(self.continuation.tolist())
 
     @property
     def inputs(self) -> np.ndarray:
-        """Return all tokens that predict one of the continuation, or precede one that does."""
+        """Return the tokens to feed to a model: all but the last, which predicts nothing that is
+        asked for."""
         return np.concatenate([self.prefix, self.continuation[:-1]])
 
 
@@ -87,8 +89,8 @@ if not TYPE_CHECKING:  # else mypy accepts any name of this module
 
 
 LEAST_SHARED = 16
-"""Prompts share the states of a beginning if it has at least so many more tokens than what they
-share already; a forward of fewer tokens takes about as long as one of so many."""
+"""A child node is made only if its prompts share at least this many more tokens than those of its
+parent: a forward pass of fewer tokens saves no time."""
 
 
 @dataclass(frozen=True)
@@ -109,36 +111,45 @@ class Node:
     children: list[Node]
 
 
-def _tree(rows: Sequence[np.ndarray], ends: Sequence[int], num: int, indices: list[int]) -> Node:
-    """Return the node of the longest beginning that some texts share. `rows`: tokens of `num`
-    prompts, and last those of the text that is known; `ends`: how many of each may be shared;
-    `indices`: numbers of the texts, in the order of their tokens."""
-    limit = min(ends[index] for index in indices)
+def _prefix_tree(
+    rows: Sequence[np.ndarray],
+    most_shared: Sequence[int],
+    known_index: int,
+    sorted_indices: list[int],
+) -> Node:
+    """Return the node of the longest beginning that some texts share, and the nodes below it.
+
+    rows: Tokens of all prompts, and last, at `known_index`, of the text whose states are kept.
+    most_shared: How many tokens of each text may be shared.
+    sorted_indices: Numbers of these texts, in the order of their tokens.
+    """
+    limit = min(most_shared[index] for index in sorted_indices)
     # Sorted texts share what the first and the last of them share.
-    first = rows[indices[0]][:limit]
-    last = rows[indices[-1]][:limit]
+    first = rows[sorted_indices[0]][:limit]
+    last = rows[sorted_indices[-1]][:limit]
     differing = np.flatnonzero(first != last)
     if len(differing):
         depth = int(differing[0])
-        by_next_token = groupby(indices, lambda index: rows[index][depth])
+        by_next_token = groupby(sorted_indices, lambda index: rows[index][depth])
         parts = [list(part) for _, part in by_next_token]
     else:
         depth = limit
-        parts = [indices]
+        # The shortest text ends here. The others share no more, which is rare and costs only time.
+        parts = [sorted_indices]
     leaves = list[int]()
     children = list[Node]()
     for part in parts:
         child = None
-        if 1 < len(part) < len(indices):
-            child = _tree(rows, ends, num, part)
+        if 1 < len(part) < len(sorted_indices):
+            child = _prefix_tree(rows, most_shared, known_index, part)
         if child is not None and child.depth - depth >= LEAST_SHARED:
             children.append(child)
         else:
-            leaves += [index for index in part if index < num]
-    return Node(indices, depth, num in indices, leaves, children)
+            leaves += [index for index in part if index != known_index]
+    return Node(sorted_indices, depth, known_index in sorted_indices, leaves, children)
 
 
-def plan(
+def plan_shared_prefixes(
     prompts: Sequence[Prompt], known: np.ndarray | None = None
 ) -> tuple[Node, list[np.ndarray]]:
     """Return the tree of different prompts, and the tokens of each. `known`: a text whose states
@@ -146,28 +157,31 @@ def plan(
     rows = [prompt.inputs for prompt in prompts]
     # Not the last token of a prefix: its state predicts the first token of the continuation, so it
     # is computed with the tokens that are not shared.
-    ends = [len(prompt.prefix) - 1 for prompt in prompts]
+    most_shared = [len(prompt.prefix) - 1 for prompt in prompts]
     if known is not None:
         rows.append(known)
-        ends.append(len(known))
+        most_shared.append(len(known))
     order = sorted(range(len(rows)), key=lambda index: rows[index].tolist())
-    return _tree(rows, ends, len(prompts), order), rows
+    return _prefix_tree(rows, most_shared, len(prompts), order), rows
 
 
 def scores_along(
     node: Node,
     rows: Sequence[np.ndarray],
     prompts: Sequence[Prompt],
-    extended: Callable[[Any, Node, int], Any],
-    scored: Callable[[Any, np.ndarray, list[int]], Iterable[Any]],
+    extend_states: Callable[[Any, Node, int], Any],
+    score_rows: Callable[[Any, np.ndarray, list[int]], Iterable[Any]],
     states: Any = None,
-    before: int = 0,
+    num_computed: int = 0,
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each prompt below a node, and its log-probabilities. `extended`: states
-    of the node, from those of its first `before` tokens; `scored`: log-probabilities of prompts
-    of one shape, whose other tokens are rows of an array."""
-    if node.depth > before:
-        states = extended(states, node, before)
+    """Yield the number of each prompt below a node, and its log-probabilities.
+
+    extend_states: Returns the states of a node, from those of its first `num_computed` tokens.
+    score_rows: Returns log-probabilities of prompts of one shape, whose other tokens are rows of
+        an array.
+    """
+    if node.depth > num_computed:
+        states = extend_states(states, node, num_computed)
     # Prompts of one shape are rows of one forward, without padding.
     by_shape = defaultdict[tuple[int, int], list[int]](list)
     for index in node.leaves:
@@ -175,6 +189,6 @@ def scores_along(
         by_shape[shape].append(index)
     for indices in by_shape.values():
         tokens_BL = np.stack([rows[index][node.depth :] for index in indices])
-        yield from zip(indices, scored(states, tokens_BL, indices), strict=True)
+        yield from zip(indices, score_rows(states, tokens_BL, indices), strict=True)
     for child in node.children:
-        yield from scores_along(child, rows, prompts, extended, scored, states, node.depth)
+        yield from scores_along(child, rows, prompts, extend_states, score_rows, states, node.depth)

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.identity import refuse_lost_weights
-from olmo_sparsity.models.prompts import Node, Prompt, PromptModel, plan, scores_along
+from olmo_sparsity.models.prompts import (
+    Node,
+    Prompt,
+    PromptModel,
+    plan_shared_prefixes,
+    scores_along,
+)
 
 BATCH_TOKENS = 4096
 """Tokens of a batch at most; it has at least one row."""
@@ -92,12 +98,12 @@ class WholePrompts(PromptModel, nn.Module):
 
         different = list({prompt.key: prompt for prompt in prompts}.values())
         if self.shares and different:
-            root, rows = plan(different)
+            root, rows = plan_shared_prefixes(different)
         else:
             rows = [prompt.inputs for prompt in different]
             root = Node([], 0, False, leaves=list(range(len(rows))), children=[])
 
-        def extended(states: Any, node: Node, before: int) -> Any:
+        def extend_states(states: Any, node: Node, before: int) -> Any:
             # A copy, as a forward writes to its cache, and other nodes begin with these states.
             cache = deepcopy(states)
             if cache is None:
@@ -106,7 +112,7 @@ class WholePrompts(PromptModel, nn.Module):
             self._logits(tokens[None], 1, cache)
             return cache
 
-        def scored(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[np.ndarray]:
+        def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[np.ndarray]:
             targets_BW = np.stack([different[index].continuation for index in indices])
             num_rows = max(1, BATCH_TOKENS // len(rows[indices[0]]))
             log_p = list[np.ndarray]()
@@ -115,7 +121,7 @@ class WholePrompts(PromptModel, nn.Module):
                 log_p += self._log_p(tokens_BL[batch], targets_BW[batch], deepcopy(states))
             return log_p
 
-        log_p_of_index = dict(scores_along(root, rows, different, extended, scored))
+        log_p_of_index = dict(scores_along(root, rows, different, extend_states, score_rows))
         log_p_of_key = {prompt.key: log_p_of_index[i] for i, prompt in enumerate(different)}
         return [log_p_of_key[prompt.key] for prompt in prompts]
 

@@ -332,6 +332,7 @@ def _read(
     num_tokens = 0
     num_read = 0
     # Without a least length each text is a document: read no more of a stream than are needed.
+    # Copies among these are dropped, not replaced by later texts.
     wanted = texts if least else islice(texts, limit)
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
         for batch in _batches(wanted):
@@ -400,8 +401,8 @@ class _Distinct:
 def _encode(
     batch: list[records.TextRecord], model: Reader, control_tokens: bool
 ) -> list[tuple[list[int], list[int]]]:
-    """Return the tokens of each record's prompt, and of the rest. Encoded together, a token might
-    belong to both; and a target has tokens of its own."""
+    """Return the tokens of each record's prompt, and of the rest. They are encoded separately, so
+    that no token spans the boundary."""
     # A record without a target has an empty prompt.
     cuts = [record.target or 0 for record in batch]
     prompts = [record.text[:cut] for record, cut in zip(batch, cuts, strict=True)]

@@ -29,8 +29,9 @@ from olmo_sparsity.models.identity import fingerprint
 from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.text.runs import PreparedText, TrainedModel, TrainingText
 
-UNREAD = "engine/"
-"""Optimizer state, which is most of the bytes."""
+OPTIMIZER_STATE = "engine/"
+"""Beginning of the names of optimizer state. It is most of the bytes, and is not verified where
+only weights are read."""
 
 
 class Runs:
@@ -38,7 +39,7 @@ class Runs:
 
     def find(self, path: Path) -> Path | None:
         if (path / MANIFEST).is_file():
-            problem = verify_manifest(path, skip=UNREAD)
+            problem = verify_manifest(path, skip=OPTIMIZER_STATE)
             if problem:
                 raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
             return path
@@ -55,11 +56,13 @@ class Runs:
         loaded = _load_checkpoint(folder, DTYPES[dtype], device)
         step = loaded.trained["step"]
         num_steps = loaded.trained["num_steps"]
+        # No line if the user named this checkpoint, and not its run.
         if folder != Path(name) and step is not None and step < num_steps:
             say(f"{name} has not ended: reading step {step:,} of {num_steps:,}")
         return loaded
 
     def checkpoints(self, path: Path) -> list[Path]:
+        """Return the checkpoints of a run, the oldest first."""
         return list_checkpoints(path)[::-1]
 
     def open_prepared(self, folder: Path) -> PreparedText | None:
@@ -82,7 +85,7 @@ def training_text(data: DataConfig) -> TrainingText:
 def _latest_or_fail(run_folder: Path) -> Path:
     """Return the newest intact checkpoint; say so if a newer one is damaged."""
     first_problem = ""
-    for folder, problem in verified_checkpoints(run_folder, UNREAD):
+    for folder, problem in verified_checkpoints(run_folder, OPTIMIZER_STATE):
         if problem is None:
             if first_problem:
                 say(f"{first_problem}; reading {folder.name} instead")

@@ -66,7 +66,8 @@ class _Text:
 
     @property
     def is_own(self) -> bool:
-        """Return whether this is the distant context of the targets, or of their placebo."""
+        """Return whether the targets are measured with this text, as their own distant context or
+        as that of placebo targets, and not with an unrelated text as a control."""
         return self.control == "own"
 
     @property
@@ -93,7 +94,7 @@ class _Halves:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _Ranked:
     """A selector's choice for several targets, and the rows whose losses are L_k.
 
     There is a row for each target and each k: the local window and the k chosen units. For an own
@@ -192,8 +193,8 @@ def _by_block(
                 )
             start = int(windows.start_of(first))
             # A target of several tokens may reach beyond the block that its first token is in.
-            last = min(max(start + windows.stride, end), length)
-            block_targets = blocks.setdefault((start, last), {})
+            block_end = min(max(start + windows.stride, end), length)
+            block_targets = blocks.setdefault((start, block_end), {})
             block_targets.setdefault(distant_part, []).append((first - start, end - start))
     return blocks
 
@@ -232,16 +233,17 @@ class _Evaluation:
     tables: dict[str, dict[str, list[np.ndarray]]] = field(default_factory=_empty_tables)
     """Table → column → its parts, of the texts that are not stored yet."""
 
-    texts: list[str] = field(default_factory=list)
+    unstored_names: list[str] = field(default_factory=list)
     """Names of these texts."""
 
-    last_start: int = 0
-    """The first target of the last of the blocks that `add` evaluates together."""
+    start_of_last_block: int = 0
+    """Where the last of the blocks begins that `add` evaluates together: the states of a text must
+    reach that far."""
 
     def add(self, blocks: dict[Bounds, dict[str, Spans]]) -> None:
         """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
         and all blocks of each, so that the states of one text at a time are in memory."""
-        self.last_start = max(start for start, _ in blocks)
+        self.start_of_last_block = max(start for start, _ in blocks)
         # Each once, in the order in which they are met.
         distant_parts = dict.fromkeys(chain(*blocks.values()))
         for distant_part in distant_parts:
@@ -256,18 +258,18 @@ class _Evaluation:
     def frames(self) -> dict[str, pd.DataFrame]:
         return {name: _frame(name, columns) for name, columns in self.tables.items()}
 
-    def _is_stored(self, text: str) -> bool:
+    def _is_stored(self, name: str) -> bool:
         """Return whether an earlier start has evaluated the text of this name."""
-        return self.unfinished is not None and text in self.unfinished.texts
+        return self.unfinished is not None and name in self.unfinished.texts
 
-    def _finish(self, text: str) -> None:
+    def _finish(self, name: str) -> None:
         """Store the rows of all texts that are not stored yet, every few seconds."""
         if self.unfinished is None:
             return
-        self.texts.append(text)
+        self.unstored_names.append(name)
         if self.unfinished.is_due:
-            self.unfinished.store(self.texts, self.frames())
-            self.texts = []
+            self.unfinished.store(self.unstored_names, self.frames())
+            self.unstored_names = []
             self.tables = _empty_tables()
 
     def _add_own_text(self, bounds: Bounds, distant_part: str, targets: Spans) -> None:
@@ -275,10 +277,10 @@ class _Evaluation:
         if self._is_stored(name):
             return
         block = self._block(bounds)
-        before = self.scorer.token_forwards
+        forwards_before = self.scorer.token_forwards
         distant = self._own_distant_text(block, distant_part)
         text = self._text(block, distant, control="own", draw=0, targets={distant_part: targets})
-        self._add_cost("all", "shared", before, len(targets))
+        self._add_cost("all", "shared", forwards_before, len(targets))
         self._evaluate(text)
         self._finish(name)
 
@@ -325,7 +327,7 @@ class _Evaluation:
         if self.windows.has_all and distant.is_run and keeps_states:
             # One pass over a text serves all blocks: as far as the last one sees.
             first = int(distant.places_F[0])
-            num_distant = self.windows.tokens_before(self.last_start) - block.windows.short
+            num_distant = self.windows.tokens_before(self.start_of_last_block) - block.windows.short
             distant_tokens = distant.document.tokens[first : first + num_distant]
             prefix = block.tokens[: block.num_prefix]
             states = self.scorer.states(np.concatenate([prefix, distant_tokens]))
@@ -334,35 +336,39 @@ class _Evaluation:
 
     def _evaluate(self, text: _Text) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
-        choices: list[_Chosen] = []
+        evaluated: list[_Ranked] = []
         for kind in self.units:
             units = text.distant.units(kind)
-            choices += self._choices(text, kind, units)
+            evaluated += self._rank_with_all_selectors(text, kind, units)
             if text.is_documents_own and self.scorer.interpretation.replaces:
                 self._add_reliability(text, units, kind)
         # One call for the rows of all choices, so that they share batches.
-        loss_N = self.scorer.sums(list(chain(*(chosen.rows for chosen in choices))))
+        loss_N = self.scorer.sums(list(chain(*(ranked.rows for ranked in evaluated))))
         first = 0
-        for chosen in choices:
-            end = first + len(chosen.rows)
-            shape = (len(chosen.targets), len(self.ks))
+        for ranked in evaluated:
+            end = first + len(ranked.rows)
+            shape = (len(ranked.targets), len(self.ks))
+            # First the rows of only the k units, then, of own texts, of all but them (_choose).
             losses = loss_N[first:end].reshape(-1, *shape)
             loss_TK = losses[0]
             # Removal is measured for own texts only: an unrelated text has no long window.
             without_TK = losses[1] if text.is_own else np.full(shape, np.nan)
-            self._add_choice(text, chosen, loss_TK, without_TK)
+            self._add_ranked(text, ranked, loss_TK, without_TK)
             first = end
 
-    def _choices(self, text: _Text, kind: str, units: Units) -> list[_Chosen]:
-        """Return the choice of each selector, and of each draw of a random one."""
+    def _rank_with_all_selectors(self, text: _Text, kind: str, units: Units) -> list[_Ranked]:
+        """Return the ranking by each selector, and by each draw of a random one. Add rows to `lds`
+        and `costs`."""
         halves = None
         # A single unit cannot be halved.
         if self.num_halves > 0 and text.is_documents_own and len(units) > 1:
             halves = self._halves(text, units, kind)
-        choices = []
+        rankings = []
         for selector in self.selectors:
             # An unrelated text is itself one of several draws, so one choice of it is enough.
             num_draws = find_selector(selector).draws if text.is_own else 1
+            # Of an own text these are draws of the selector, from 0. An unrelated text has one,
+            # which is numbered as the text is.
             for draw in range(text.draw, text.draw + num_draws):
                 labels = {
                     "units": kind,
@@ -370,28 +376,28 @@ class _Evaluation:
                     "control": text.control,
                     "draw": draw,
                 }
-                chosen = self._choose(text, units, labels)
-                choices.append(chosen)
+                ranked = self._choose(text, units, labels)
+                rankings.append(ranked)
                 if halves is not None and draw == text.draw:
-                    self._add_lds(text, chosen, halves)
-        return choices
+                    self._add_lds(text, ranked, halves)
+        return rankings
 
-    def _add_lds(self, text: _Text, chosen: _Chosen, halves: _Halves) -> None:
+    def _add_lds(self, text: _Text, ranked: _Ranked, halves: _Halves) -> None:
         """Add to `lds` how well a selector's scores, summed over the units of a half, predict by
         how much the half lowers the loss."""
-        predicted_TA = chosen.choice.score_TU @ halves.kept_AU.T
+        predicted_TA = ranked.choice.score_TU @ halves.kept_AU.T
         lds_T = rank_correlations(predicted_TA, halves.fall_TA, of_equal_values=0.0)
-        self._add("lds", chosen.labels, target=text.places(chosen.targets), lds=lds_T)
+        self._add("lds", ranked.labels, target=text.places(ranked.targets), lds=lds_T)
 
     def _halves(self, text: _Text, units: Units, kind: str) -> _Halves:
         block = text.context.block
         targets = text.targets[DOCUMENT]
         generator = stream(self.seed, "halves", self.document.number, block.start)
-        before = self.scorer.token_forwards
+        forwards_before = self.scorer.token_forwards
         question = Question(text.context, units, targets, max(self.ks), generator)
         kept_AU = units.halves(self.num_halves, generator)
         fall_TA = falls_of_sets(self.scorer, question, kept_AU)
-        self._add_cost(kind, "halves", before, len(targets))
+        self._add_cost(kind, "halves", forwards_before, len(targets))
         return _Halves(kept_AU, fall_TA)
 
     def _add_reliability(self, text: _Text, units: Units, kind: str) -> None:
@@ -420,7 +426,7 @@ class _Evaluation:
         labels = {"units": kind, "selector": RELIABILITY}
         self._add("lds", labels, target=text.places(targets), lds=lds_T)
 
-    def _choose(self, text: _Text, units: Units, labels: dict[str, Any]) -> _Chosen:
+    def _choose(self, text: _Text, units: Units, labels: dict[str, Any]) -> _Ranked:
         """Rank the units for all targets of a text, and list the rows that L_k needs."""
         block = text.context.block
         targets = text.all_targets
@@ -438,7 +444,7 @@ class _Evaluation:
             ]
         num_tokens = np.array([len(distant) for distant, _ in sets])
         num_tokens_TK = num_tokens.reshape(len(targets), len(self.ks))
-        return _Chosen(
+        return _Ranked(
             labels=labels,
             units=units,
             targets=targets,
@@ -448,10 +454,11 @@ class _Evaluation:
         )
 
     def _rank(self, text: _Text, units: Units, labels: dict[str, Any]) -> Choice:
-        """Rank the units for all targets of a text, by a selector or as another measurement did."""
+        """Rank the units for all targets of a text, by a selector or as another measurement did.
+        Add a row to `costs`."""
         block = text.context.block
         targets = text.all_targets
-        before = self.scorer.token_forwards
+        forwards_before = self.scorer.token_forwards
         if self.choices is None:
             # Seeded by what is ranked, so that a draw does not depend on the order of evaluation.
             place = (self.document.number, block.start)
@@ -463,35 +470,35 @@ class _Evaluation:
             choice = self.choices.pick(self.document.number, labels, starts, units, block.first)
         # The cost that is reported is that of one choice: repeated draws and controls are not.
         if text.is_documents_own and labels["draw"] == 0:
-            self._add_cost(labels["units"], labels["selector"], before, len(targets))
+            self._add_cost(labels["units"], labels["selector"], forwards_before, len(targets))
         return choice
 
-    def _add_choice(
-        self, text: _Text, chosen: _Chosen, loss_TK: np.ndarray, without_TK: np.ndarray
+    def _add_ranked(
+        self, text: _Text, ranked: _Ranked, loss_TK: np.ndarray, without_TK: np.ndarray
     ) -> None:
         """Add the rows of each kind of distant context. Places are places of the document, also for
         an unrelated text, whose tokens have the same position IDs."""
         block = text.context.block
         for distant_part, spans in text.targets.items():
-            index_T = np.array([chosen.targets.index(span) for span in spans])
+            index_T = np.array([ranked.targets.index(span) for span in spans])
             target_T = text.places(spans)
-            labels = {"distant_part": distant_part} | chosen.labels
+            labels = {"distant_part": distant_part} | ranked.labels
             self._add(
                 "recovery",
                 labels,
                 target=target_T.repeat(len(self.ks)),
                 k=np.tile(np.array(self.ks), len(spans)),
-                num_tokens=chosen.num_tokens_TK[index_T].ravel(),
+                num_tokens=ranked.num_tokens_TK[index_T].ravel(),
                 loss_set=loss_TK[index_T].ravel(),
                 loss_without=without_TK[index_T].ravel(),
             )
             # `influence` lists one ranking for each target: that of the first draw.
-            if chosen.labels["draw"] > 0:
+            if ranked.labels["draw"] > 0:
                 continue
-            unit_TK = chosen.choice.unit_TK[index_T]
+            unit_TK = ranked.choice.unit_TK[index_T]
             num_ranks = unit_TK.shape[1]
-            first = chosen.units.first[unit_TK].ravel()
-            end = chosen.units.end[unit_TK].ravel()
+            first = ranked.units.first[unit_TK].ravel()
+            end = ranked.units.end[unit_TK].ravel()
             self._add(
                 "influence",
                 labels,
@@ -500,13 +507,13 @@ class _Evaluation:
                 distant_first=block.first + first,
                 distant_end=block.first + end,
                 distant_text=list(map(text.distant.text, first, end)),
-                influence=chosen.choice.influence_TK[index_T].ravel(),
+                influence=ranked.choice.influence_TK[index_T].ravel(),
             )
 
-    def _add_cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
-        """Add the token-forwards since the scorer had computed `before` of them."""
+    def _add_cost(self, kind: str, selector: str, forwards_before: int, num_targets: int) -> None:
+        """Add the token-forwards since the scorer had computed `forwards_before` of them."""
         labels = {"units": kind, "selector": selector}
-        spent = self.scorer.token_forwards - before
+        spent = self.scorer.token_forwards - forwards_before
         self._add("costs", labels, token_forwards=[spent], num_targets=[num_targets])
 
     def _add(self, table: str, labels: Mapping[str, Any], **values: Any) -> None:

@@ -18,19 +18,22 @@ from olmo_sparsity.models.losses import repetition_losses, token_losses
 from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
 
-MOST = 64
-"""How many passages are read, at most: fewer if they and their repetitions have more than `TOKENS`
-tokens, but not fewer than `LEAST`."""
+MAX_PASSAGES = 64
+"""How many passages are read, at most: fewer if they and their repetitions have more than
+`MAX_TOKENS` tokens, but not fewer than `MIN_PASSAGES`."""
 
-LEAST = 4
+MIN_PASSAGES = 4
 
-TOKENS = 32768
-"""Thousands of tokens make a mean exact enough, and long windows would take minutes."""
+MAX_TOKENS = 32768
+"""Enough for an exact mean; with long windows more would take minutes."""
 
 
-def passages_of(documents: Sequence[Document], length: int, most: int = MOST) -> list[np.ndarray]:
-    """Return the first `length` tokens of the first documents that have as many."""
-    num = min(most, max(LEAST, TOKENS // (2 * length)))
+def passages_of(
+    documents: Sequence[Document], length: int, most: int = MAX_PASSAGES
+) -> list[np.ndarray]:
+    """Return the first `length` tokens of the first documents that have as many: of `most` at most,
+    and of fewer if they are long."""
+    num = min(most, max(MIN_PASSAGES, MAX_TOKENS // (2 * length)))
     passages = []
     for document in documents:
         if len(document.tokens) >= length:
@@ -59,13 +62,14 @@ def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tens
 
 
 def repetition_drop(
-    scorer: Scorer, documents: Sequence[Document], length: int, most: int = MOST
+    scorer: Scorer, documents: Sequence[Document], length: int, most: int = MAX_PASSAGES
 ) -> dict[str, float | bool | int]:
     """Measure the mean loss on passages of `length` tokens, and on their repetition in the same
-    context. Copying is most of what distant tokens give to models of text: one that copies little
-    has few nats to show."""
+    context. Most of what distant tokens give to a model of text is copying: a model that copies
+    little gains little from them, so its recovery says little."""
     passages = passages_of(documents, length, most)
     losses = losses_of_repetition(scorer, passages)
+    # Without a passage the losses are 0, and num_passages is 0: JSON has no NaN.
     first = 0.0
     repeated = 0.0
     if len(losses):
@@ -75,7 +79,7 @@ def repetition_drop(
         "loss_first": first,
         "loss_repeated": repeated,
         "drop": drop,
-        "has_induction": drop >= INDUCTION_SHARE * first > 0,
+        "has_induction": first > 0 and drop >= INDUCTION_SHARE * first,
         "num_passages": len(passages),
         "passage_length": length,
     }

@@ -18,7 +18,13 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.models.prompts import LogprobModel, Node, Prompt, plan, scores_along
+from olmo_sparsity.models.prompts import (
+    LogprobModel,
+    Node,
+    Prompt,
+    plan_shared_prefixes,
+    scores_along,
+)
 from olmo_sparsity.models.use import in_use
 
 
@@ -31,7 +37,7 @@ def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -
         ends = sum(len(rows[index]) - node.depth for index in node.leaves)
         return shared + ends + sum(count(child, node.depth) for child in node.children)
 
-    root, rows = plan(_different(prompts), known)
+    root, rows = plan_shared_prefixes(_different(prompts), known)
     return count(root, 0)
 
 
@@ -95,14 +101,14 @@ class ModelLogprobs:
         different = _different(prompts)
         with in_use(self.scorer.model), fast_kernels(self.scorer.device):
             known_tokens, known_states = self.scorer.last_text
-            root, rows = plan(different, known_tokens)
+            root, rows = plan_shared_prefixes(different, known_tokens)
 
-            def extended(states: Any, node: Node, before: int) -> DistantStates:
+            def extend_states(states: Any, node: Node, num_computed: int) -> DistantStates:
                 if node.is_known and known_states is not None:
                     return known_states.first(node.depth)
-                return self.scorer.extended(states, rows[node.indices[0]][before : node.depth])
+                return self.scorer.extended(states, rows[node.indices[0]][num_computed : node.depth])
 
-            def scored(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
+            def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
                 targets_BW = np.stack([different[index].continuation for index in indices])
 
                 def log_p(batch: Sequence[int]) -> Tensor:
@@ -117,7 +123,7 @@ class ModelLogprobs:
                 batches = self.scorer.in_batches(range(len(indices)), num_tokens, log_p)
                 return list(chain(*batches))  # log p of each prompt's continuation
 
-            pairs = list(scores_along(root, rows, different, extended, scored))
+            pairs = list(scores_along(root, rows, different, extend_states, score_rows))
         # All are copied at once, so that the host waits for a GPU once.
         log_p_of_prompts = to_host([log_p for _, log_p in pairs])
         by_key = {}
