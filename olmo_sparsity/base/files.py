@@ -50,7 +50,7 @@ def writing(path: Path) -> Iterator[Path]:
         path = path.resolve()
     partial = partial_name(path)
     try:
-        with naming(path, partial):
+        with naming_written_file(path, partial):
             yield partial
             publish(partial, path)
     finally:
@@ -58,7 +58,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
+def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[None]:
     """Turn the error of a failed write into a UserError that names the file. The errors of Python's
     `write` do not name it, and those of safetensors have the number of the error only in their
     message. Errors of reading another file pass through."""

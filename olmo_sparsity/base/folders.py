@@ -337,12 +337,12 @@ def refuse_changes(folder: str, changed: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Results in a folder, a JSON file each. A piece is computed again if its file is damaged, or
-    if it is of something else than before (`of`)."""
+    """Results of a long task, a JSON file each, so that the next start computes only those that are
+    missing, damaged, or made from something else than now (`source_id`)."""
 
     folder: Path
 
-    def read(self, name: int | str, of: str) -> dict[str, Any] | None:
+    def read(self, name: int | str, source_id: str) -> dict[str, Any] | None:
         """Return the content of a piece; None if it must be computed."""
         path = self._path(name)
         if not path.exists():
@@ -352,12 +352,12 @@ class Pieces:
         except DataError as error:
             say(str(error))
             return None
-        stored_of = content.pop("of", None)
-        return content if stored_of == of else None
+        stored_id = content.pop("of", None)
+        return content if stored_id == source_id else None
 
-    def write(self, name: int | str, of: str, content: Mapping[str, Any]) -> None:
-        """Store a piece. `of`: what it is of."""
-        text = json.dumps(with_crc({"of": of, **content}), allow_nan=False)
+    def write(self, name: int | str, source_id: str, content: Mapping[str, Any]) -> None:
+        """Store a piece. `source_id`: what it is made from."""
+        text = json.dumps(with_crc({"of": source_id, **content}), allow_nan=False)
         write_atomically(self._path(name), text)
 
     def _path(self, name: int | str) -> Path:

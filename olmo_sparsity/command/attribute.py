@@ -57,7 +57,7 @@ def attribute(options: argparse.Namespace) -> int:
 
 
 def _attribute_one(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.results.tables import plain
+    from olmo_sparsity.analysis.results.tables import to_json_value
     from olmo_sparsity.sources import statements
     from olmo_sparsity.sources.request import AttributeRequest
 
@@ -75,7 +75,7 @@ def _attribute_one(options: argparse.Namespace) -> int:
         return 0
     result = statements.attribute(request)
     if options.json:
-        print(json.dumps(plain(result.to_dict()), ensure_ascii=False, indent=1))
+        print(json.dumps(to_json_value(result.to_dict()), ensure_ascii=False, indent=1))
     else:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
         if options.messages is not None:  # its sources have names that the user has not chosen

@@ -15,7 +15,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -72,6 +72,17 @@ class ShardFile:
     @property
     def names(self) -> list[str]:
         return list(self.contents(0))
+
+    @property
+    def shard_number(self) -> int:
+        """Return the number in the names: train-00012.tokens.uint16 has 12."""
+        return int(self.tokens.split("-")[1].partition(".")[0])
+
+    def renumbered(self, number: int) -> ShardFile:
+        """Return the same files under the names of another shard."""
+        kinds = [name.partition(".")[2] for name in self.names]
+        tokens, ends, groups = (f"{self.split}-{number:05d}.{kind}" for kind in kinds)
+        return replace(self, tokens=tokens, ends=ends, groups=groups)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Encoding, Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics
-from olmo_sparsity.base.files import naming, sync, write_atomically
+from olmo_sparsity.base.files import naming_written_file, sync, write_atomically
 from olmo_sparsity.base.folders import WorkFolder, differences, locked, refuse_changes
 from olmo_sparsity.base.launch import read_launch
 from olmo_sparsity.base.progress import Progress
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 SHARD_CHARACTERS = 2**28
 """A shard ends with the record that brings its text to this many characters: about 60M tokens, or
 one or two minutes of two cores, which is the most that a kill can lose."""
+
+ENCODING_CHARACTERS = 64
+"""What an encoding takes beside its tokens, as characters: it counts for many tiny documents."""
 
 CACHED_WORDS = 2**18
 """The tokenizer caches the tokens of words, by default of the first 10,000. More make it a tenth
@@ -127,7 +130,7 @@ def _prepare_corpus(
     """Prepare one corpus, alone or with other processes. `shared`: the tokenizer of several
     corpora."""
     if shard[1] == 1:
-        return _prepare(data, shared, is_whole=True)
+        return _fill_folder(data, shared, needs_both_splits=True)
     return _prepare_with_others(data, shard, shared)
 
 
@@ -141,8 +144,8 @@ def _prepare_with_others(
     folder = Path(data.folder)
     files = _shared_files(data, shard)
     if (folder / "manifest.json").exists():
-        return _prepare(data, shared, is_whole=True)
-    parts = [
+        return _fill_folder(data, shared, needs_both_splits=True)
+    file_folders = [
         replace(
             data,
             folder=f"{folder}/parts/{number:05d}",
@@ -150,19 +153,24 @@ def _prepare_with_others(
         )
         for number, file in enumerate(files)
     ]
-    if not all(map(_is_finished, parts)):
+    are_finished = all(map(_is_finished, file_folders))
+    # The folders of files are gone if another process has joined them since the check above.
+    if not are_finished and (folder / "manifest.json").exists():
+        return _fill_folder(data, shared, needs_both_splits=True)
+    if not are_finished:
         tokenizer = shared
         if tokenizer is None:
             with Progress("prepare", total=None, unit="tokens") as progress:
                 tokenizer = _make_tokenizer(data, _sample(data), progress)
-        for part in parts[index::num_processes]:
-            _prepare(part, tokenizer, is_whole=False)
-    if not all(map(_is_finished, parts)):
+        for part in file_folders[index::num_processes]:
+            _fill_folder(part, tokenizer, needs_both_splits=False)
+    are_finished = all(map(_is_finished, file_folders))
+    if not are_finished and not (folder / "manifest.json").exists():
         return None
     with locked(folder, waits=True):
         if not (folder / "manifest.json").exists():
-            _join(data, folder, [Path(part.folder) for part in parts])
-    return _prepare(data, shared, is_whole=True)
+            _join(data, folder, [Path(part.folder) for part in file_folders])
+    return _fill_folder(data, shared, needs_both_splits=True)
 
 
 def _shared_files(data: DataConfig, shard: tuple[int, int]) -> list[Path]:
@@ -206,14 +214,11 @@ def _join(data: DataConfig, folder: Path, parts: list[Path]) -> None:
     for part in parts:
         manifest = Manifest.load(part)
         for file in manifest.files:
-            number = joined.num_shards + int(file.tokens.split("-")[1].partition(".")[0])
-            kinds = [name.partition(".")[2] for name in file.names]
-            names = [f"{file.split}-{number:05d}.{kind}" for kind in kinds]
-            for old, new in zip(file.names, names, strict=True):
+            renamed = file.renumbered(joined.num_shards + file.shard_number)
+            for old, new in zip(file.names, renamed.names, strict=True):
                 if (part / old).exists():  # not moved before a kill
                     os.replace(part / old, folder / new)
-            tokens, ends, groups = names
-            joined.files.append(replace(file, tokens=tokens, ends=ends, groups=groups))
+            joined.files.append(renamed)
         joined.num_shards += manifest.num_shards
         joined.tally.merge(manifest.tally)
     _check_not_empty(data, joined)
@@ -236,9 +241,11 @@ def _refuse_damaged(data: DataConfig, tallies: list[Tally]) -> None:
         )
 
 
-def _prepare(data: DataConfig, shared: Tokenizer | None, *, is_whole: bool) -> Manifest:
+def _fill_folder(
+    data: DataConfig, shared: Tokenizer | None, *, needs_both_splits: bool
+) -> Manifest:
     """Prepare a folder as one process. `shared`: the tokenizer of several files or corpora of which
-    this is one. `is_whole`: whether it must have text on both sides of the split."""
+    this is one. `needs_both_splits`: whether it must have text on both sides of the split."""
     work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
     folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.
@@ -250,7 +257,7 @@ def _prepare(data: DataConfig, shared: Tokenizer | None, *, is_whole: bool) -> M
             progress.note(f"{folder} is already prepared: {_describe(manifest)}")
             return manifest
         tokenizer = _obtain_tokenizer(data, folder, manifest, progress, shared)
-        _write_shards(data, folder, manifest, tokenizer, progress, is_whole)
+        _write_shards(data, folder, manifest, tokenizer, progress, needs_both_splits)
         progress.note(f"{folder}: {_describe(manifest)}")
     return manifest
 
@@ -479,7 +486,7 @@ def _write_shards(
     manifest: Manifest,
     tokenizer: Tokenizer,
     progress: Progress,
-    is_whole: bool,
+    needs_both_splits: bool,
 ) -> None:
     """Write the shards that are not in the manifest yet, and add each to it."""
     _remove_unnamed(folder, manifest)
@@ -499,7 +506,11 @@ def _write_shards(
     encoded = in_background(_encode_batches(tokenizer, in_background(batches, 2)), 1)
     writers = _new_writers(folder, manifest)
     total = deepcopy(manifest.tally)
-    with naming(folder), contextlib.closing(encoded), contextlib.ExitStack() as at_the_end:
+    with (
+        naming_written_file(folder),
+        contextlib.closing(encoded),
+        contextlib.ExitStack() as at_the_end,
+    ):
         at_the_end.callback(lambda: ShardWriter.close_all(writers))  # those of the last shard
         for batch, encodings in encoded:
             total.merge(batch.tally)
@@ -510,7 +521,7 @@ def _write_shards(
             progress.update(done + num_new, bad_records=f"{total.num_bad:,}")
             if not batch.ends_shard:
                 continue
-            if batch.ends_source and is_whole:
+            if batch.ends_source and needs_both_splits:
                 _check_not_empty(data, manifest, *writers)
             if total.num_records > manifest.tally.num_records:
                 for writer in writers:

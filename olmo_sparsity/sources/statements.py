@@ -25,7 +25,7 @@ import torch
 
 from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.results.summary import describe_noise
-from olmo_sparsity.analysis.results.tables import plain
+from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, logprobs_of
@@ -365,7 +365,7 @@ class Attribution:
 
     def to_json(self) -> str:
         """Return the answer, its statements and verdicts as JSON, in a versioned schema."""
-        return json.dumps(plain(self.to_dict()), ensure_ascii=False, indent=1)
+        return json.dumps(to_json_value(self.to_dict()), ensure_ascii=False, indent=1)
 
     def to_html(self, path: str | Path) -> None:
         """Write the answer as a page, each statement in the colour of its source."""

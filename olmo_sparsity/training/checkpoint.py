@@ -19,7 +19,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere,
 from olmo_sparsity.base.files import (
     Listed,
     list_file,
-    naming,
+    naming_written_file,
     publish,
     read_json,
     verify_manifest,
@@ -123,14 +123,14 @@ class CheckpointWriter:
         final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
         partial = final.with_suffix(".tmp")
         begun = time.monotonic() if begun is None else begun
-        with self.processes.agree(), naming(final, partial):
+        with self.processes.agree(), naming_written_file(final, partial):
             if self.processes.is_first:
                 # Of a start that was killed while it wrote the same step.
                 shutil.rmtree(partial, ignore_errors=True)
                 (partial / ENGINE_FOLDER).mkdir(parents=True)
 
         def write_own() -> None:
-            with _removed_on_error(partial), naming(final, partial):
+            with _removed_on_error(partial), naming_written_file(final, partial):
                 listed = {}
                 for path in write_part(partial):
                     listed[str(path.relative_to(partial))] = asdict(list_file(path))
@@ -139,7 +139,7 @@ class CheckpointWriter:
 
         def publish_all(part: Future[None]) -> None:
             part.result()  # raises if this process could not write its own part
-            with _removed_on_error(partial), naming(final, partial):
+            with _removed_on_error(partial), naming_written_file(final, partial):
                 write_once(partial)
                 write_json(partial / "trainer.json", asdict(state))
                 known = self._wait_for_parts(partial)

@@ -17,7 +17,7 @@ from olmo_sparsity.base.conform import conform, parse_json, with_crc
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.files import (
-    naming,
+    naming_written_file,
     read_bounded,
     read_json,
     write_atomically,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 Flat = Mapping[str, Any]
 """Settings of a run, flattened: `training.length` → its value."""
 
-# A resumed run may differ in these: they change what is written, or what computes it, and not the
-# weights, except for rounding and (engine, micro_batch_size) the masks of dropout, and for what
-# happens after a number that is not finite (on_nan).
+# Beginnings of the keys that a resumed run may change, as they leave the weights alone. They may
+# change rounding; `engine` and `micro_batch_size` change the masks of dropout; `on_nan` decides
+# what happens after a number that is not finite.
 FREE_KEYS = (
     "run_folder",
     "start_over",
@@ -69,7 +69,7 @@ RESOLVED_KEYS: tuple[str, ...] = (
     "model.pad_token_id",
 )
 
-# A branch may change everything except the model and the order of the text.
+# Beginnings of the keys that a branch must keep: the model, and the order of the text.
 FIXED_KEYS: tuple[str, ...] = (
     "seed",
     "data.order",
@@ -101,7 +101,7 @@ def refuse_other_config(folder: Path, settings: Flat) -> None:
     """Raise ConfigError if the folder was begun with settings that give other weights."""
     changed = _changed(folder, settings, lambda key: not key.startswith(FREE_KEYS))
     if changed:
-        # A branch keeps the model and the order of the text.
+        # A branch is of use only if it keeps the model and all of the text's options.
         keys = [text.partition("=")[0] for text in changed]
         remedy = "name a new run_folder"
         saved = list_checkpoints(folder)
@@ -227,8 +227,9 @@ class Metrics:
         self.pending.append((step, values))
 
     def flush(self, **speed: float) -> dict[str, float]:
-        """Write the pending rows, up to the first that is not finite; return their mean loss.
-        `speed`: numbers of all these steps, written with the last one."""
+        """Write the pending rows. Return {"loss": their mean}, or {} without rows. Raise UserError
+        at the first row with a number that is not finite, after writing those before it. `speed`:
+        numbers of all these steps, written with the last one."""
         rows: list[dict[str, Any]] = []
         for step, tensors in self.pending:
             # Reading a number of a GPU waits for its step.
@@ -247,9 +248,9 @@ class Metrics:
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
     def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
-        total = sum(row["loss"] for row in losses)
+        total = sum(row["loss"] for row in losses)  # finite if all of them are
         if not math.isfinite(total):
-            self.flush()  # names the step that was the first, if it was an earlier one
+            self.flush()  # raises for an earlier step, if one was not finite
         # No training loss shows the effect of the last update.
         refuse_divergence(step, {"held-out loss": total})
         self.write({"step": step, "heldout": losses, "induction_drop": drop} | measured)
@@ -257,7 +258,7 @@ class Metrics:
     def write(self, *rows: dict) -> None:
         if not self.writes:
             return
-        with naming(self.path), self.path.open("a") as file:
+        with naming_written_file(self.path), self.path.open("a") as file:
             for row in rows:
                 line = with_crc(row)
                 if "heldout" not in row:  # a checkpoint knows the line of its training step

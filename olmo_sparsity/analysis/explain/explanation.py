@@ -29,7 +29,7 @@ from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import describe_noise, describe_sink
-from olmo_sparsity.analysis.results.tables import SCHEMAS, plain
+from olmo_sparsity.analysis.results.tables import SCHEMAS, to_json_value
 from olmo_sparsity.analysis.results.view import Shown, escape, num_of, sentence, spell
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
@@ -273,7 +273,7 @@ class Explanation:
 
 
 def to_json(explanation: Explanation) -> str:
-    return json.dumps(plain(explanation.to_dict()), ensure_ascii=False, indent=1)
+    return json.dumps(to_json_value(explanation.to_dict()), ensure_ascii=False, indent=1)
 
 
 DECODE = "decode token IDs first, with tokenizer.decode(ids)"

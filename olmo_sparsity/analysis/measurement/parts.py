@@ -27,8 +27,8 @@ from olmo_sparsity.analysis.results.tables import (
     SCHEMAS,
     Columns,
     check_columns,
-    plain,
     read_table,
+    to_json_value,
     to_table,
     write_json,
     write_table,
@@ -183,7 +183,7 @@ class Parts:
         work = results_folder(folder)
         work.create(*(f"parts/{name}" for name in (*PHASES, UNFINISHED)))
         self._identity = work.identify(
-            plain(identity), complete=with_current_names, versions=versions_of_numbers()
+            to_json_value(identity), complete=with_current_names, versions=versions_of_numbers()
         )
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[str, dict[Path, _Contents | None]] = {phase: {} for phase in PHASES}

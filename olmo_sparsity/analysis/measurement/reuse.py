@@ -19,7 +19,7 @@ from olmo_sparsity.analysis.measurement.targets import given_targets
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.analysis.results.statistics import KEYS
-from olmo_sparsity.analysis.results.tables import plain
+from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.selectors.influence import Choice, find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
@@ -238,7 +238,7 @@ def read_other(option: str, other: Any) -> Results | None:
 def _differences(other: Results, settings: Settings) -> list[str]:
     """Return the names of settings that differ, of those that decide which targets have losses and
     which text is the placebo's."""
-    current = plain(asdict(settings.windows)) | {
+    current = to_json_value(asdict(settings.windows)) | {
         "seed": settings.seed,
         "draws": settings.draws,
         "sample": settings.sample,

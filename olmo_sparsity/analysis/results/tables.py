@@ -157,14 +157,14 @@ def absent_columns(path: Path, names: Collection[str]) -> list[str]:
     return [name for name in names if name not in stored]
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert to standard JSON values; NaN and infinities become null."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist())
+        return to_json_value(value.tolist())
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
@@ -174,4 +174,6 @@ def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, atomically: a list on one line, as it may have an item a document, and
     anything else for readers."""
     indent = None if isinstance(value, list) else 2
-    write_atomically(path, json.dumps(plain(value), ensure_ascii=False, indent=indent) + "\n")
+    write_atomically(
+        path, json.dumps(to_json_value(value), ensure_ascii=False, indent=indent) + "\n"
+    )

@@ -106,7 +106,9 @@ class ModelLogprobs:
             def extend_states(states: Any, node: Node, num_computed: int) -> DistantStates:
                 if node.is_known and known_states is not None:
                     return known_states.first(node.depth)
-                return self.scorer.extended(states, rows[node.indices[0]][num_computed : node.depth])
+                return self.scorer.extended(
+                    states, rows[node.indices[0]][num_computed : node.depth]
+                )
 
             def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
                 targets_BW = np.stack([different[index].continuation for index in indices])
