@@ -300,7 +300,7 @@ def test_processes_that_skip_steps_go_on_to_the_bit(settings: dict) -> None:
 def find_a_jump() -> None:
     """In a child: in its third step."""
     found = iter([False, False, True, False])
-    Jumps.found = lambda *_: next(found)  # type: ignore[method-assign, assignment]
+    Jumps.is_jump = lambda *_: next(found)  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize(

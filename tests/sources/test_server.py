@@ -243,7 +243,7 @@ def test_the_dialect_of_the_page_needs_one_class_and_one_entry(
     monkeypatch.setitem(DIALECTS, dialect.owner, dialect)
     servers.append(AcmeServer(TOKENIZER, "acme"))
     asked = prompts(0)
-    assert are_true(opened(servers[0]).score(asked), asked, servers[0].model)
+    assert are_true(opened(servers[0], timeout_s=60.0).score(asked), asked, servers[0].model)
     assert said == [
         f"{servers[0].url} returns no candidates, so the scale of its numbers is not checked"
     ]
