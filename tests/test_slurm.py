@@ -119,6 +119,7 @@ def array(number: int, least: int, most: int, count: int) -> dict[str, str]:
         (array(2, 0, 7, 8) | STEP, None, False, (2, 8)),
         (array(2, 1, 7, 7), None, True, "whole array, --array=0-7"),
         (array(2, 0, 8, 5), None, True, "whole array"),
+        ({"SLURM_ARRAY_TASK_ID": "1"}, None, True, "without SLURM_ARRAY_TASK_COUNT"),
         (STEP, "0/3", False, "3 processes of this launch"),
         ({}, "3/3", True, "--shard=3/3"),
     ],

@@ -425,6 +425,11 @@ def _array_task() -> tuple[int, int]:
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     if not task:
         return 0, 1
+    if not os.environ.get("SLURM_ARRAY_TASK_COUNT"):
+        raise ConfigError(
+            f"SLURM_ARRAY_TASK_ID={task} is set without SLURM_ARRAY_TASK_COUNT, so this is no task "
+            "of a SLURM array; unset it, or pass --shard"
+        )
     first = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
     last = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)
     num_tasks = int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or -1)

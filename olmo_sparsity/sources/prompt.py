@@ -241,7 +241,9 @@ class SourcePrompt:
                 f"answer={printable(repr(answer))[:60]} must be a text, a list of texts (its "
                 "statements) or an Answer; quote a number"
             )
-        if not ids.pieces or not all(ids.pieces):
+        statements = [answer] if isinstance(answer, str) else answer
+        is_blank = isinstance(statements, list) and any(map(_is_blank, statements))
+        if not ids.pieces or not all(ids.pieces) or is_blank:
             raise DataError("the answer is empty, or the model ends the text at once; give one")
         return ids
 
@@ -407,6 +409,11 @@ def _sentence_spans(tokens: np.ndarray, document: Document) -> Spans:
     alone = Document(tokens, tokenizer=document.tokenizer)
     units = alone.units("sentences", 0, len(tokens))
     return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
+
+
+def _is_blank(text: str) -> bool:
+    """Return whether a text has no letter: white space, or the mark of a file's byte order."""
+    return not text.replace("\ufeff", "").strip()
 
 
 def statement_texts(model: LoadedModel, answer: str | Sequence[str] | Answer) -> list[str]:

@@ -290,6 +290,8 @@ def _parse_line(line: bytes) -> Any:
     except UnicodeDecodeError:
         return BadRecord("wrong encoding", "")
     except (ValueError, RecursionError) as error:
+        if not line.endswith(b"\n") and b"\r" in line.strip():
+            raise ValueError("its lines end with CR alone; convert them: tr '\\r' '\\n'") from None
         if not line.endswith(b"\n"):  # more may be missing than this line
             raise ValueError(f"its last line is cut off: {error}") from None
         return BadRecord("malformed line", "")

@@ -131,6 +131,12 @@ def test_control_tokens_of_a_source_are_its_letters_unless_wanted() -> None:
         assert spelled in "".join(found.layout.document.texts)
 
 
+@pytest.mark.parametrize("answer", [" \n", "\ufeff", ["w1 w2", " "]])
+def test_an_answer_without_a_letter_is_refused(answer: Any) -> None:
+    with pytest.raises(DataError, match="the answer is empty"):
+        asked(answer=answer)
+
+
 def test_spans_of_an_answer_are_its_statements() -> None:
     """The rest of the answer stays in view, as in an answer whose statements are all given."""
     whole = asked(answer=["w1 w2", "w3", "w8 w9", "w30"])

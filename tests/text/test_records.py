@@ -117,6 +117,12 @@ def test_every_kind_of_bad_record_is_counted_with_its_place(source: str) -> None
         list(read_documents(replace(config, max_bad_share=0.64)))
 
 
+def test_lines_that_end_with_cr_alone_are_named() -> None:
+    Path("old.jsonl").write_bytes(c4_line("one").strip() + b"\r" + c4_line("two").strip())
+    with pytest.raises(DataError, match="lines end with CR alone"):
+        kinds("old.jsonl")
+
+
 def test_other_encodings_and_tables_of_text_are_refused() -> None:
     Path("a.csv.gz").write_bytes(b"id,text\n1,one\n")
     with pytest.raises(ConfigError, match="path="):
