@@ -2,8 +2,8 @@
 
 The schema of the stored table, the table in a terminal, the tables of the page with their
 explanations, and the table in docs/measure.md are made from this list, or compared with it. To add
-a column with an interval, add an entry here, and its computation to `statistics._quantities`.
-Imports nothing.
+a column with an interval, add an entry here and its computation to `statistics`: to `_quantities`
+if it is a ratio of sums over documents, else to `quantities_with_intervals`. Imports nothing.
 """
 
 from __future__ import annotations

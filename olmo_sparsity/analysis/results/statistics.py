@@ -97,7 +97,7 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
             {
                 **dict(zip(GROUPS, names, strict=True)),
                 "num_tokens": own.num_tokens_own.mean(),
-                **_stored_names(beyond_controls(own, placebo)),
+                **_stored_names(quantities_with_intervals(own, placebo)),
                 "mean_ratio": ratios.mean(),
                 "share_enough": (ratios >= ENOUGH).mean(),
                 "gap": own.gap.mean(),
@@ -192,7 +192,7 @@ def distant_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float]:
+def quantities_with_intervals(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float]:
     """Summarize rows of `pair`: recovery, unrelated, excess, …, each with the ends of its
     interval."""
     values = _quantities(_sums(own, _documents_of(own)))
@@ -330,7 +330,8 @@ def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
 
 
 def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute ratios from the sums of each document, over all documents and each resample."""
+    """Compute ratios from the sums of each document, over all documents and each resample. A
+    statistic over targets, such as a median, goes into `quantities_with_intervals`."""
     own_R, unrelated_R, removed_R, gap_R, targets_R = resample(sums_DV).T
     with np.errstate(divide="ignore", invalid="ignore"):
         gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
