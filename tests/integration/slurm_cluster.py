@@ -67,7 +67,8 @@ MessageTimeout=3
 TCPTimeout=1
 KillWait=60
 MinJobAge=600
-NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=64 RealMemory=500000 Gres=gpu:8
+NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] \\
+  CPUs=64 RealMemory=500000 Gres=gpu:8
 """
 
 
