@@ -95,7 +95,13 @@ def convert_gguf(file: Path) -> Path:
         with locked(place, waits=True):
             remove_partial(place)
             if not folder.is_dir():  # or another process has converted it
-                _convert(header, Origin(file_sha256, quantization), folder)
+                try:
+                    _convert(header, Origin(file_sha256, quantization), folder)
+                except UserError:
+                    # The cache was emptied meanwhile, lock and all, and another process has filled
+                    # it: its folder is of the same bytes.
+                    if not folder.is_dir():
+                        raise
     return folder
 
 

@@ -276,6 +276,26 @@ def test_two_processes_convert_a_file_once(
     assert [inner.name for inner in (cache / "gguf" / sha256).iterdir()] == ["model-1"]
 
 
+def test_a_folder_that_another_process_has_filled_meanwhile_is_taken(
+    tokenizer: Tokenizer, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache was emptied while this one converted, so the lock was free."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, llama(tokenizer), tokenizer)
+    first = load_model(path).fingerprint
+    (folder,) = cache.glob("gguf/*/model-*")
+    elsewhere = folder.rename(tmp_path / "converted")
+    read_weights = module._read_weights
+
+    def slowly(source: Path) -> Any:
+        weights = read_weights(source)
+        elsewhere.rename(folder)
+        return weights
+
+    monkeypatch.setattr(module, "_read_weights", slowly)
+    assert load_model(path).fingerprint == first
+
+
 def test_a_damaged_file_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, llama(tokenizer), tokenizer)
