@@ -18,7 +18,7 @@ InterpretationName = Literal["contextual", "isolated", "replaced"]
 
 @dataclass(frozen=True)
 class Interpretation:
-    """What a row that keeps k distant tokens does with the others.
+    """How the distant tokens that are left out are treated when only k of them are kept.
 
     interpretation_of("replaced").replaces  # True
     """

@@ -334,6 +334,7 @@ class Request:
     @classmethod
     def groups(cls) -> dict[str, type]:
         """Return the options class of each group, by the group's name."""
+        # A subclass of this class is a dataclass, and a factory that is one is a class.
         factories = {item.name: item.default_factory for item in fields(cls)}  # type: ignore[arg-type]
         return {name: kind for name, kind in factories.items() if is_dataclass(kind)}  # type: ignore[misc]
 

@@ -264,7 +264,8 @@ def _add_gate(sub: Parser) -> None:
         type=_share,
         default=1.0,
         metavar="SHARE",
-        help="of --gate: the share of checks that must pass, such as 90%% (default: all)",
+        help="of --gate: the share of the checks of `expect` that must pass, such as 90%% (all); "
+        "those of --baseline must all pass",
     )
     sub.add(
         "--new-need-source",

@@ -33,9 +33,16 @@ def refuse_without_checks(
     identity: Mapping[str, Any],
     baseline: str | Path | None,
     allow_other_model: bool = False,
+    must_pass: float = 1.0,
 ) -> None:
     """Raise where `check` would have nothing to check against, before anything is computed."""
     _warn_of_missing_sources(questions)
+    if must_pass < 1 and baseline is not None and not any(read_expectations(questions)):
+        raise ConfigError(
+            f"must_pass={must_pass} is a share of the checks of `expect`, and no question of "
+            f"{questions} has it; add `expect`, or omit must_pass (a baseline's checks must all "
+            "pass)"
+        )
     if baseline is None:
         _refuse_without_expectations(questions)
         return
@@ -101,7 +108,7 @@ def check(
     """Check the results in `out` against `expect` of the questions, and against an earlier run.
 
     margin: Nats by which an effect may miss, or exceed, what a verdict requires.
-    must_pass: The share of checks that must pass.
+    must_pass: The share of the checks of `expect` that must pass. All of a baseline must.
     new_need_source: Fail statements that the baseline does not have and that rest on no source.
     """
     refuse_margin(margin)

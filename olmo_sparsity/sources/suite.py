@@ -50,7 +50,7 @@ def check(
         baseline: The `out` folder of an earlier run, whose verdicts are expected, too.
         allow_other_model: Compare with a baseline of another model, tokenizer or options.
         margin: Nats by which an effect may miss, or exceed, what a verdict requires; 3 at most.
-        must_pass: The share of checks that must pass.
+        must_pass: The share of the checks of `expect` that must pass. All of a baseline must.
         new_need_source: Fail statements that the baseline does not have and that rest on no source.
         pages: A folder that gets a page for each question.
         options: Options of `attribute`, such as `draws` or `chat`.
@@ -100,7 +100,8 @@ def run(
     """Answer the questions, check the answers, and write gate.xml and gate.json into `out`.
     `tolerance`: of `gate.check`."""
     identity = questions.identity_of_questions(common, path)
-    gate.refuse_without_checks(path, out, identity, baseline, allow_other_model)
+    must_pass = tolerance.get("must_pass", 1.0)
+    gate.refuse_without_checks(path, out, identity, baseline, allow_other_model, must_pass)
     folder = None if pages is None else Path(pages)
     statements = questions.measure_questions(common, path, out, pages=folder)
     assert statements is not None  # one process answers all questions

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from study.parity.models import STORED, Model, read_models
-from study.parity.verdicts import CONFIRMED, REFUTED, UNDECIDED, UNFINISHED, VOID, Finding, Outcome
+from study.parity.verdicts import (
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    UNFINISHED,
+    VOID,
+    Finding,
+    Outcome,
+    decide_by_each_seed,
+)
 from study.tasks.results import wilson
 
 NUM_SEEDS = 3
@@ -31,16 +40,10 @@ def exact_match(model: Model, num_statements: int) -> float:
 
 def judge_solved(ppc: list[Model]) -> Finding:
     """U22: PPC solves fifty statements on each seed."""
-    values = tuple(exact_match(model, TESTED_STATEMENTS) for model in ppc)
-    num_solved = sum(value >= SOLVED for value in values)
-    verdict = UNDECIDED
-    if len(ppc) < NUM_SEEDS:
-        verdict = UNFINISHED
-    elif num_solved == NUM_SEEDS:
-        verdict = CONFIRMED
-    elif num_solved == 0:
-        verdict = REFUTED
-    return Finding(VERDICTS.get(verdict, verdict), {"PPC": Outcome(verdict, values)})
+    values = [exact_match(model, TESTED_STATEMENTS) for model in ppc]
+    finished = len(ppc) >= NUM_SEEDS
+    outcome = decide_by_each_seed(SOLVED, values, finished=finished, num_seeds=NUM_SEEDS)
+    return Finding(VERDICTS.get(outcome.verdict, outcome.verdict), {"PPC": outcome})
 
 
 def judge_difference(ppc: list[Model], pose: list[Model]) -> Finding:

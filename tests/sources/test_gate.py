@@ -426,6 +426,14 @@ def test_a_share_does_not_excuse_a_baseline_without_common_questions(
     assert not found
 
 
+def test_a_share_of_no_expectation_is_refused(questions: Any, tmp_path: Path) -> None:
+    before = stored(tmp_path / "before", FIRST)
+    identity = json.loads((before / "identity.json").read_text())
+    with pytest.raises(ConfigError, match=r"must_pass=0.9 is a share of the checks of `expect`"):
+        refuse_without_checks(questions(None), tmp_path / "out", identity, before, must_pass=0.9)
+    refuse_without_checks(questions("a"), tmp_path / "out", identity, before, must_pass=0.9)
+
+
 def test_a_share_does_not_excuse_a_regression(questions: Any, tmp_path: Path) -> None:
     out = stored(tmp_path / "out", *[FIRST] * 9, {"a": 0.0, "b": 0.0})
     before = stored(tmp_path / "before", *[FIRST] * 10)

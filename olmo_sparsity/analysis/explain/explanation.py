@@ -364,8 +364,8 @@ def _seconds(prepared: Prepared, cost: Cost) -> float | None:
 
 @contextmanager
 def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
-    """Read model and text, and yield what is asked of them and the targets, with the model in
-    use."""
+    """Read the model and the text, and yield the prepared explanation and its targets. The model
+    stays in use until the caller is done."""
     settings = request.settings
     loading = request.loading
     text = request.text

@@ -89,7 +89,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an explanation is asked: a document, its windows, targets in it, and a model."""
+    """Everything that an explanation needs: a document, its windows, its targets and a model."""
 
     model: LoadedModel
     scorer: Scorer
@@ -217,6 +217,7 @@ class Prepared:
     def without_model(self) -> Prepared:
         """Return what is stored with an answer: enough to show it, not to compute it again."""
         model = self.model.without_weights()
+        # Only an answer that is to be shown lacks these two, so their types do not allow None.
         return replace(self, model=model, scorer=None, state=None)  # type: ignore[arg-type]
 
 

@@ -144,8 +144,8 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
 def _match_units(
     results: Results, documents: Documents, settings: Settings, targets: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the ranked units of matched targets, with their places here, which are NaN for units
-    whose characters are no unit here. `target` is the target's place here."""
+    """Return the ranked units of matched targets, with the places of both in this measurement's
+    tokens. The places of a unit are NaN if its characters are not a unit in these tokens."""
     ranked = results.influence
     ranked = ranked[(ranked.distant_part == "document") & (ranked.control == "own")]
     ranked = ranked[ranked.selector.isin(settings.selectors)]

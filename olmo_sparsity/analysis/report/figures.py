@@ -378,8 +378,11 @@ def _cut_at_shares(axes: Axes) -> None:
     """Cut an axis where values are shares of a gap that is nearly 0, which say nothing: they would
     press all other curves to the bottom."""
     low, high = axes.get_ylim()
-    if high > _HIGHEST_SHARE:
-        axes.set_ylim(max(low, 1 - _HIGHEST_SHARE), _HIGHEST_SHARE)
+    if high <= _HIGHEST_SHARE:
+        return
+    axes.set_ylim(max(low, 1 - _HIGHEST_SHARE), _HIGHEST_SHARE)
+    said = f"cut at {_HIGHEST_SHARE}: the highest is {high:.2g}"
+    axes.text(0.98, 0.97, said, transform=axes.transAxes, ha="right", va="top", fontsize=6)
 
 
 def _draw_curves(

@@ -166,9 +166,9 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
 
 
 Chosen = dict[int, dict[str, Any]]
-"""What the page has of each target, by its place. `found` is keyed by the numbers of units and
-selector in the menus; of these, `own` and `unrelated` hold a loss for each k, and `own` a list with
-a value for each rank."""
+"""Data of each target for the page, by the target's place. The key `found` holds a table for each
+pair of units and selector, by their numbers in the page's menus. In such a table, `own` and
+`unrelated` have a loss for each k, and `own` also has the influence of each ranked unit."""
 
 
 def _chosen_targets(losses: pd.DataFrame) -> Chosen:

@@ -45,7 +45,7 @@ class SummaryColumn:
     """Type of the column, as in `tables`: text, int or wide (double); with `?`, it may be null."""
 
     meaning: str
-    """What docs/measure.md and the page say of it."""
+    """Explanation of the column, on the page and in docs/measure.md."""
 
     has_interval: bool = False
     end_names: tuple[str, str] | None = None

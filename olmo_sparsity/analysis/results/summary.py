@@ -49,7 +49,8 @@ INTERVALS = (
     f"Intervals are {BOOTSTRAP}. With fewer than {FEW_FOR_BOOTSTRAP} documents of targets or of "
     "placebo targets, those of net excess are by Student's t."
 )
-"""What page and docs say; `describe_intervals` says which of these a table has."""
+"""The sentence about intervals on the page and in docs/measure.md. For one table,
+`describe_intervals` says which of the two kinds it has."""
 
 
 # --- the whole measurement ------------------------------------------------------------------------

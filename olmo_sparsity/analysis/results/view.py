@@ -36,7 +36,7 @@ def _line(text: str) -> str:
 
 
 def number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> str:
-    """Return a number as text, or a dash for what is no finite number. `sign`: `+` gives numbers
+    """Return a number as text, or a dash if it is not finite. `sign`: `+` gives numbers
     above 0 a sign, too; `minus`: the sign of those below."""
     if not isinstance(value, int | float) or not np.isfinite(value):
         return "–"

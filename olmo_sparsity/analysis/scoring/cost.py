@@ -24,7 +24,7 @@ LONG_S = 120
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call costs. It prints as the lines that a dry run shows."""
+    """Cost of a call. Printing it gives the lines that a dry run shows."""
 
     token_forwards: int
     """How many tokens pass through the model."""

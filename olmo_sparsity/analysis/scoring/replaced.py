@@ -89,7 +89,8 @@ class ReplacingScorer(Scorer):
         return counting
 
     def context(self, block: Block, states: DistantStates | None = None) -> Context:
-        """Draw the unrelated texts of a block. There are no states."""
+        """Return the context of a block, with the unrelated texts that replace its distant tokens.
+        It holds no states, as every row is a prompt of its own."""
         assert self._unrelated is not None, "call of_document first"
         return Context(block, unrelated_RF=self._unrelated(block))
 

@@ -413,6 +413,7 @@ def test_shares_of_a_gap_that_is_nearly_zero_are_cut_and_no_gap_has_no_control(
     assert all(40.0 not in line.get_ydata() for line in axes.lines)
     axes = draw_headline(curves_of([replace(results, summary=nearly_without)], ["a"])).axes[1]
     assert axes.get_ylim()[1] < 2
+    assert any("cut at 1.75" in text.get_text() for text in axes.texts)
 
 
 def test_four_panels_fill_two_rows_and_each_has_a_letter(results: Results) -> None:
