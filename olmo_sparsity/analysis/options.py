@@ -98,6 +98,7 @@ class ModelOptions:
         r"text, in which \n is a line break",
         metavar="WHAT",
         parse=parse_prefix,
+        blank=True,
     )
     batch_tokens: int | None = option(
         None, "tokens of a forward; 4096 on CPU, 16384 to 131072 on a GPU", least=1

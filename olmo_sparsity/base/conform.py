@@ -39,12 +39,18 @@ def parse_json(content: bytes, kind: type[T]) -> T:
     return conform(value, kind)
 
 
+class DuplicateKey(ValueError):
+    """An object of JSON has a key twice."""
+
+
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these keys and values; raise ValueError for a key that is there twice.
+    """Return the object of these keys and values; raise DuplicateKey for a key that is there twice.
     For `object_pairs_hook` of `json.loads`, which would take the last value."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError(f"a key is there twice: {', '.join(key for key, _ in pairs)}")
+        keys = [key for key, _ in pairs]
+        (first, *_) = [key for number, key in enumerate(keys) if key in keys[:number]]
+        raise DuplicateKey(f"the key {first!r:.40} is there twice; keep one")
     return value
 
 

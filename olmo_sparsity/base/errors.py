@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,6 +126,17 @@ def printable(text: str) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+LONGEST_WORD = 300
+"""Letters of a word that a message shows in full; paths have fewer."""
+
+
+def readable(message: str) -> str:
+    """Return a message as one printable line in which a word of thousands of letters, such as a
+    number that a user mistyped, is cut."""
+    cut = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda match: f"{match[0][:60]}…", message)
+    return printable(cut)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

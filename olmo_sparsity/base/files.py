@@ -164,6 +164,17 @@ def refuse_tilde(name: str, path: str | None) -> None:
         raise ConfigError(f"{name}={path}: ~ is not replaced here; write the whole path, {full}")
 
 
+def path_of(name: str, path: object) -> Path:
+    """Return a path that a user has passed as the argument `name`; raise ConfigError for what is no
+    path, or a blank one, which would mean the current folder."""
+    if isinstance(path, bytes) or not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{name}={path!r:.60} must be a path, a string or pathlib.Path")
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{name}={text!r:.60} is blank; pass the path of a file or folder")
+    return Path(text)
+
+
 def publish(partial: Path, final: Path) -> None:
     """Sync a finished file or folder and give it its final name."""
     for path in [*partial.rglob("*"), partial]:

@@ -27,6 +27,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UserError, refuse_
 from olmo_sparsity.base.files import (
     age_s,
     is_partial,
+    path_of,
     read_bounded,
     read_json,
     refuse_tilde,
@@ -269,6 +270,7 @@ class WorkFolder:
 
     def create(self, *inner: str) -> None:
         """Create the folder and those inside it, without what killed processes left."""
+        path_of(self.setting, self.path)
         refuse_tilde(self.setting, str(self.path))
         refuse_half_characters(str(self.path), self.setting)  # Parquet's library needs UTF-8
         self.refuse_others()

@@ -14,7 +14,7 @@ from olmo_sparsity import __version__
 from olmo_sparsity.analysis import api
 from olmo_sparsity.analysis import options as settings
 from olmo_sparsity.analysis.options import ModelOptions
-from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.errors import ConfigError, readable
 from olmo_sparsity.base.launch import read_launch
 from olmo_sparsity.config.schema import add_options, arguments_of, kinds_of, spell
 
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     add = argparse.ArgumentParser.add_argument  # a short name, for many lines below
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"olmo-sparsity: {printable(message)} ({self.prog} --help says more)\n")
+        self.exit(2, f"olmo-sparsity: {readable(message)} ({self.prog} --help says more)\n")
 
 
 TOKENIZER = "of a model on a server: a folder, a GGUF file or a hub name"

@@ -75,10 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = rest
-    for name in ("out", "html"):
-        value = getattr(options, name, None)
-        if value == "":
-            parser.error(f"--{name} is empty; name a file or folder")
+    _refuse_blank(parser, options, words)
     try:
         for name in ("out", "html"):
             refuse_tilde(f"--{name}", getattr(options, name, None))
@@ -94,6 +91,25 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "losses":
             keeps = getattr(options, "out", None) is not None  # without a folder nothing is kept
         return ending.exit_code_of(error, again=GOES_ON if keeps else None)
+
+
+MAY_BE_BLANK = ("prefix", "slurm", "measure_slurm")
+"""Options for which white space, or nothing, is a value."""
+
+
+def _refuse_blank(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, words: list[str]
+) -> None:
+    """Exit where an option is white space or nothing, as a variable of the shell that is not set
+    leaves it: as a path it would mean the current folder."""
+    for name, value in vars(options).items():
+        values = value if isinstance(value, list | tuple) else [value]
+        is_blank = any(isinstance(item, str) and not item.strip() for item in values)
+        if is_blank and name not in MAY_BE_BLANK:
+            flag = f"--{name.replace('_', '-')}"
+            is_option = any(word.partition("=")[0] == flag for word in words)
+            shown = flag if is_option else name.upper()
+            parser.error(f"{shown} is blank; write a value there (is a shell variable unset?)")
 
 
 def build_parser() -> argparse.ArgumentParser:

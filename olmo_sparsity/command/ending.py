@@ -18,7 +18,7 @@ from olmo_sparsity.base.errors import (
     UserError,
     is_out_of_memory,
     one_line,
-    printable,
+    readable,
 )
 from olmo_sparsity.base.launch import EXIT_STOPPED
 
@@ -31,7 +31,7 @@ EXIT_BROKEN_PIPE = 141
 def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:
     """Print a line on standard error, and return the exit code."""
     with contextlib.suppress(OSError):  # stderr may be closed
-        print(f"olmo-sparsity: {printable(message)}", file=sys.stderr, flush=True)
+        print(f"olmo-sparsity: {readable(message)}", file=sys.stderr, flush=True)
     return code
 
 

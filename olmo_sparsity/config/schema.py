@@ -49,6 +49,7 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     refused       why setting the field has no effect
     changes       of a field of the model: what it changes (config/sections.py has the words)
     required      it must be set, or with only_if: where it has an effect
+    blank         a text of white space alone is a value, too
     several       the sibling key that holds a section, or as here a list of sections
     other_names, other_values   {what other programs call the key, or one of its values: what to
                   write here}
@@ -184,6 +185,9 @@ def _in_yaml(value: Any) -> str:
 LARGEST = 10**18
 """No setting has a larger number: 64 bits hold those that are computed from a few of them."""
 
+MOST_DIGITS = 100
+"""Of a whole number in YAML. Those of more are a mistake that no message can show."""
+
 
 def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
     """Return the value of a field, converted to its type and checked. `place` is its key."""
@@ -191,6 +195,8 @@ def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
         remedy = item.metadata.get("other_values", {}).get(value)
         if remedy is not None:
             raise ValueError(f"{place}={value}: {remedy}")
+        if not value.strip() and value != item.default and "blank" not in item.metadata:
+            raise ValueError(f"{place}={value!r} is blank; write a name, or leave it out")
         if "parse" in item.metadata:
             value = item.metadata["parse"](value)
     kinds = (kind, *get_args(kind))
@@ -433,14 +439,26 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _Loader(_SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         # PyYAML would silently take the last value of a key.
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        twice = {str(key) for key in keys if keys.count(key) > 1}
-        if twice:
-            raise ValueError(f"it has {', '.join(twice)} twice")
+        line_of = dict[str, int]()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name = str(key.value)
+            line = key.start_mark.line + 1
+            if name in line_of:
+                raise ValueError(f"it has {name} twice (lines {line_of[name]} and {line})")
+            line_of[name] = line
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: Any) -> int:
         text = self.construct_scalar(node)
+        if len(text) > MOST_DIGITS:
+            # Python refuses to read much longer ones, in words of its own.
+            line = node.start_mark.line + 1
+            raise ValueError(
+                f"line {line} has a number of {len(text):,} digits, {text[:10]}…; the most is "
+                f"{LARGEST:.0e}"
+            )
         bases = {"0x": 16, "0o": 8}
         return int(text, bases.get(text[:2], 10))
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.explain.prompt import read_text
-from olmo_sparsity.base.errors import ConfigError, DataError, printable
+from olmo_sparsity.base.conform import DuplicateKey, unique
+from olmo_sparsity.base.errors import ConfigError, DataError, one_line, printable
 from olmo_sparsity.sources.documents import Segment
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
@@ -138,13 +139,22 @@ def _split(text: str, passages: str) -> list[tuple[str | None, str]]:
 def read_log(path: str | Path) -> Messages:
     """Read a .json file of messages or of a request, or a .jsonl file with one message a line."""
     text = read_text(str(path))
+    if not str(path).endswith(".jsonl"):
+        log: Messages = _parse_json(text, str(path))
+        return log
+    # Not splitlines: a text in JSON may hold U+2028.
+    lines = enumerate(text.encode().split(b"\n"), start=1)
+    return [_parse_json(line, f"{path}:{number}") for number, line in lines if line.strip()]
+
+
+def _parse_json(text: str | bytes, place: str) -> Any:
     try:
-        if str(path).endswith(".jsonl"):
-            # Not splitlines: a text in JSON may hold U+2028.
-            return [json.loads(line) for line in text.encode().split(b"\n") if line.strip()]
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique)
+    except DuplicateKey as error:
+        raise DataError(f"{place}: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); give a log as it was sent") from None
+        reason = one_line(error)
+        raise DataError(f"{place} is not JSON ({reason}); give a log as it was sent") from None
 
 
 def blocks(text: str) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.explain.prompt import read_text
-from olmo_sparsity.base.conform import conform, unique
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError, printable
+from olmo_sparsity.base.conform import DuplicateKey, conform, unique
+from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_line, printable
 from olmo_sparsity.sources.documents import (
     Answer,
     Segment,
@@ -98,10 +98,13 @@ def read_lines(path: str | Path) -> Iterator[QuestionLine]:
 def _read_line(raw: bytes, place: str) -> QuestionLine:
     try:
         record = json.loads(raw, object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        record = None
+    except DuplicateKey as error:
+        raise DataError(f"{place}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        reason = one_line(error)
+        raise DataError(f"{place} is not JSON ({reason}); write one object a line") from None
     if not isinstance(record, dict):
-        raise DataError(f"{place} is not a JSON object; write one object a line, no key twice")
+        raise DataError(f"{place} is not a JSON object; write one object a line")
     try:
         for name, value in record.items():
             refuse_half_letters(name, f"the field {printable(name)}")

@@ -24,6 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from olmo_sparsity.base.conform import DuplicateKey, unique
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.config.text import CorpusConfig
 
@@ -286,9 +287,11 @@ def _read_json(path: Path, fields: list[str]) -> Rows:
 
 def _parse_line(line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig"))
+        return json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique)
     except UnicodeDecodeError:
         return BadRecord("wrong encoding", "")
+    except DuplicateKey:
+        return BadRecord("key that is there twice", "")
     except (ValueError, RecursionError) as error:
         if not line.endswith(b"\n") and b"\r" in line.strip():
             raise ValueError("its lines end with CR alone; convert them: tr '\\r' '\\n'") from None

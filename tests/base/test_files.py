@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import (
+    path_of,
     read_bounded,
     read_json,
     verify_manifest,
@@ -98,3 +99,9 @@ def test_what_never_ends_or_fills_the_memory_is_refused_by_name(tmp_path: Path) 
             read_json(tmp_path / name, dict, "restore it")
     os.truncate(tmp_path / "sparse", 2**26)
     assert len(read_bounded(tmp_path / "sparse")) == 2**26
+
+
+@pytest.mark.parametrize("path", [None, 3, b"results", "", " ", ["a"]])
+def test_what_is_not_a_path_is_refused_with_the_name_of_the_argument(path: object) -> None:
+    with pytest.raises(ConfigError, match=r"^out="):
+        path_of("out", path)

@@ -105,6 +105,46 @@ def test_usage_errors_exit_2(words: list[str]) -> None:
         main(words)
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["measure", "demo", "--text", "builtin:embedded", "--out"],
+        ["measure", "demo", "--out", "x", "--text"],
+        ["measure", "demo", "--out", "x", "--targets"],
+        ["attribute", "demo", "--source", "README.md"],
+        ["report", "--out", "r.html"],
+        ["figure", "--out", "r.png", "x"],
+        ["compare", "x"],
+    ],
+)
+def test_a_blank_name_of_a_file_or_folder_is_named(
+    words: list[str], blank: str, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit, match=f"^{EXIT_BAD_INPUT}$"):
+        main([*words, blank])
+    shown = words[-1] if words[-1].startswith("--") else "(SOURCE|RESULTS|SECOND|--source)"
+    assert re.search(f"{shown} is blank", capsys.readouterr().err)
+
+
+def test_a_line_break_is_a_prefix_not_a_blank_option(capsys: pytest.CaptureFixture) -> None:
+    words = ["--prompt", "It was Ada", "--target", " Ada", "--short", "1", "-k1", "--dry-run"]
+    assert main(["explain", "demo", *words, "--prefix", "\n"]) == 0
+
+
+def test_a_word_of_thousands_of_letters_does_not_fill_the_screen(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    number = "9" * 5000
+    for words in ([f"--seed={number}"], ["--training.length=1", f"--run_folder={number}"]):
+        shown = complaint(capsys, "train", "quick.yaml", "--dry-run", *words)
+        assert "99999" in shown
+        assert len(shown) < 400
+    with pytest.raises(SystemExit):
+        main(["attribute", "demo", "--messages", "x", "--message", f"{number}x"])
+    assert len(capsys.readouterr().err) < 400
+
+
 def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = [
         {"body": "no", "text": "no"},

@@ -44,7 +44,11 @@ def test_numbers_dates_and_references_in_yaml(tmp_path: Path) -> None:
     for text, message in (
         ("seed: ${seed}", "'${seed}' must name another key"),
         ("seed: ${nothing.there}", "'${nothing.there}' must name another key"),
-        ("seed: 1\nseed: 2", "it has seed twice"),
+        ("seed: 1\nseed: 2", "it has seed twice (lines 1 and 2)"),
+        ("data:\n  folder: a\n  folder: b", "it has folder twice (lines 2 and 3)"),
+        ("run_folder: ' '", "run_folder=' ' is blank"),
+        ("data: {folder: ''}", "data.folder='' is blank"),
+        ("seed: 1\ntraining: {length: " + "9" * 5000 + "}", "line 2 has a number of 5,000 digits"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=re.escape(message)):

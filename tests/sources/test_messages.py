@@ -148,3 +148,19 @@ def test_logs_are_read_from_files(tmp_path: Path) -> None:
     assert one == other
     with pytest.raises(DataError, match="is not JSON"):
         read_log(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("log.json", '[{"role": "user", "content": "Who?", "content": "When?"}]', r"log\.json"),
+        ("log.jsonl", '{"role": "system", "content": "a"}\n{"role": "user", "role": "tool"}',
+         r"log\.jsonl:2"),
+    ],
+)  # fmt: skip
+def test_a_key_that_a_log_has_twice_is_named(
+    name: str, text: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=rf"{place}: the key '(content|role)' is there twice"):
+        read_log(tmp_path / name)

@@ -176,11 +176,24 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
 
 
 @pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (GOOD.replace('"b"', '"a"'), "a"),
+        (GOOD[:-1] + ', "expect": "a", "expect": "none"}', "expect"),
+        (GOOD.replace('"question"', '"answer": "w1", "question"'), "answer"),
+    ],
+)
+def test_a_key_that_a_line_has_twice_is_named(line: str, key: str, path: Path) -> None:
+    path.write_text(GOOD + "\n" + line)
+    with pytest.raises(DataError, match=rf"q\.jsonl:2: the key '{key}' is there twice"):
+        read_questions(common(None), path)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "{",
         f"[{GOOD}]",
-        GOOD.replace('"b"', '"a"'),  # a key that is there twice
         '{"question": "w1"}',
         json.dumps(RECORDS[0] | {"anwser": "w1"}),
         json.dumps(RECORDS[0] | {"sources": {"\ud800": "w1"}}),
