@@ -1,11 +1,20 @@
-"""One layer of OLMo with rotary tables as an argument; inference.py calls its parts. B batch,
-L length (K keys: longer with a cache), D width, H heads, R pairs of rotated coordinates."""
+"""One layer of OLMo with rotary tables as an argument, where upstream counts positions from 0.
+
+    x → norm → _project: rotated queries and keys, values → mix (or attend_within) → attn_out, + x
+      → norm → ff_proj → act → ff_out, + the sum so far
+
+`forward` is the pass of training. inference.py calls the parts of a block for its own, faster pass.
+
+Dimension key: B batch, L length, K keys (more than L where earlier places are attended to), D
+width, H heads, R pairs of rotated coordinates of a head. In shapes of attention (BHLK) K is the
+width of a head.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from olmo.model import BufferCache, LayerNormBase, OLMoSequentialBlock
@@ -22,13 +31,22 @@ from olmo_sparsity.models.layers import count_keys, first_query_scale, rotate
 from olmo_sparsity.models.rope import RotaryTables
 
 
+class LastAttention(NamedTuple):
+    """What the attention of the last place of each row is computed from, in one layer."""
+
+    query_BHK: Tensor
+    keys_BHLK: Tensor
+    """The keys of all places, rotated; for grouped heads fewer than queries."""
+
+    bias: Tensor | None
+
+
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
 
     config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
-    attention_record: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
-    """If set, each call appends what the last query's attention is made of: this query, the rotated
-    keys, and the bias."""
+    attention_record: list[LastAttention] | None = None
+    """If set, `mix` appends to it: fused kernels return no weights of attention."""
 
     def __init__(self, layer_id: int, config: ModelConfig) -> None:
         # Upstream's rotation would fill a cache for all positions, which is unused here.
@@ -50,7 +68,9 @@ class PositionedBlock(OLMoSequentialBlock):
             nn.init.constant_(self.query_scale, scale)
 
     def _replace_upstream_parts(self, config: ModelConfig) -> None:
-        """Replace what upstream has for heads of another width, other biases, other norms."""
+        """Replace layers that upstream builds, where the config asks for what upstream cannot:
+        heads whose widths do not add up to d_model, biases of queries, keys and values alone, norms
+        of single heads."""
         head_width = config.effective_head_width
         num_key_heads = config.effective_n_kv_heads
         query_width = config.n_heads * head_width
@@ -84,11 +104,12 @@ class PositionedBlock(OLMoSequentialBlock):
         documents: Documents | None = None,
     ) -> Tensor:
         """Return the block's output, for inputs and tables of the same places."""
-        norm_after = self.config.norm_after
+        norm_after = self.config.norm_after  # as in OLMo 2: a norm of outputs, not of inputs
         q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
         if bias is not None:
             bias = self._cast_attn_bias(bias, q.dtype)
         dropout_p = self.config.attention_dropout if self.training else 0.0
+
         if documents is not None:
             if self.config.scales_queries:
                 q = self.scale_queries(q, count_keys_of_documents(documents, *x.shape[:2]))
@@ -97,6 +118,7 @@ class PositionedBlock(OLMoSequentialBlock):
             mixed = self.mix(q, k, v, bias, dropout_p)
         mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
         x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
+
         h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
         return x + self.dropout(self.ff_norm(h) if norm_after else h)
 
@@ -112,16 +134,18 @@ class PositionedBlock(OLMoSequentialBlock):
             for part in projected.split(self.fused_dims, dim=-1)
         )
         if self.q_norm is not None and self.k_norm is not None:
-            q = self._norm(self.q_norm, q).to(v.dtype)
-            k = self._norm(self.k_norm, k).to(v.dtype)
+            q = self._apply_norm(self.q_norm, q).to(v.dtype)
+            k = self._apply_norm(self.k_norm, k).to(v.dtype)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if tables is None or not self.rotates:
             return q, k, v
+        # The same angles for all heads, hence one more dimension.
         dtype = torch.float if config.rope_full_precision else q.dtype
         cos_BLR, sin_BLR = (table[:, None].to(dtype) for table in tables)
         return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR), v
 
-    def _norm(self, norm: nn.Module, x_BLHK: Tensor) -> Tensor:
+    def _apply_norm(self, norm: nn.Module, x_BLHK: Tensor) -> Tensor:
+        """Return the norm of queries or keys: over each head, or over all heads together."""
         if self.config.attention_norm_per_head:
             return norm(x_BLHK)
         return norm(x_BLHK.flatten(-2)).view_as(x_BLHK)
@@ -129,25 +153,27 @@ class PositionedBlock(OLMoSequentialBlock):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
     ) -> Tensor:
-        """Return attention: causal, or as `bias` says."""
+        """Return attention of the last L places to K places. Without a bias it is causal, or, where
+        L is 1, over all places. With one, the bias alone decides what is hidden."""
         if self.config.scales_queries:
             q = self.scale_queries(q, count_keys(q.shape[2], k.shape[2], q.device))
         if self.attention_record is not None:
-            self.attention_record.append((q[:, :, -1], k, bias))
-        # One new place may attend to all cached ones.
+            self.attention_record.append(LastAttention(q[:, :, -1], k, bias))
+        # A single query that comes after all keys may attend to all of them.
         is_causal = bias is None and q.shape[2] == k.shape[2]
         # The kernel shares grouped-query heads; upstream copies them first.
         return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])
 
     def scale_queries(self, q_BHLK: Tensor, counts_BL: Tensor) -> Tensor:
-        """Return the queries times their factors. `counts_BL`: how many keys each of them sees; B
-        may be 1."""
+        """Return the queries times their factors (`query_factors`). `counts_BL`: how many keys each
+        query sees; B is 1 if all rows have the same counts."""
         factors_BHL = self.query_factors(counts_BL)
         return q_BHLK * factors_BHL[..., None].to(q_BHLK.dtype)
 
     def query_factors(self, counts_BL: Tensor) -> Tensor:
-        """Return factors_BHL, in fp32, of queries that see so many keys; H is 1 if all heads have
-        the same ones."""
+        """Return factors_BHL, in fp32, by which queries are multiplied that see these numbers of
+        keys. They grow with the log of the number, so that attention to more keys stays as sharp:
+        s · ln(n) with a learned s for each head, or ln(n + 1) / ln(length) for all (H is 1)."""
         if self.query_scale is not None:
             return self.query_scale.float()[:, None] * counts_BL.log()[:, None]
         scale_length = self.config.query_scale_length

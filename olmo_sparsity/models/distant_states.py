@@ -1,7 +1,14 @@
-"""Hold the keys and values of distant tokens in all layers, and select some of them. A window that
-attends to k distant places costs its own places only, however long the text is.
+"""Hold the keys and values of distant tokens in all layers, and select some of them.
 
-Dimension key: B rows, F distant places, H heads of keys, K width of a head.
+The states are computed once for a text. A window that attends to k of its places then costs as much
+as its own tokens, however long the text is:
+
+    states = model.distant_states(tokens_BL, positions_BL)   # of the whole text
+    k_places = states.choose(places_BF)                      # other places for each row
+    model.hidden(window_BL, window_positions_BL, distant=k_places, last=1)
+
+Dimension key: B rows, F distant places, L places of a window, H heads of keys, K width of a head, D
+width of the model.
 """
 
 from __future__ import annotations
@@ -30,12 +37,13 @@ class DistantStates:
     """Added to the attention scores of these places, by row; None adds nothing."""
 
     hidden_BFD: Tensor | None = None
-    """After the last norm: what these places predict."""
+    """Hidden states of these places after the last norm, from which their next tokens are
+    predicted. None if they were not kept."""
 
     @staticmethod
     def behind_prefix(batches: Sequence[DistantStates], num_prefix: int) -> DistantStates:
-        """Join rows of the same prefix and one more place each into one text. These are states
-        without their context, each computed behind the prefix alone."""
+        """Join rows, each of which is the same prefix and one more place, into one text. The result
+        has states without their context: each was computed behind the prefix alone."""
 
         def join(parts: list[Tensor]) -> Tensor:
             prefix = parts[0][:1, :num_prefix]
@@ -48,9 +56,10 @@ class DistantStates:
         ]
         return DistantStates(join([batch.positions_BF for batch in batches]), layers)
 
-    def predicting(self, hidden_BLD: Tensor, before: DistantStates | None) -> DistantStates:
-        """Return these states with the hidden ones of all places: those of `before`, and
-        `hidden_BLD` of the places after it; with none if `before` does not have them."""
+    def with_hidden_after(self, before: DistantStates | None, hidden_BLD: Tensor) -> DistantStates:
+        """Return these states with hidden states of all places. The first ones come from `before`,
+        and `hidden_BLD` has those of the places after it. If `before` kept none, neither does the
+        result, which must have them of all places or of none."""
         if before is None:
             return replace(self, hidden_BFD=hidden_BLD)
         if before.hidden_BFD is None:
@@ -66,17 +75,18 @@ class DistantStates:
         return self.layers[0][0].shape[2]
 
     def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> DistantStates:
-        """Return the same states in every row, as views, with a bias of its own for each."""
+        """Return the same states in every row, as views, with the bias of each row."""
 
-        def rows(x_1F: Tensor) -> Tensor:
+        def repeat(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])
 
-        layers = [(rows(k), rows(v)) for k, v in self.layers]
-        return DistantStates(rows(self.positions_BF), layers, bias_BF)
+        layers = [(repeat(k), repeat(v)) for k, v in self.layers]
+        return DistantStates(repeat(self.positions_BF), layers, bias_BF)
 
     def window_bias(self, length: int) -> Tensor | None:
-        """Return bias_B1LK of a window's queries: `bias_BF` for these places, causal within the
-        window. None means causal attention that sees all of them."""
+        """Return bias_B1LK of the queries of a window of `length` places. Its keys are these
+        places, with `bias_BF`, and then the window, with a causal mask. None means that each query
+        sees all distant places, and attention is causal."""
         if self.bias_BF is None:
             return None
         distant_B1LF = self.bias_BF[:, None, None].expand(-1, -1, length, -1)
@@ -91,16 +101,18 @@ class DistantStates:
         return DistantStates(self.positions_BF[:, :num_places], layers, hidden_BFD=hidden_BFD)
 
     def choose(self, places_BF: Tensor) -> DistantStates:
-        """Return the states of some places for each row; the text is the same for all rows."""
+        """Return the states of some places for each row, by their indices in the text, which must
+        be the same for all rows."""
         assert self.bias_BF is None
         if places_BF.shape == (1, self.num_places):
-            return self  # all places, in order
+            return self  # all places: attention does not depend on their order
 
         def pick(x_1F: Tensor) -> Tensor:
             index = places_BF.to(x_1F.device).flatten()
             return x_1F[0].index_select(0, index).unflatten(0, places_BF.shape)
 
-        return DistantStates(pick(self.positions_BF), [(pick(k), pick(v)) for k, v in self.layers])
+        layers = [(pick(k), pick(v)) for k, v in self.layers]
+        return DistantStates(pick(self.positions_BF), layers)
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

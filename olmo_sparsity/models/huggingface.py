@@ -392,7 +392,8 @@ class HuggingFaceLM(nn.Module):
             hidden.append(self._last_hidden(part_BL, part_positions_BL, masks, cache, None))
         cached: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in cached]
-        return DistantStates(known_BF, layers).predicting(torch.cat(hidden, 1), before)
+        states = DistantStates(known_BF, layers)
+        return states.with_hidden_after(before, torch.cat(hidden, 1))
 
     @torch.no_grad()
     def last_attention(

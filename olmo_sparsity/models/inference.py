@@ -1,17 +1,28 @@
-"""Fast inference with OLMo for many short rows, computing hidden states at the last places only,
-with the same result as the plain forward pass.
+"""Compute hidden states at the last places of many short rows, which is what scoring asks for.
 
-- The first layer's queries, keys and values depend only on token and position ID: on CPU, pairs
-  that occur more than once in a batch are projected once. If rows differ only in their first token
-  (one distant token before a window), the window's attention to itself is computed once for all.
-- In the last layer only the wanted places need queries, attention output and feed-forward; the
-  other places give keys and values.
-- Distant tokens that keep their states of the full text (`distant_states`) are keys and values
-  computed once. Rows that see most of them share them.
-- On CPU sums are taken in place, and attention runs in fp32, as it is not faster in bf16.
+`PositionedOLMo.hidden` calls `InferringOLMo.last_hidden` where no gradients are needed, or where
+rows attend to states of distant tokens. It returns what the plain forward pass returns at these
+places, in less time:
 
-Dimension key: B rows, L tokens of a row, W wanted places, D width, H heads, K width of a head, P
-distinct (token, position ID) pairs."""
+    tokens, position IDs → first layer         → middle layers → last layer        → hidden_BWD
+                           each different pair                   queries of the W
+                           is projected once                     wanted places only
+
+- The queries, keys and values of the first layer depend on token and position ID alone. On CPU,
+  a pair of both that occurs more than once in a batch is projected once. If rows differ in their
+  first token only (one distant token before a window), the attention of the window to itself is
+  computed once for all rows.
+- In the last layer only the wanted places need queries, attention output and feed-forward. The
+  other places contribute keys and values.
+- Distant tokens that keep the states they have in the full text (`distant_states`) are keys and
+  values that were computed once. Rows that see most of them share them without copies.
+- On CPU sums are computed in place. Attention runs in fp32 there for any dtype of weights, as
+  neither the rotation nor the fused kernel is faster in bf16.
+
+Dimension key: B rows, L tokens of a row, W wanted places, F distant places, D width, H heads,
+G heads of keys and values, K width of a head, P different (token, position ID) pairs, R pairs of
+rotated coordinates.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +47,28 @@ from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.layers import RMSNorm, alibi_bias, count_keys, rms_norm
 from olmo_sparsity.models.rope import rotary_tables, rotated_width
 
-Projected = tuple[Tensor, Tensor, Tensor]
-"""q_BLHK, k_BLHK and v_BLHK of one layer, rotated."""
+
+class Projections(NamedTuple):
+    """Queries, keys and values of one layer, split into heads; queries and keys are rotated."""
+
+    q_BLHK: Tensor
+    k_BLGK: Tensor
+    v_BLGK: Tensor
 
 
 class DistantLayer(NamedTuple):
     """The states of distant places in one layer."""
 
-    k_BFHK: Tensor
-    v_BFHK: Tensor
+    k_BFGK: Tensor
+    v_BFGK: Tensor
     bias_BF: Tensor | None
     is_shared: bool
     """Whether rows attend to them without a copy for each."""
 
 
 class InferringOLMo(OLMo):
-    """What fast inference needs of a model, and its ways to compute hidden states."""
+    """OLMo with the two passes of inference: hidden states of the last places (`last_hidden`), and
+    states of distant tokens (`distant_states`). `PositionedOLMo` adds the pass of training."""
 
     config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
     transformer: Any  # a ModuleDict; its entries depend on the config
@@ -77,12 +94,14 @@ class InferringOLMo(OLMo):
         return keeps_much(num_tokens, num_keys, *shape, itemsize)
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
-        """Return whether attention to distant places is computed apart from that to the row's own.
-        ALiBi and scaled queries depend on both."""
+        """Return whether attention to distant places is computed apart from attention to the row's
+        own places, so that rows share the distant states."""
         config = self.config
+        # ALiBi's bias and the factors of scaled queries depend on both kinds of places.
         if config.alibi or config.scales_queries:
             return False
-        if self.blocks[0].attention_record is not None:  # it records attention to all places
+        # A record of attention holds the keys of all places in one tensor.
+        if self.blocks[0].attention_record is not None:
             return False
         weight = self.embedding.weight
         head_width = config.effective_head_width
@@ -93,20 +112,20 @@ class InferringOLMo(OLMo):
         tokens_BL: Tensor,
         positions_BL: Tensor,
         bias: Tensor | None,
-        last: int,
+        num_last: int,
         distant: DistantStates | None = None,
     ) -> Tensor:
-        """Return hidden_BWD of the last W places, after the last norm. All attend to all of
-        `distant`."""
+        """Return hidden_BWD of the last `num_last` places, after the last norm. Each place of a row
+        attends to all of `distant` and to the places of the row before it."""
         config = self.config
         length = tokens_BL.shape[1]
-        positions_BL = positions_BL.expand_as(tokens_BL)
         num_keys = length
+        positions_BL = positions_BL.expand_as(tokens_BL)
         distant_layers: list[DistantLayer | None] = [None] * config.n_layers
         if distant is not None:
             assert bias is None
             is_shared = self.shares_distant(distant.num_places, length)
-            if not is_shared:
+            if not is_shared:  # then one bias covers distant places and the row
                 bias = distant.window_bias(length)
             num_keys += distant.num_places
             distant_layers = [
@@ -118,21 +137,24 @@ class InferringOLMo(OLMo):
                 keys_BK = torch.cat((distant.positions_BF, positions_BL), 1)
             alibi = alibi_bias(keys_BK, config, num_queries=length)
             bias = alibi if bias is None else alibi + bias
+
         recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys)
         layers = list(zip(self.blocks, distant_layers, strict=True))
         if tokens_BL.device.type == "cpu" and not recomputes:
-            last_of_first = length if len(layers) > 1 else last
-            x_BLD, turns = _first_layer(
-                self, tokens_BL, positions_BL, bias, last_of_first, distant_layers[0]
+            num_outputs = length if len(layers) > 1 else num_last
+            x_BLD, rotations = _first_layer(
+                self, tokens_BL, positions_BL, bias, num_outputs, distant_layers[0]
             )
             del layers[0]
         else:
             # Not on a GPU: to count different pairs, the host would wait for it.
             x_BLD = _embed(self, tokens_BL)
-            turns = _turns(positions_BL, config, x_BLD.dtype) if config.rope else None
-        for block, past in layers:
-            last_of_block = last if block is self.blocks[-1] else length
-            inputs = (block, x_BLD, turns, bias, last_of_block, past)
+            rotations = _rotations(positions_BL, config, x_BLD.dtype) if config.rope else None
+
+        for block, distant_layer in layers:
+            # Places of the last layer serve no later layer, so only the wanted ones are computed.
+            num_outputs = num_last if block is self.blocks[-1] else length
+            inputs = (block, x_BLD, rotations, bias, num_outputs, distant_layer)
             if recomputes:
                 x_BLD = checkpoint(_layer, *inputs, use_reentrant=False)
             else:
@@ -147,47 +169,58 @@ class InferringOLMo(OLMo):
         at_once: int | None = None,
         before: DistantStates | None = None,
     ) -> DistantStates:
-        """Return keys, values and last states of all places, each seeing those before it."""
+        """Return keys, values and hidden states of all places, each of which sees the places before
+        it. `at_once`: how many places are computed together. `before`: states of earlier places,
+        which become part of the result."""
         config = self.config
         length = tokens_BL.shape[1]
         positions_BL = positions_BL.expand_as(tokens_BL)
-        first = 0
+        num_before = 0
         if before is not None:
-            first = before.num_places
+            num_before = before.num_places
             positions_BL = torch.cat([before.positions_BF, positions_BL], 1)
-        num_places = first + length
+        num_places = num_before + length
+
         layers: list[tuple[Tensor, Tensor]] = []
         hidden: list[Tensor] = []
-        for start in range(first, num_places, at_once or length):
+        for start in range(num_before, num_places, at_once or length):
             end = min(start + (at_once or length), num_places)
-            x_BLD = _embed(self, tokens_BL[:, start - first : end - first])
-            turns = _turns(positions_BL[:, start:end], config, x_BLD.dtype) if config.rope else None
+            x_BLD = _embed(self, tokens_BL[:, start - num_before : end - num_before])
+            rotations = None
+            if config.rope:
+                rotations = _rotations(positions_BL[:, start:end], config, x_BLD.dtype)
             bias = None
             if config.alibi:
                 bias = alibi_bias(positions_BL[:, :end], config, num_queries=end - start)
             is_shared = start > 0 and self.shares_distant(start, end - start)
             for index, block in enumerate(self.blocks):
-                q, k, v = _project(block, x_BLD, turns)
-                if start == first:
+                projections = _project(block, x_BLD, rotations, end - start)
+                if start == num_before:
                     # Room for all places, which each part fills further: to join parts would copy
                     # all states once for each of them.
                     earlier = None if before is None else before.layers[index]
-                    layers.append(_room_for_states(k, v, num_places, earlier))
+                    layers.append(_room_for_states(projections, num_places, earlier))
                 all_k, all_v = layers[index]
-                past = None
+                distant_layer = None
                 if start > 0:
-                    past = DistantLayer(all_k[:, :start], all_v[:, :start], None, is_shared)
-                x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, end - start, past))
-                all_k[:, start:end] = k
-                all_v[:, start:end] = v
+                    distant_layer = DistantLayer(
+                        all_k[:, :start], all_v[:, :start], None, is_shared
+                    )
+                mixed = _attend(block, projections, bias, end - start, distant_layer)
+                x_BLD = _finish(block, x_BLD, mixed)
+                all_k[:, start:end] = projections.k_BLGK
+                all_v[:, start:end] = projections.v_BLGK
             hidden.append(self.transformer.ln_f(x_BLD))
-        return DistantStates(positions_BL, layers).predicting(torch.cat(hidden, 1), before)
+        states = DistantStates(positions_BL, layers)
+        return states.with_hidden_after(before, torch.cat(hidden, 1))
 
 
 def _room_for_states(
-    k: Tensor, v: Tensor, num_places: int, earlier: tuple[Tensor, Tensor] | None
+    projections: Projections, num_places: int, earlier: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return tensors for the keys and values of all places, with those of earlier places."""
+    """Return tensors for the keys and values of all places, in which those of earlier places are
+    filled in."""
+    _, k, v = projections
     all_k = k.new_empty(k.shape[0], num_places, *k.shape[2:])
     all_v = v.new_empty(v.shape[0], num_places, *v.shape[2:])
     if earlier is not None:
@@ -197,18 +230,21 @@ def _room_for_states(
     return all_k, all_v
 
 
+# --- a layer: inputs at all places → outputs at the last ones -------------------------------------
+
+
 def _layer(
     block: PositionedBlock,
-    x: Tensor,
-    turns: Tensor | None,
+    x_BLD: Tensor,
+    rotations: Tensor | None,
     bias: Tensor | None,
-    last: int,
-    past: DistantLayer | None,
+    num_last: int,
+    distant_layer: DistantLayer | None,
 ) -> Tensor:
-    """Return the block's output at the last places."""
-    q, k, v = _project(block, x, turns, last)
-    mixed = _attend(block, q, k, v, bias, last, past)
-    return _finish(block, x, mixed)
+    """Return the output of the block at the last places."""
+    projections = _project(block, x_BLD, rotations, num_last)
+    mixed = _attend(block, projections, bias, num_last, distant_layer)
+    return _finish(block, x_BLD, mixed)
 
 
 def _first_layer(
@@ -216,32 +252,36 @@ def _first_layer(
     tokens_BL: Tensor,
     positions_BL: Tensor,
     bias: Tensor | None,
-    last: int,
-    past: DistantLayer | None,
+    num_last: int,
+    distant_layer: DistantLayer | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the first layer's output at the last places, and the turns of all places, which all
-    layers use. Each different pair of token and position ID is projected once."""
-    first = model.blocks[0]
+    """Return the output of the first layer at the last places, and the rotations of all places,
+    which the other layers need, too. Each different pair of token and position ID is projected
+    once."""
+    block = model.blocks[0]
     config = model.config
     tokens_P, positions_P, pair_BL = _different_pairs(tokens_BL, positions_BL)
     x_PD = _embed(model, tokens_P)
-    turns_P = _turns(positions_P, config, x_PD.dtype) if config.rope else None
-    mixed = _attend_to_pairs(first, _project(first, x_PD, turns_P), pair_BL, bias, last, past)
-    turns = None if turns_P is None else _gather(turns_P, pair_BL)
-    return _finish(first, _gather(x_PD, pair_BL), mixed), turns
+    rotations_P = _rotations(positions_P, config, x_PD.dtype) if config.rope else None
+    # All queries, too: a pair may be at a wanted place of one row and at another place elsewhere.
+    projections_P = _project(block, x_PD, rotations_P, len(tokens_P))
+    mixed = _attend_to_pairs(block, projections_P, pair_BL, bias, num_last, distant_layer)
+    rotations = None if rotations_P is None else _gather(rotations_P, pair_BL)
+    return _finish(block, _gather(x_PD, pair_BL), mixed), rotations
 
 
 def _embed(model: InferringOLMo, tokens: Tensor) -> Tensor:
+    """Return the embeddings of tokens, of rows or of pairs: the input of the first layer."""
     x = model.transformer.wte(tokens)
     return model.transformer.emb_norm(x) if model.config.embedding_layer_norm else x
 
 
 def _different_pairs(tokens_BL: Tensor, positions_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens_P, positions_P, and the index of each place's pair."""
+    """Return tokens_P, positions_P, and pair_BL: the number of each place's pair."""
     # One number for each pair, as `unique` is much slower on rows of two.
     num_positions = int(positions_BL.max()) + 1
-    pairs_P, index_BL = torch.unique(tokens_BL * num_positions + positions_BL, return_inverse=True)
-    return pairs_P // num_positions, pairs_P % num_positions, index_BL
+    pairs_P, pair_BL = torch.unique(tokens_BL * num_positions + positions_BL, return_inverse=True)
+    return pairs_P // num_positions, pairs_P % num_positions, pair_BL
 
 
 def _gather(part_P: Tensor, pair_BL: Tensor) -> Tensor:
@@ -249,9 +289,13 @@ def _gather(part_P: Tensor, pair_BL: Tensor) -> Tensor:
     return part_P.index_select(0, pair_BL.flatten()).unflatten(0, pair_BL.shape)
 
 
-def _turns(positions_P: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """Return cos + i·sin of each place's angles, one for each pair of coordinates."""
-    cos_PR, sin_PR = rotary_tables(positions_P, config)
+# --- queries, keys and values ---------------------------------------------------------------------
+
+
+def _rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """Return cos + i·sin of the angles of each place, as (…, 1, R): the same for all heads. To
+    rotate a pair of coordinates is to multiply it, as a complex number, by one of these."""
+    cos_PR, sin_PR = rotary_tables(positions, config)
     if not config.rope_full_precision:  # rounded, as the block rotates in the dtype of its inputs
         cos_PR = cos_PR.to(dtype).float()
         sin_PR = sin_PR.to(dtype).float()
@@ -259,27 +303,23 @@ def _turns(positions_P: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tens
 
 
 def _project(
-    block: PositionedBlock, x: Tensor, turns: Tensor | None, last: int | None = None
-) -> Projected:
-    """Return queries of the last places only, and keys and values of all."""
-    h = _before_attention(block, x)
-    if last is None or last == h.shape[-2]:
+    block: PositionedBlock, x: Tensor, rotations: Tensor | None, num_last: int
+) -> Projections:
+    """Return queries of the last places only, and keys and values of all places."""
+    h = x if block.config.norm_after else block.attn_norm(x)
+    if num_last == h.shape[-2]:
         q, k, v = _linear(block, h, "qkv")
     else:
-        (q,) = _linear(block, h[:, -last:], "q")
+        (q,) = _linear(block, h[:, -num_last:], "q")
         k, v = _linear(block, h, "kv")
-    q, k = _queries_and_keys(block, q, k, turns)
-    return q, k, _heads(block, v)
-
-
-def _before_attention(block: PositionedBlock, x: Tensor) -> Tensor:
-    return x if block.config.norm_after else block.attn_norm(x)
+    q, k = _queries_and_keys(block, q, k, rotations)
+    return Projections(q, k, _heads(block, v))
 
 
 def _linear(block: PositionedBlock, h: Tensor, wanted: str) -> tuple[Tensor, ...]:
-    """Return some of queries, keys and values, without computing the others. `wanted`: letters out
-    of "qkv"."""
-    rows_of_part = dict(zip("qkv", _order(block), strict=True))
+    """Return those of queries, keys and values whose letters are in `wanted`, such as "kv", without
+    computing the others: upstream has one matrix for all three."""
+    rows_of_part = dict(zip("qkv", _rows_of_parts(block), strict=True))
     rows = torch.cat([rows_of_part[name] for name in wanted])
     weight = block.att_proj.weight.index_select(0, rows)
     bias: Tensor | None = block.att_proj.bias
@@ -292,168 +332,199 @@ def _linear(block: PositionedBlock, h: Tensor, wanted: str) -> tuple[Tensor, ...
     return projected.split([len(rows_of_part[name]) for name in wanted], dim=-1)
 
 
-def _order(block: PositionedBlock) -> tuple[Tensor, ...]:
-    """Return the rows of queries, keys and values in their common matrix, in the order used here:
-    the two coordinates of a rotated pair side by side, so that they are one complex number.
-    Products of queries and keys do not change."""
+def _rows_of_parts(block: PositionedBlock) -> tuple[Tensor, ...]:
+    """Return the rows of queries, of keys and of values in their common matrix, in the order in
+    which coordinates are computed here.
+
+    RoPE rotates coordinates i and i + R of a head together. Here the two stand side by side, so
+    that they are one complex number, and a rotation is one product. Queries and keys are reordered
+    alike, so their products do not change.
+    """
     config = block.config
-    rotated = rotated_width(config) if config.rope else 0
+    num_rotated = rotated_width(config) if config.rope else 0
     head_width = config.effective_head_width
-    return _side_by_side(block.fused_dims, head_width, rotated, block.att_proj.weight.device)
+    return _pairs_side_by_side(
+        block.fused_dims, head_width, num_rotated, block.att_proj.weight.device
+    )
 
 
 @functools.cache
-def _side_by_side(
-    widths: tuple[int, ...], head_width: int, rotated: int, device: torch.device
+def _pairs_side_by_side(
+    widths: tuple[int, ...], head_width: int, num_rotated: int, device: torch.device
 ) -> tuple[Tensor, ...]:
+    """Return row numbers of queries, keys and values, with rotated pairs side by side.
+    `widths`: numbers of rows of the three."""
     rows = torch.arange(sum(widths), device=device)
-    of_heads = rows.unflatten(0, (-1, head_width))
-    paired = of_heads.clone()
-    # Coordinates i and i + R make a pair.
-    pairs = of_heads[:, :rotated].unflatten(1, (2, -1)).transpose(1, 2)
-    paired[:, :rotated] = pairs.flatten(1)
-    q, k, _ = paired.flatten().split(widths)
+    rows_of_heads = rows.unflatten(0, (-1, head_width))
+    # Of each head (0, 1, …, R − 1, R, R + 1, …) becomes (0, R, 1, R + 1, …).
+    pairs = rows_of_heads[:, :num_rotated].unflatten(1, (2, -1)).transpose(1, 2)
+    reordered = rows_of_heads.clone()
+    reordered[:, :num_rotated] = pairs.flatten(1)
+    q, k, _ = reordered.flatten().split(widths)
     *_, v = rows.split(widths)  # values are not rotated
     return q, k, v
 
 
 def _queries_and_keys(
-    block: PositionedBlock, q: Tensor, k: Tensor, turns: Tensor | None
+    block: PositionedBlock, q: Tensor, k: Tensor, rotations: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys split into heads, normed and rotated; queries may be of the last
+    """Return queries and keys split into heads, normed and rotated. Queries may be of the last
     places only."""
     if block.q_norm is not None and block.k_norm is not None:
-        order, *_ = _order(block)
-        q = _norm(block.q_norm, q, order)
-        k = _norm(block.k_norm, k, order[: k.shape[-1]])
-    if turns is None or not block.rotates:
+        # Row numbers of queries count from 0, so they also say where each coordinate came from.
+        order, *_ = _rows_of_parts(block)
+        q = _apply_norm(block.q_norm, q, order)
+        k = _apply_norm(block.k_norm, k, order[: k.shape[-1]])
+    if rotations is None or not block.rotates:
         return _heads(block, q), _heads(block, k)
-    turns_of_queries = turns[..., -q.shape[-2] :, :, :]
-    return _heads(block, q, turns_of_queries), _heads(block, k, turns)
+    rotations_of_queries = rotations[..., -q.shape[-2] :, :, :]
+    return _heads(block, q, rotations_of_queries), _heads(block, k, rotations)
 
 
-def _norm(norm: LayerNormBase, x: Tensor, order: Tensor) -> Tensor:
-    """Return upstream's norm of coordinates in another order: over all heads, or over each."""
+def _apply_norm(norm: LayerNormBase, x: Tensor, order: Tensor) -> Tensor:
+    """Return upstream's norm of reordered coordinates, over all heads or over each. `order`: the
+    place of each coordinate of x in upstream's order, by which the norm's weights are reordered."""
     (size,) = norm.normalized_shape
-    if size < x.shape[-1]:
-        return _norm(norm, x.unflatten(-1, (-1, size)), order[:size]).flatten(-2)
+    if size < x.shape[-1]:  # a norm over each head, with weights that all heads share
+        return _apply_norm(norm, x.unflatten(-1, (-1, size)), order[:size]).flatten(-2)
     reordered = {name: p.index_select(0, order) for name, p in norm.named_parameters()}
     if type(norm) is RMSNorm and reordered.keys() == {"weight"}:  # the same in half the time
         return rms_norm(x, reordered["weight"], norm.eps)
     return torch.func.functional_call(norm, reordered, (x,))
 
 
-def _heads(block: PositionedBlock, x: Tensor, turns: Tensor | None = None) -> Tensor:
+def _heads(block: PositionedBlock, x: Tensor, rotations: Tensor | None = None) -> Tensor:
     """Return (…, H·K) as (…, H, K), rotated, in the dtype of attention. It may change x."""
     dtype = torch.float if x.device.type == "cpu" else x.dtype
     x = x.unflatten(-1, (-1, block.config.effective_head_width))
-    if turns is not None:
-        x = _turn(x, turns)
+    if rotations is not None:
+        x = _rotate(x, rotations)
     return x.to(dtype)
 
 
-def _turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate in fp32; in place without gradients, if x is in fp32 and rotated completely."""
-    num_rotated = 2 * turns.shape[-1]
-    rotated, kept = x.float().split((num_rotated, x.shape[-1] - num_rotated), -1)
-    if kept.numel():
-        rotated = rotated.contiguous()
+def _rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate the first 2R coordinates of each head, in fp32. It changes x in place if x is in fp32,
+    rotated completely, and without gradients."""
+    num_rotated = 2 * rotations.shape[-1]
+    rotated, unrotated = x.float().split((num_rotated, x.shape[-1] - num_rotated), -1)
+    if unrotated.numel():
+        rotated = rotated.contiguous()  # as `view_as_complex` requires
     pairs = torch.view_as_complex(rotated.unflatten(-1, (-1, 2)))
     if x.requires_grad:
-        rotated = torch.view_as_real(pairs * turns).flatten(-2)
+        rotated = torch.view_as_real(pairs * rotations).flatten(-2)
     else:
-        pairs.mul_(turns)
-    return torch.cat((rotated, kept), dim=-1) if kept.numel() else rotated
+        pairs.mul_(rotations)  # `rotated` is a view of the same memory
+    return torch.cat((rotated, unrotated), dim=-1) if unrotated.numel() else rotated
 
 
-# --- attention: queries, keys, values → mixed_BLHK, before the output projection ------------------
+# --- attention: queries, keys, values → mixed_BWHK, before the output projection ------------------
 
 
 def _attend(
     block: PositionedBlock,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    projections: Projections,
     bias: Tensor | None,
-    last: int,
-    past: DistantLayer | None = None,
+    num_last: int,
+    distant_layer: DistantLayer | None = None,
 ) -> Tensor:
-    """Return attention from the last places to all places of the row, and to past places."""
-    if past is not None and past.is_shared:
+    """Return attention from the last places to all places of the row, and to distant places."""
+    q, k, v = projections
+    q = q[:, -num_last:]
+    if distant_layer is not None and distant_layer.is_shared:
         mixed = attend_to_distant(
-            q[:, -last:].transpose(1, 2),
+            q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
-            past.k_BFHK.transpose(1, 2),
-            past.v_BFHK.transpose(1, 2),
-            past.bias_BF,
+            distant_layer.k_BFGK.transpose(1, 2),
+            distant_layer.v_BFGK.transpose(1, 2),
+            distant_layer.bias_BF,
         )
         return mixed.transpose(1, 2)
-    if past is not None:
-        k = torch.cat((past.k_BFHK, k), dim=1)
-        v = torch.cat((past.v_BFHK, v), dim=1)
-    q = q[:, -last:].transpose(1, 2)
+    if distant_layer is not None:
+        k = torch.cat((distant_layer.k_BFGK, k), dim=1)
+        v = torch.cat((distant_layer.v_BFGK, v), dim=1)
+    q = q.transpose(1, 2)
     k = k.transpose(1, 2)
     v = v.transpose(1, 2)
     # Kernels align a causal mask with the first key if there are fewer queries than keys. A single
     # query needs no mask.
-    if bias is None and 1 < last < k.shape[2]:
-        bias = causal_bias(k.shape[2], q.device, last)
+    if bias is None and 1 < num_last < k.shape[2]:
+        bias = causal_bias(k.shape[2], q.device, num_last)
     if bias is not None:
-        bias = block._cast_attn_bias(bias[:, :, -last:], q.dtype)
+        bias = block._cast_attn_bias(bias[:, :, -num_last:], q.dtype)
     return block.mix(q, k, v, bias).transpose(1, 2)
 
 
 def _attend_to_pairs(
     block: PositionedBlock,
-    pairs: Projected,
+    projections_P: Projections,
     pair_BL: Tensor,
     bias: Tensor | None,
-    last: int,
-    past: DistantLayer | None,
+    num_last: int,
+    distant_layer: DistantLayer | None,
 ) -> Tensor:
-    """Return the first layer's attention. If rows differ only in their first place, that place is
-    one more key next to a softmax over the others, which is the same for all rows."""
-    q_PHK, k_PHK, v_PHK = pairs
+    """Return attention in the first layer, from the projections of different pairs."""
+    rows_are_alike = len(pair_BL) > 1 and (pair_BL[:, 1:] == pair_BL[0, 1:]).all()
+    if bias is None and distant_layer is None and rows_are_alike:
+        return _attend_to_common_window(block, projections_P, pair_BL)[:, -num_last:]
+    projections = Projections(*(_gather(part_P, pair_BL) for part_P in projections_P))
+    return _attend(block, projections, bias, num_last, distant_layer)
+
+
+def _attend_to_common_window(
+    block: PositionedBlock, projections_P: Projections, pair_BL: Tensor
+) -> Tensor:
+    """Return mixed_BLHK of rows that differ in their first place only, here one distant token.
+
+    For a query, let s_w be its scores with the window, s_d that with the distant token, and a_w its
+    attention within the window, which is the same in all rows. A softmax over both gives
+
+        (1 − share) · a_w + share · v_d,   share = sigmoid(s_d − log Σ exp(s_w)),
+
+    so that each row costs one score and one sum for each query.
+    """
+    q_PHK, k_PGK, v_PGK = projections_P
     distant_B = pair_BL[:, 0]
     window_L = pair_BL[0, 1:]
-    rows_are_alike = len(distant_B) > 1 and (pair_BL[:, 1:] == window_L).all()
-    if bias is not None or past is not None or not rows_are_alike:
-        q, k, v = (_gather(part, pair_BL) for part in pairs)
-        return _attend(block, q, k, v, bias, last, past)
     q_LHK = q_PHK[window_L] * q_PHK.shape[-1] ** -0.5
     if block.config.scales_queries:
         counts_1L = count_keys(len(window_L), pair_BL.shape[1], q_LHK.device)
         factors_LH = block.query_factors(counts_1L)[0].T
         q_LHK *= factors_LH[..., None].to(q_LHK.dtype)
-    k_PHK = _for_each_query(k_PHK, q_LHK)
-    v_PHK = _for_each_query(v_PHK, q_LHK)
+    k_PHK = _for_each_query_head(k_PGK, q_LHK)
+    v_PHK = _for_each_query_head(v_PGK, q_LHK)
+
     # Attention within the window, once for all rows.
     scores_HLL = torch.einsum("lhk,mhk->hlm", q_LHK, k_PHK[window_L]).float()
     scores_HLL += causal_bias(len(window_L), scores_HLL.device)[0]
     weights_HLL = scores_HLL.softmax(-1).to(v_PHK.dtype)
     local_LHK = torch.einsum("hlm,mhk->lhk", weights_HLL, v_PHK[window_L])
-    # The share of the first place in a softmax over it and the window.
+
+    # The share of the distant token, for each row.
     scores_BLH = torch.einsum("lhk,bhk->blh", q_LHK, k_PHK[distant_B]).float()
     share_BLH = (scores_BLH - scores_HLL.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
     mixed_BLHK = local_LHK.new_empty(*pair_BL.shape, *local_LHK.shape[1:])
-    mixed_BLHK[:, 0] = v_PHK[distant_B]  # which sees itself alone
+    mixed_BLHK[:, 0] = v_PHK[distant_B]  # the distant token sees itself alone
     torch.lerp(local_LHK, v_PHK[distant_B, None], share_BLH[..., None], out=mixed_BLHK[:, 1:])
-    return mixed_BLHK[:, -last:]
+    return mixed_BLHK
 
 
-def _for_each_query(x: Tensor, q: Tensor) -> Tensor:
-    """Return keys or values of grouped heads, (…, G, K), once for each head of the queries."""
+def _for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
+    """Return keys or values (…, G, K) as (…, H, K): once for each of the query heads that share
+    them."""
     return x.repeat_interleave(q.shape[-2] // x.shape[-2], dim=-2)
 
 
-def _finish(block: PositionedBlock, x: Tensor, mixed: Tensor) -> Tensor:
-    """Return the block's output at the last places, from their attention."""
-    mixed = block.attn_out(mixed.flatten(2).to(x.dtype))
-    if block.config.norm_after:
-        mixed = block.attn_norm(mixed)
-    x = mixed.add_(x[:, -mixed.shape[1] :])
-    h = block.ff_proj(x if block.config.norm_after else block.ff_norm(x))
+def _finish(block: PositionedBlock, x_BLD: Tensor, mixed_BWHK: Tensor) -> Tensor:
+    """Return the output of the block at the last places, from their attention: output projection,
+    feed-forward, and both residual sums."""
+    norm_after = block.config.norm_after
+    attended = block.attn_out(mixed_BWHK.flatten(2).to(x_BLD.dtype))
+    if norm_after:
+        attended = block.attn_norm(attended)
+    x_BWD = attended.add_(x_BLD[:, -attended.shape[1] :])
+
+    h = block.ff_proj(x_BWD if norm_after else block.ff_norm(x_BWD))
     if type(block.act) is SwiGLU:
         up, gate = h.chunk(2, dim=-1)
         # In place where no gradient needs the values before.
@@ -461,6 +532,6 @@ def _finish(block: PositionedBlock, x: Tensor, mixed: Tensor) -> Tensor:
     else:
         h = block.act(h)
     h = block.ff_out(h)
-    if block.config.norm_after:
+    if norm_after:
         h = block.ff_norm(h)
-    return h.add_(x)
+    return h.add_(x_BWD)

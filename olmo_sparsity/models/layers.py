@@ -1,5 +1,8 @@
 """The arithmetic of an OLMo layer: rotation by given angles, RMSNorm, ALiBi, scaled queries.
-B batch, L length (K keys: longer with a cache), D width, H heads, R pairs of coordinates."""
+
+Dimension key: B batch, L length, K keys (more than L where earlier places are attended to), D
+width, H heads, R pairs of rotated coordinates of a head.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,40 @@ from olmo_sparsity.models.attention import causal_bias
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply upstream's rotation to the first 2R coordinates of a head; the rest are unchanged."""
+    """Rotate the first 2R coordinates of each head, pair (i, i + R) by the i-th angle, as upstream
+    does. The other coordinates stay as they are. `cos`, `sin`: (…, R), see rope.py."""
     if torch.compiler.is_compiling():
         # The compiler finds the same gradient by itself. PyTorch 2.11 compiles the gradient of a
         # function as 0 if its forward ends in a `.to` that changes nothing.
-        return _turn(x, cos, sin, 1)
+        return _rotate_pairs(x, cos, sin, 1)
     return _Rotation.apply(x, cos, sin)
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotates pairs (i, i + R) by their angle. The gradient is the inverse rotation, so only the
-    tables are kept, and it costs no more than the forward pass."""
+    """Rotation with an explicit gradient: the inverse rotation of the gradient. So only the tables
+    are kept for it, and it costs no more than the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
+        return _rotate_pairs(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grads[0], cos, sin, -1), None, None
+        (grad,) = grads
+        return _rotate_pairs(grad, cos, sin, -1), None, None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    half = cos.shape[-1]
-    first, second, kept = x.to(cos.dtype).split((half, half, x.shape[-1] - 2 * half), dim=-1)
-    turned = (
-        torch.addcmul(first * cos, second, sin, value=-direction),
-        torch.addcmul(second * cos, first, sin, value=direction),
-    )
-    return torch.cat((*turned, kept), dim=-1).to(x.dtype)
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    """Return (a · cos − b · sin, b · cos + a · sin) for each pair (a, b), computed in the dtype of
+    the tables. `direction`: 1, or −1 to rotate back."""
+    num_pairs = cos.shape[-1]
+    num_unrotated = x.shape[-1] - 2 * num_pairs
+    a, b, unrotated = x.to(cos.dtype).split((num_pairs, num_pairs, num_unrotated), dim=-1)
+    rotated_a = torch.addcmul(a * cos, b, sin, value=-direction)
+    rotated_b = torch.addcmul(b * cos, a, sin, value=direction)
+    return torch.cat((rotated_a, rotated_b, unrotated), dim=-1).to(x.dtype)
 
 
 class RMSNorm(RMSLayerNorm):
@@ -61,24 +67,29 @@ class RMSNorm(RMSLayerNorm):
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Return RMSNorm of x, without gradients."""
-    scaled, _ = _scale(x.to(weight_D.dtype), eps)
+    """Return weight · x / sqrt(mean(x²) + eps), without gradients."""
+    scaled, _ = _divide_by_rms(x.to(weight_D.dtype), eps)
     return scaled.mul_(weight_D)
 
 
-def _scale(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x divided by its root mean square, and the inverse of that."""
+def _divide_by_rms(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return x divided by its root mean square, and the inverse of the root mean square."""
+    # The norm reads x once; mean(x²) would write the squares to memory first.
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     inverse = (norm.square() / x.shape[-1] + eps).rsqrt()
     return x * inverse, inverse
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm that keeps the scaled input for the backward pass, and not each step's result."""
+    """RMSNorm that keeps the scaled input for the backward pass, and not the result of each step.
+
+    With y = x / rms and g the gradient of the result, the gradient of x is
+    (g · weight − y · mean(g · weight · y)) / rms, and that of weight is Σ g · y over all rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        scaled, inverse = _scale(x.to(weight_D.dtype), eps)
+        scaled, inverse = _divide_by_rms(x.to(weight_D.dtype), eps)
         ctx.save_for_backward(scaled, inverse, weight_D)
         ctx.dtype = x.dtype
         return scaled * weight_D
@@ -88,26 +99,28 @@ class _RMSNorm(torch.autograd.Function):
         (grad,) = grads
         scaled, inverse, weight_D = ctx.saved_tensors
         product = grad * scaled
-        along = (product @ weight_D)[..., None] / product.shape[-1]
-        grad_x = torch.addcmul(grad * weight_D, scaled, along, value=-1) * inverse
+        mean = (product @ weight_D)[..., None] / product.shape[-1]
+        grad_x = torch.addcmul(grad * weight_D, scaled, mean, value=-1) * inverse
         return grad_x.to(ctx.dtype), product.flatten(0, -2).sum(0), None
 
 
 def count_keys(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return counts_1L: how many of `num_keys` places each of the last `num_queries` sees."""
+    """Return counts_1L: how many of `num_keys` places, itself included, each of the last
+    `num_queries` places sees under causal attention."""
     return torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)[None]
 
 
 def first_query_scale(length: int) -> float:
-    """Return the s for which s·ln(n) is 1 on average over n = 1 … length."""
+    """Return the initial value of a learned query scale: the s for which the factor s · ln(n) of a
+    query that sees n keys is 1 on average over n = 1 … length, as without scaling."""
     length = max(2, length)  # ln(1) is 0
-    sum_of_logs = math.lgamma(length + 1)
+    sum_of_logs = math.lgamma(length + 1)  # ln(length!)
     return length / sum_of_logs
 
 
 def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
-    """Return bias_BHLK: upstream's slopes times the distance between position IDs. It hides later
-    places, whatever their position IDs."""
+    """Return bias_BHLK of the last `num_queries` places: minus upstream's slope of each head times
+    the distance between position IDs. It hides later places, whatever their position IDs."""
     num_keys = positions_BK.shape[1]
     heads = torch.arange(1, config.n_heads + 1, device=positions_BK.device, dtype=torch.float)
     slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)

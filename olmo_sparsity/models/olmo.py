@@ -1,6 +1,20 @@
-"""OLMo with position IDs as an argument, where upstream counts from 0 (RoPE, ALiBi). Layers,
-initialisation and parameter names are upstream's. `hidden` and `unembed` are separate, so that a
-loss can unembed in chunks. B batch, L length (K keys), D width, H heads, V vocabulary."""
+"""OLMo with position IDs as an argument: the model that PoSE and windows with gaps need.
+
+    positions_BL = torch.tensor([[0, 1, 2, 40, 41, 42]])    # a gap of 37 position IDs
+    logits_BLV = model(tokens_BL, positions_BL)
+
+Upstream, positions enter in two places: the rotary embedding of each layer counts them from 0, and
+`OLMo.forward` builds the bias of ALiBi from 0. Both are replaced here: `rotary_tables` (rope.py)
+and `alibi_bias` (layers.py) take position IDs. Layers, initialisation and names of parameters are
+upstream's, so weights can be exchanged.
+
+Attention is causal by place, not by position ID, and sees across a gap. So a gap in the position
+IDs changes angles, and hides nothing.
+
+`hidden` and `unembed` are separate, so that a loss can unembed in chunks (losses.py).
+
+Dimension key: B batch, L length, K keys, D width, H heads, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.attention import Documents
-from olmo_sparsity.models.block import PositionedBlock
+from olmo_sparsity.models.block import LastAttention, PositionedBlock
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.inference import InferringOLMo
 from olmo_sparsity.models.layers import RMSNorm, alibi_bias
@@ -27,9 +41,10 @@ from olmo_sparsity.models.rope import rotary_tables, rotated_width
 
 
 @contextmanager
-def _same_kernels() -> Iterator[None]:
-    """Leave the choice of kernels as it was. Upstream switches memory-efficient attention off for
-    the whole process, the only fused one that takes a bias (ALiBi)."""
+def _keeping_kernels() -> Iterator[None]:
+    """Leave PyTorch's choice of attention kernels as it was. Upstream's constructor switches
+    memory-efficient attention off for the whole process: the only fused kernel that takes a bias,
+    as ALiBi needs."""
     cuda = torch.backends.cuda
     flash = cuda.flash_sdp_enabled()
     efficient = cuda.mem_efficient_sdp_enabled()
@@ -41,28 +56,35 @@ def _same_kernels() -> Iterator[None]:
 
 
 class PositionedOLMo(InferringOLMo):
-    """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
+    """Upstream's OLMo as a `LanguageModel` (losses.py): `model(tokens_BL, positions_BL)` returns
+    logits_BLV, which are `unembed` of `hidden`."""
 
     checkpoint_every = 1
+    """Every how many layers activations are computed again in a backward pass, if they are."""
 
     def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
-        refuse_unsupported(config)
+        check_supported(config)
         # Upstream builds everything but the blocks. Its one block is replaced, and these arguments
         # avoid its position caches and learned position embeddings.
-        with _same_kernels():
+        with _keeping_kernels():
             frame: Any = replace(config, n_layers=1, rope=True, alibi=False)
             super().__init__(frame, init_params=False)
         self.config = config
+
         blocks = [PositionedBlock(i, config) for i in range(config.n_layers)]
         self.transformer.update({"blocks": nn.ModuleList(blocks)})
+        self._replace_norms()
+        if init_params:
+            self.reset_parameters()
+
+    def _replace_norms(self) -> None:
+        """Replace upstream's RMSNorm by one with the same parameters and a faster forward."""
         for parent in list(self.modules()):
             for name, norm in parent.named_children():
-                if type(norm) is RMSLayerNorm:  # the same parameters, another forward
+                if type(norm) is RMSLayerNorm:
                     (size,) = norm.normalized_shape
                     affine = norm.weight is not None
                     parent.add_module(name, RMSNorm(self.config, size, affine))  # type: ignore[arg-type] # the same fields
-        if init_params:
-            self.reset_parameters()
 
     @property
     def vocab_size(self) -> int:
@@ -70,8 +92,8 @@ class PositionedOLMo(InferringOLMo):
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        last = self.transformer.wte if self.config.weight_tying else self.transformer.ff_out
-        return last.weight, getattr(last, "bias", None)
+        head = self.transformer.wte if self.config.weight_tying else self.transformer.ff_out
+        return head.weight, getattr(head, "bias", None)
 
     @property
     def logit_scale(self) -> float:
@@ -94,27 +116,32 @@ class PositionedOLMo(InferringOLMo):
         distant: DistantStates | None = None,
         last: int | None = None,
     ) -> Tensor:
+        """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it."""
         assert documents is None or (attention_bias is None and distant is None)
         if distant is not None:
             assert not self.training
             assert added_BLD is None
-            last = last or tokens_BL.shape[1]
-            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last, distant)
+            num_last = last or tokens_BL.shape[1]
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_last, distant)
         # Without gradients and dropout, `last_hidden` gives the same in less time.
         is_inference = not torch.is_grad_enabled() and not self.training
         is_plain = added_BLD is None and documents is None
         if last is not None and is_inference and is_plain:
-            return self.last_hidden(tokens_BL, positions_BL, attention_bias, last)
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_last=last)
+
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
             x = x + added_BLD
         if self.config.embedding_layer_norm:
             x = self.transformer.emb_norm(x)
         x = self.transformer.emb_drop(x)
+
+        # Computed once for all layers: each of them rotates by the same angles.
         tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
         if self.config.alibi:
             alibi = alibi_bias(positions_BL, self.config, num_queries=tokens_BL.shape[1])
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
+
         recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel())
         for number, block in enumerate(self.blocks):
             inputs = (x, tables, attention_bias, documents)
@@ -130,7 +157,8 @@ class PositionedOLMo(InferringOLMo):
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        record: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        """Return weights_BHK: the attention of the last place in all heads of all layers."""
+        record: list[LastAttention] = []
         for block in self.blocks:
             block.attention_record = record
         try:
@@ -138,6 +166,7 @@ class PositionedOLMo(InferringOLMo):
         finally:
             for block in self.blocks:
                 block.attention_record = None
+        # Fused kernels return no weights, so they are computed from queries and keys.
         weights = []
         for q_BHK, k_BHLK, bias in record:
             k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
@@ -154,12 +183,13 @@ class PositionedOLMo(InferringOLMo):
         return logits * self.logit_scale if self.config.scale_logits else logits
 
     def checkpoint_activations(self, every: int = 1) -> None:
+        """Let every n-th layer keep only its inputs in training, and compute the rest again."""
         self.checkpoint_every = every
         self.activation_checkpointing_strategy = ActivationCheckpointingStrategy.whole_layer
 
 
-def refuse_unsupported(config: ModelConfig) -> None:
-    """Reject what upstream's config can say and this model does not compute."""
+def check_supported(config: ModelConfig) -> None:
+    """Raise ConfigError for a config of upstream's that this model does not compute."""
     if config.block_type != "sequential":
         raise ConfigError(f"model.block_type={config.block_type} is not supported; use sequential")
     if config.init_fn not in ("normal", "mitchell", "full_megatron"):

@@ -1,6 +1,26 @@
-"""Angles of position IDs. RoPE turns pair i of R pairs of a head's coordinates by position ·
-frequency_i; scaling lowers frequencies: all alike (linear: Chen et al. 2023), by a raised base
-(ntk), or those of few turns within the trained length (yarn, Peng et al. 2023; llama3)."""
+"""Compute the angles of rotary position embeddings (RoPE), and how they are scaled so that a model
+reaches beyond its trained length.
+
+RoPE (Su et al. 2021) rotates pair i of the R pairs of coordinates of each query and key by the
+angle
+
+    angle_i = position · frequency_i,   frequency_i = theta ** (−i / R),   i = 0 … R − 1,
+
+so that the product of a query and a key depends on the difference of their position IDs. PoSE
+changes only the position IDs (data/positions.py); this module changes only the frequencies:
+
+- `linear` divides all of them by a factor (position interpolation, Chen et al. 2023);
+- `ntk` raises theta, which lowers low frequencies more than high ones;
+- `yarn` (Peng et al. 2023) and `llama3` lower those that turn only a few times within the trained
+  length, and keep the others. YaRN also multiplies attention scores by a factor.
+
+    position IDs → `rotary_tables`: cosines and sines → `rotate` of layers.py: queries and keys
+
+`ModelConfig.rope_scaling` holds the settings of a scaling under the names that transformers has in
+`rope_parameters`.
+
+Dimension key: B batch, L length, R pairs of rotated coordinates of a head.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +37,21 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.sections import ModelConfig
 
 RotaryTables = tuple[Tensor, Tensor]
-"""cos_BLR and sin_BLR of each place's position ID, one for each pair of coordinates."""
+"""cos_BLR and sin_BLR of the angles of each place, one for each pair of coordinates."""
 
 
 def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
-    """Return cos_BLR and sin_BLR, always computed in fp32."""
-    frequencies = rotary_frequencies(config, positions_BL.device)
+    """Return cos_BLR and sin_BLR of the angles of these position IDs, always computed in fp32: in
+    bf16 neighbouring position IDs above 256 would be one number."""
+    frequencies_R = rotary_frequencies(config, positions_BL.device)
     factor = attention_factor(config)
     with torch.autocast(positions_BL.device.type, enabled=False):
-        angles = positions_BL.float()[..., None] * frequencies
+        angles_BLR = positions_BL.float()[..., None] * frequencies_R
         if torch.compiler.is_compiling():
-            cos_BLR, sin_BLR = _cos_and_sin(angles)
-        else:  # not the operation, which imports the compiler
-            cos_BLR = angles.cos()
-            sin_BLR = angles.sin()
+            cos_BLR, sin_BLR = _cos_and_sin(angles_BLR)
+        else:  # not by the operation, which imports the compiler
+            cos_BLR = angles_BLR.cos()
+            sin_BLR = angles_BLR.sin()
     if factor == 1.0:
         return cos_BLR, sin_BLR
     return cos_BLR * factor, sin_BLR * factor
@@ -40,8 +61,8 @@ def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
     "olmo_sparsity::cos_and_sin", mutates_args=(), schema="(Tensor angles) -> (Tensor, Tensor)"
 )
 def _cos_and_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """A compiler keeps this operation whole. Otherwise it computes cosines and sines again in each
-    kernel that rotates queries or keys: 7 to 9% of a training step on a GPU."""
+    """Return cosines and sines. The compiler keeps this operation whole; otherwise it would compute
+    them again in each kernel that rotates queries or keys: 7 to 9% of a training step on a GPU."""
     return angles.cos(), angles.sin()
 
 
@@ -57,27 +78,24 @@ def rotated_width(config: ModelConfig) -> int:
 
 
 def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Return radians a position, one for each pair of coordinates: in fp32 the same numbers as
-    transformers computes."""
+    """Return frequencies_R, in radians a position, one for each pair of coordinates."""
     width = rotated_width(config)
     scaling = config.rope_scaling or {}
-    # Frequencies as for a head as wide as the rotated part (GPT-NeoX).
-    exponents = torch.arange(0, width, 2, device=device, dtype=torch.float) / width
-    powers = effective_theta(config) ** exponents
-    frequencies = 1.0 / powers
-    if scaling.get("rope_type") == "linear":
-        return frequencies / scaling["factor"]
-    if scaling.get("rope_type") == "yarn":
-        kept = _share_that_yarn_keeps(scaling, config.rope_theta, width, device)
-        return 1.0 / (scaling["factor"] * powers) * (1 - kept) + frequencies * kept
-    if scaling.get("rope_type") == "llama3":
-        # Turns within the trained length. Few of them: divided by the factor; many: kept.
-        turns = scaling["original_max_position_embeddings"] / (2 * math.pi / frequencies)
-        low = scaling["low_freq_factor"]
-        high = scaling["high_freq_factor"]
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        return (1 - kept) * frequencies / scaling["factor"] + kept * frequencies
-    return frequencies
+    kind = scaling.get("rope_type")
+    # In fp32, and each line as in transformers, so that both compute the same numbers. The
+    # exponents are those of a head that is as wide as the rotated part (as in GPT-NeoX).
+    exponents_R = torch.arange(0, width, 2, device=device, dtype=torch.float) / width
+    powers_R = effective_theta(config) ** exponents_R
+    frequencies_R = 1.0 / powers_R
+    if kind == "linear":
+        return frequencies_R / scaling["factor"]
+    if kind == "yarn":
+        keeps_R = _share_that_yarn_keeps(scaling, config.rope_theta, width, device)
+        return 1.0 / (scaling["factor"] * powers_R) * (1 - keeps_R) + frequencies_R * keeps_R
+    if kind == "llama3":
+        keeps_R = _share_that_llama3_keeps(scaling, frequencies_R)
+        return (1 - keeps_R) * frequencies_R / scaling["factor"] + keeps_R * frequencies_R
+    return frequencies_R  # unscaled, or "ntk", which only has another theta
 
 
 def effective_theta(config: ModelConfig) -> float:
@@ -92,8 +110,8 @@ def effective_theta(config: ModelConfig) -> float:
 
 
 def attention_factor(config: ModelConfig) -> float:
-    """Return the factor of cosines and sines. Attention scores are multiplied by its square, as
-    queries and keys are both rotated."""
+    """Return the factor of cosines and sines. It multiplies queries and keys, so attention scores
+    are multiplied by its square, as YaRN requires."""
     scaling = config.rope_scaling or {}
     if scaling.get("rope_type") != "yarn":
         return 1.0
@@ -102,6 +120,7 @@ def attention_factor(config: ModelConfig) -> float:
 
 
 def _yarn_temperature(factor: float, weight: float = 1.0) -> float:
+    """Return YaRN's factor of queries and keys for lengths that are `factor` times as long."""
     if factor <= 1:
         return 1.0
     return 0.1 * weight * math.log(factor) + 1.0
@@ -110,56 +129,71 @@ def _yarn_temperature(factor: float, weight: float = 1.0) -> float:
 def _share_that_yarn_keeps(
     scaling: Mapping[str, Any], theta: float, width: int, device: torch.device
 ) -> Tensor:
-    """Return for each frequency 1 where it makes more than beta_fast turns within the original
-    length, 0 below beta_slow, linear in the index between."""
+    """Return keeps_R, by which share each frequency is kept: 1 where a pair makes more than
+    `beta_fast` turns within the original length, 0 where it makes fewer than `beta_slow`. Between
+    the two, the share falls linearly with the number of the pair."""
 
-    def index_of(num_turns: float) -> float:
+    def pair_of(num_turns: float) -> float:
+        """Return the (fractional) number of the pair that makes so many turns."""
         original = scaling["original_max_position_embeddings"]
         return width * math.log(original / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(index_of(scaling.get("beta_fast", 32.0))), 0)
-    last = min(math.ceil(index_of(scaling.get("beta_slow", 1.0))), width - 1)
-    num_between = last - first if last != first else 0.001  # as transformers avoids dividing by 0
-    index = torch.arange(width // 2, device=device, dtype=torch.float)
-    return 1 - ((index - first) / num_between).clamp(0, 1)
+    last_kept = max(math.floor(pair_of(scaling.get("beta_fast", 32.0))), 0)
+    first_scaled = min(math.ceil(pair_of(scaling.get("beta_slow", 1.0))), width - 1)
+    num_between: float = first_scaled - last_kept
+    if num_between == 0:
+        num_between = 0.001  # as transformers avoids dividing by 0
+    pairs_R = torch.arange(width // 2, device=device, dtype=torch.float)
+    return 1 - ((pairs_R - last_kept) / num_between).clamp(0, 1)
+
+
+def _share_that_llama3_keeps(scaling: Mapping[str, Any], frequencies_R: Tensor) -> Tensor:
+    """Return keeps_R, by which share each frequency is kept: 1 where a pair makes more than
+    `high_freq_factor` turns within the original length, 0 below `low_freq_factor`, and linear in
+    the number of turns between the two."""
+    turns_R = scaling["original_max_position_embeddings"] / (2 * math.pi / frequencies_R)
+    few = scaling["low_freq_factor"]
+    many = scaling["high_freq_factor"]
+    return ((turns_R - few) / (many - few)).clamp(0, 1)
 
 
 # --- transformers' rope_parameters ----------------------------------------------------------------
 
 
 def to_rope_parameters(config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of transformers for our scaling."""
+    """Return `rope_parameters` of transformers for the angles of a config."""
     scaling = config.rope_scaling or {}
-    if scaling.get("rope_type") == "ntk":  # it has no name there, but is only another base
+    if scaling.get("rope_type") == "ntk":  # transformers has no such kind; it is only another base
         scaling = {}
     return {"rope_type": "default", **scaling, "rope_theta": effective_theta(config)}
 
 
-_OF_LENGTH = ("factor", "original_max_position_embeddings")
-_READ = {
+_LENGTH_SETTINGS = ("factor", "original_max_position_embeddings")
+_SETTINGS_OF_KIND = {
     "linear": ("factor",),
-    "llama3": (*_OF_LENGTH, "low_freq_factor", "high_freq_factor"),
-    "yarn": (*_OF_LENGTH, "attention_factor", "beta_fast", "beta_slow"),
+    "llama3": (*_LENGTH_SETTINGS, "low_freq_factor", "high_freq_factor"),
+    "yarn": (*_LENGTH_SETTINGS, "attention_factor", "beta_fast", "beta_slow"),
 }
-"""Kinds of scaling that are known here, and the settings that each has."""
+"""The kinds of scaling in models of transformers that are supported here, and their settings."""
 
 
 def from_rope_parameters(parameters: Mapping[str, Any], source: str) -> dict[str, Any] | None:
-    """Return the scaling of a transformers model; raise ConfigError for one that is not known
-    here."""
+    """Return `ModelConfig.rope_scaling` for `rope_parameters` of transformers; None if they scale
+    nothing. A scaling that is not supported here raises ConfigError. `source`: the model, for
+    messages."""
     kind = parameters.get("rope_type", "default")
     if kind == "default":
         return None
-    supported = f"supported: default, {', '.join(_READ)}; take another model"
-    if kind not in _READ:
+    supported = f"supported: default, {', '.join(_SETTINGS_OF_KIND)}; take another model"
+    if kind not in _SETTINGS_OF_KIND:
         raise ConfigError(f"init_from='{source}': rope_type={kind}, {supported}")
     if not parameters.get("truncate", True):
         raise ConfigError(f"init_from='{source}': truncate=False of its YaRN, {supported}")
     scaling: dict[str, Any] = {}
-    for name in _READ[kind]:
+    for name in _SETTINGS_OF_KIND[kind]:
         if parameters.get(name) is not None:
             scaling[name] = parameters[name]
-    # DeepSeek states the factor of attention by two weights.
+    # DeepSeek states the factor of attention as a ratio: the temperatures that two weights give.
     mscale = parameters.get("mscale")
     mscale_all_dim = parameters.get("mscale_all_dim")
     if kind == "yarn" and mscale and mscale_all_dim and "attention_factor" not in scaling:

@@ -168,11 +168,11 @@ def test_rows_behind_one_prefix_are_joined_into_one_text(whole: DistantStates) -
 
 def test_hidden_states_continue_those_of_earlier_places(whole: DistantStates) -> None:
     later = torch.ones(1, 3, 4)
-    assert torch.equal(whole.predicting(later, None).hidden_BFD, later)
+    assert torch.equal(whole.with_hidden_after(None, later).hidden_BFD, later)
     expected = torch.cat([whole.hidden_BFD[:, :2], later], 1)
-    assert torch.equal(whole.predicting(later, whole.first(2)).hidden_BFD, expected)
+    assert torch.equal(whole.with_hidden_after(whole.first(2), later).hidden_BFD, expected)
 
 
 def test_without_earlier_hidden_states_there_are_none(whole: DistantStates) -> None:
     chosen = whole.choose(torch.tensor([[4, 0], [1, 2]]))
-    assert whole.predicting(torch.ones(1, 3, 4), chosen).hidden_BFD is None
+    assert whole.with_hidden_after(chosen, torch.ones(1, 3, 4)).hidden_BFD is None
