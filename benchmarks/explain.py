@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from olmo_sparsity.analysis.results.statistics import interval, rank_correlations
+from olmo_sparsity.analysis.results.statistics import percentile_interval, rank_correlations
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.models.exchange import export
@@ -222,7 +222,7 @@ def mean_interval(values_Q: np.ndarray) -> tuple[float, float, float]:
     """Mean and its 95% interval over questions."""
     generator = np.random.default_rng(0)
     draws = values_Q[generator.integers(len(values_Q), size=(2000, len(values_Q)))].mean(1)
-    return interval(draws, float(values_Q.mean()))
+    return percentile_interval(draws, float(values_Q.mean()))
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.analysis.results.tables import to_json_value, write_json
+from olmo_sparsity.analysis.results.tables import to_json_value, write_as_json
 from olmo_sparsity.base.conform import conform, with_crc
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of
@@ -192,7 +192,7 @@ def write_answer(folder: Path, identity: str, answer: StoredAnswer, tables: dict
     """Write the file of a question. `identity`: the hash of the folder's identity.json. `tables`:
     what `Attribution.to_dict` returns."""
     stored = {"question": answer.question, "identity": identity, "gate": asdict(answer)} | tables
-    write_json(answer_file(folder, answer.question), with_crc(to_json_value(stored)))
+    write_as_json(answer_file(folder, answer.question), with_crc(to_json_value(stored)))
 
 
 def read_stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.report.page import write_html
-from olmo_sparsity.analysis.results.view import escape, number
+from olmo_sparsity.analysis.results.view import escape, format_number
 
 NUM_COLOURS = 8
 """Further sources share them; each also has its number."""
@@ -142,7 +142,7 @@ def _panel(page: AnswerPage, i: int) -> str:
         lines += (
             f'<tr{is_named}><th scope="row" '
             f'class="{_colour(source)}"><b>{source + 1}</b> {escape(name)}</th>'
-            f"<td>{number(cell.gives)}</td><td>{cell.beyond_gives}</td><td>{number(cell.lost)}</td>"
+            f"<td>{format_number(cell.gives)}</td><td>{cell.beyond_gives}</td><td>{format_number(cell.lost)}</td>"
             f"<td>{cell.beyond_lost}</td></tr>"
         )
     verdict = row.verdict[:1].upper() + row.verdict[1:]
@@ -179,7 +179,7 @@ def _matrix(page: AnswerPage) -> str:
         shown = ""
         for source, (name, nats) in enumerate(most.items()):
             classes = f"{_colour(source)} named" if name in row.sources else ""
-            shown += f'<td class="{classes}">{number(nats, 1)}</td>'
+            shown += f'<td class="{classes}">{format_number(nats, 1)}</td>'
         rows.append(
             f'<tr id="row{i}"><th scope="row"><label for="s{i}">{i + 1}. {escape(row.text)}</label>'
             f"</th>{shown}</tr>"

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from olmo_sparsity.analysis.results.statistics import interval, resample_weights
+from olmo_sparsity.analysis.results.statistics import percentile_interval, resample_weights
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.find import find_folder
 from study.benchmarks.evidence import read_texts
@@ -71,7 +71,7 @@ def summarize(profile_NE: np.ndarray) -> dict[str, float]:
     ]
     middle = np.median(profile_NE, axis=0)
     p = [P[fitted(np.median(some, axis=0), POWERS)[0]] for some in (profile_NE, *drawn)]
-    ends = interval(np.array(p[1:]), p[0])
+    ends = percentile_interval(np.array(p[1:]), p[0])
     return dict(zip(("p", "p_low", "p_high"), ends, strict=True)) | {
         "error": fitted(middle, POWERS)[1],
         "error_exponential": fitted(middle, EXPONENTIALS)[1],

@@ -19,8 +19,8 @@ import pandas as pd
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.statistics import (
     FEW_FOR_BOOTSTRAP,
-    interval,
     net_differences,
+    percentile_interval,
     resample,
     resample_weights,
 )
@@ -120,7 +120,7 @@ def ends(numbers: Iterable[float], form: str = ".3f") -> str:
 
 def with_ends(name: str, values_R: np.ndarray) -> dict[str, float]:
     """A number, the first, with the interval of its resamples."""
-    numbers = interval(values_R[1:], values_R[0])
+    numbers = percentile_interval(values_R[1:], values_R[0])
     return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
 
 

@@ -13,7 +13,7 @@ from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.report import note
-from olmo_sparsity.analysis.results.statistics import interval, resample_weights
+from olmo_sparsity.analysis.results.statistics import percentile_interval, resample_weights
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
@@ -199,7 +199,7 @@ def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int 
         table=table.reset_index(),
         draws=draws,
         k=k,
-        excess=interval(resampled_R, value),
+        excess=percentile_interval(resampled_R, value),
         share=share,
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
         induction=repetition_drop(scorer, _passages(others), PASSAGE),

@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.targets import places_of
 from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.results.tables import Columns, joined
+from olmo_sparsity.analysis.results.tables import Columns, join_documents
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses
@@ -247,7 +247,7 @@ class _Trial:
                 break
         # Forwards of several rows, as in the measurement, say more than passages.
         self.speed = (scorer.token_forwards - before) / (time.perf_counter() - began)
-        self.losses = joined(tables)
+        self.losses = join_documents(tables)
 
     # --- the cost of a plan, of this model and text ---
 

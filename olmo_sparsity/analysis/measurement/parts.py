@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.results.tables import (
     read_table,
     to_json_value,
     to_table,
-    write_json,
+    write_as_json,
     write_table,
 )
 from olmo_sparsity.base.errors import DataError
@@ -73,7 +73,7 @@ def _write_part(part: Path, tables: Mapping[str, pa.Table], contents: _Contents)
     with writing_folder(part) as partial:
         for name, table in tables.items():
             write_table(partial / f"{name}.parquet", table)
-        write_json(partial / "finished.json", dataclasses.asdict(contents))
+        write_as_json(partial / "finished.json", dataclasses.asdict(contents))
 
 
 def _verify_part(part: Path, identity: str, consequence: str) -> _Contents | None:
@@ -295,7 +295,7 @@ class Parts:
             with writing(out / f"{name}.parquet") as partial:
                 write_table(partial, table)
         meta.identity = read_json(self.folder / "identity.json", dict, "measure again")
-        write_json(out / "meta.json", dataclasses.asdict(meta))
+        write_as_json(out / "meta.json", dataclasses.asdict(meta))
         write_manifest(out, FILES)
 
 

@@ -282,7 +282,7 @@ class Plan:
     through the losses from which targets are chosen.
 
         planned = plan(MeasureRequest.of(model="runs/mine", documents="text.txt", long=64))
-        losses = joined({n: planned.losses(n)["losses"] for n in planned.measured})
+        losses = join_documents({n: planned.losses(n)["losses"] for n in planned.measured})
         targets = planned.targets(losses)
         tables = planned.recovery(1, targets)  # recovery, influence, lds, costs, tokens
     """

@@ -20,7 +20,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
-from olmo_sparsity.analysis.results.columns import Display, SummaryColumn, page_columns
+from olmo_sparsity.analysis.results.columns import ShownColumn, page_columns
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import distances, losses_of_targets, with_ends
@@ -37,9 +37,9 @@ from olmo_sparsity.analysis.results.summary import (
 )
 from olmo_sparsity.analysis.results.view import (
     escape,
+    format_number,
     html_table,
     num_of,
-    number,
     sentence,
     spell,
 )
@@ -261,7 +261,7 @@ def subtitle(results: Results, counted: str) -> str:
         lengths += f", both after a prefix of {num_of(num_prefix, 'token')}"
     parts = [
         str(meta.model["name"]),
-        f"{number(meta.model['num_parameters'], 0)} parameters",
+        f"{format_number(meta.model['num_parameters'], 0)} parameters",
         f"text: {meta.data['source']}" if meta.data else "",
         lengths,
         f"distant units {interpretation_of(windows['distant_states']).description}",
@@ -278,7 +278,7 @@ def _describe_documents(results: Results, documents: list[int]) -> str:
     text = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
     too_short = results.meta.counts.get("documents_too_short")
     if too_short:
-        text += f" {number(too_short, 0)} more were too short."
+        text += f" {format_number(too_short, 0)} more were too short."
     return text
 
 
@@ -329,8 +329,8 @@ def _summary_tables(results: Results) -> str:
             "units": rows.units,
             "k": rows.k,
         }
-        for column, how in page_columns():
-            columns[how.heading] = _cells(rows, column, how)
+        for shown in page_columns():
+            columns[shown.display.heading] = _cells_of_page(rows, shown)
         tables.append(html_table(caption, columns, target_set == main, quoted_row))
     histogram = _distance_table(results)
     if histogram:
@@ -350,19 +350,23 @@ def _caption(results: Results, target_set: str, rows: pd.DataFrame) -> str:
     )
 
 
-def _cells(rows: pd.DataFrame, column: SummaryColumn, how: Display) -> Iterable:
-    """Return a column of the page: values, or values with the ends of their intervals."""
-    if column.has_interval and how.has_interval:
+def _cells_of_page(rows: pd.DataFrame, shown: ShownColumn) -> Iterable:
+    """Return the cells of a column of the page: numbers as text, or tuples of a value and the ends
+    of its interval."""
+    column, display = shown
+    if column.has_interval and display.has_interval:
         return rows[[*column.names]].itertuples(index=False, name=None)
-    return [number(value, how.digits, how.sign) for value in rows[column.name].tolist()]
+    return [
+        format_number(value, display.digits, display.sign) for value in rows[column.name].tolist()
+    ]
 
 
 def _describe_columns() -> str:
-    """Return the list of the columns with what they mean."""
+    """Return an HTML list of the columns with what they mean."""
     items = []
-    for column, how in page_columns():
+    for column, display in page_columns():
         meaning = re.sub(r"`(.*?)`", r"<code>\1</code>", escape(column.meaning))
-        name = f"{escape(how.heading)} (<code>{escape(column.name)}</code>)"
+        name = f"{escape(display.heading)} (<code>{escape(column.name)}</code>)"
         items.append(f"<dt>{name}</dt><dd>{meaning}</dd>")
     return f"<dl>{''.join(items)}</dl>"
 

@@ -1,6 +1,8 @@
-"""The mean loss by place of checkpoints on the same documents, with paired intervals.
+"""Compare checkpoints by their mean loss at each range of places, on the same documents.
 
-Place in the flow: sums of each document → **losses by place** → page. Never imports torch.
+`scoring/losses_by_place.py` sums the losses of each document; `LossesByPlace` holds these sums, and
+computes means, intervals and paired differences; `report/losses_page.py` draws them. Never imports
+torch.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from functools import cached_property
 import pandas as pd
 
 from olmo_sparsity.analysis.results.statistics import t_interval
-from olmo_sparsity.analysis.results.view import interval
+from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import DataError
 
 Checkpoint = tuple[str, int]
@@ -23,9 +25,17 @@ PLACES = ["first", "end"]
 
 @dataclass(frozen=True)
 class LossesByPlace:
+    """The losses of one or several checkpoints on the same documents, by place.
+
+    losses = losses_by_place(["runs/pose", "runs/rope"])
+    losses.table                              # mean losses of all checkpoints
+    losses.compare(*losses.pairs()[0])        # the second model less the first
+    print(losses.describe())
+    """
+
     rows: pd.DataFrame
-    """A row for each `model`, `step`, `document` and range of places (`first` to `end` − 1): the
-    `total` loss in nats of `count` tokens."""
+    """A row for each `model`, `step`, `document` and range of places (`first` to `end` − 1), with
+    the `total` loss of its `count` tokens, in nats."""
 
     name: str = ""
     """Name of the text that was read."""
@@ -49,10 +59,12 @@ class LossesByPlace:
 
     @property
     def models(self) -> list[str]:
+        """Return the names of the models, in the order in which they were measured."""
         return list(dict.fromkeys(model for model, _ in self.checkpoints))
 
     @property
     def num_documents(self) -> int:
+        """Return how many documents all checkpoints have read."""
         return int(self.rows.document.nunique())
 
     @property
@@ -62,9 +74,9 @@ class LossesByPlace:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Return a row for each checkpoint and range of places, the farthest first: the mean loss,
-        its 95% interval over documents (Student's t), and how many documents and tokens it is
-        over."""
+        """Return a row for each checkpoint and range of places, the farthest first. It has the mean
+        loss, the ends of its 95% interval over documents (Student's t), and the numbers of
+        documents and tokens."""
         rows = []
         for model, step in self.checkpoints:
             means = self._means(model, step)
@@ -94,52 +106,63 @@ class LossesByPlace:
         return list(pairs.itertuples(index=False, name=None))
 
     def compare(self, first: Checkpoint, second: Checkpoint) -> pd.DataFrame:
-        """Return the first checkpoint's mean losses less the second's, the farthest places first,
-        with 95% intervals of Student's t over the differences of documents. Below 0 the first
+        """Return the first checkpoint's mean losses minus the second's, the farthest places first.
+        Intervals are 95% of Student's t over the differences of documents. Below 0 the first
         checkpoint is better."""
         differences = self._means(*first) - self._means(*second)
         rows = []
         for places in self.places:
             difference, low, high = t_interval(differences[places].to_numpy())
-            rows.append((*places, len(differences), difference, low, high))
+            first_place, end_place = places
+            rows.append(
+                {
+                    "first": first_place,
+                    "end": end_place,
+                    "documents": len(differences),
+                    "difference": difference,
+                    "low": low,
+                    "high": high,
+                }
+            )
         return pd.DataFrame(rows, columns=[*PLACES, "documents", "difference", "low", "high"])
 
     def pairs(self) -> list[tuple[Checkpoint, Checkpoint]]:
-        """Return each other model and the first one, both at the last step that both have; without
-        one, the last checkpoint of each."""
+        """Return the checkpoints to compare: for each model but the first, its checkpoint and that
+        of the first model. Both are of the last step that both models have, or, if they share no
+        step, the last one of each."""
         if not self.models:
             return []
-        base, *others = self.models
+        base_model, *other_models = self.models
         steps: dict[str, set[int]] = {model: set() for model in self.models}
         for model, step in self.checkpoints:
             steps[model].add(step)
         pairs = []
-        for other in others:
-            common = steps[base] & steps[other]
-            other_step = max(common or steps[other])
-            base_step = max(common or steps[base])
-            pairs.append(((other, other_step), (base, base_step)))
+        for other_model in other_models:
+            shared_steps = steps[base_model] & steps[other_model]
+            other_step = max(shared_steps or steps[other_model])
+            base_step = max(shared_steps or steps[base_model])
+            pairs.append(((other_model, other_step), (base_model, base_step)))
         return pairs
 
     def describe(self) -> str:
-        """Return the tables as text."""
-        lines = [
+        """Return the tables as text for a terminal."""
+        title = (
             f"mean loss by place, in nats a token, on the first {self.length:,} tokens of "
-            f"{self.num_documents} documents of {self.name}; [95% interval over documents]",
-            _text_table(
-                {
-                    "model": self.table.model,
-                    "step": [f"{step:,}" for step in self.table.step],
-                    **_sizes(self.table),
-                    "tokens": [f"{count:,}" for count in self.table.tokens],
-                    "loss [95%]": _intervals(self.table, "loss"),
-                }
-            ),
-        ]
+            f"{self.num_documents} documents of {self.name}; [95% interval over documents]"
+        )
+        all_losses = {
+            "model": self.table.model,
+            "step": [f"{step:,}" for step in self.table.step],
+            **_places_and_documents(self.table),
+            "tokens": [f"{count:,}" for count in self.table.tokens],
+            "loss [95%]": _values_with_intervals(self.table, "loss"),
+        }
+        lines = [title, _text_table(all_losses)]
         for first, second in self.pairs():
             compared = self.compare(first, second)
             lines.append(f"{spell(first)} less {spell(second)}, in pairs: the same tokens of both")
-            columns = {**_sizes(compared), "difference [95%]": _intervals(compared, "difference")}
+            columns = _places_and_documents(compared)
+            columns["difference [95%]"] = _values_with_intervals(compared, "difference")
             lines.append(_text_table(columns))
         return "\n".join(lines)
 
@@ -150,8 +173,9 @@ class LossesByPlace:
         return rows
 
     def _means(self, model: str, step: int) -> pd.DataFrame:
-        """Return a row for each document, a column for each range. Every document has as many
-        tokens in a range, so that the mean of means is the mean of tokens."""
+        """Return the mean loss of each document (rows) in each range of places (columns)."""
+        # Every document has as many tokens in a range, so that the mean of these means over
+        # documents is the mean over tokens.
         rows = self._rows_of(model, step)
         means = rows.assign(mean=rows.total / rows["count"])
         return means.pivot(index="document", columns=PLACES, values="mean")
@@ -164,21 +188,21 @@ def spell(checkpoint: Checkpoint) -> str:
 
 
 def spell_places(first: int, end: int) -> str:
-    """Return a range of places with its last one."""
+    """Return a range of places as text: the first and the last one."""
     return f"{first:,} … {end - 1:,}"
 
 
-def _sizes(table: pd.DataFrame) -> dict[str, list]:
-    """Return the columns that say which places a row is of, and over how many documents."""
+def _places_and_documents(table: pd.DataFrame) -> dict[str, list]:
+    """Return two columns of text: the places of each row, and the number of its documents."""
     places = [spell_places(row.first, row.end) for row in table[PLACES].itertuples()]
     return {"places": places, "documents": [f"{number:,}" for number in table.documents]}
 
 
-def _intervals(table: pd.DataFrame, name: str) -> list[str]:
-    """Return a column with the ends of its interval."""
+def _values_with_intervals(table: pd.DataFrame, name: str) -> list[str]:
+    """Return the values of a column with their intervals, as text."""
     sign = "+" if name == "difference" else ""
     values = table[[name, "low", "high"]].to_numpy(float).tolist()
-    return [interval(*ends, digits=4, sign=sign) for ends in values]
+    return [format_interval(value, low, high, digits=4, sign=sign) for value, low, high in values]
 
 
 def _text_table(columns: dict) -> str:

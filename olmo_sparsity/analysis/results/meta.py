@@ -1,6 +1,6 @@
-"""What was measured: the content of meta.json, and the target sets. Never imports torch.
+"""Declare the content of meta.json, which says what was measured, and the target sets.
 
-Place in the flow: below statistics, figures and `Results`, which all read it.
+Statistics, figures and `Results` all read these. Never imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SETS = {
 
 
 def main_set(target_sets: Iterable[str]) -> str | None:
-    """Return the target set that a measurement reports first; None of no sets."""
+    """Return the target set that a measurement reports first; None if there is no target set."""
     names = set(target_sets)
     order = ("gap", "named", "bigram", "every", *sorted(names))
     return next((name for name in order if name in names), None)
@@ -51,8 +51,9 @@ class Meta:
     units."""
 
     intervals: str = ""
-    """How the intervals of the stored summary were made; empty: by an earlier version, which stored
-    bootstrap intervals without Student's t, and of any number of targets."""
+    """How the intervals of the stored summary were computed: `statistics.STUDENT`, or empty. Empty
+    means an earlier version, which stored bootstrap intervals without Student's t, also for a
+    handful of targets."""
 
     longppl: dict = field(default_factory=dict)
     counts: dict = field(default_factory=dict)

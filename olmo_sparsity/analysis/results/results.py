@@ -1,5 +1,11 @@
-"""Read a finished measurement: its tables, its meta.json, and single targets with their distant
-units. Never imports torch."""
+"""Read a finished measurement from its folder, and compare two of them.
+
+    results = read_results("results/mine")
+    results.summary                      # a row for each target set, units, selector and k
+    compare(results, read_results("results/other"))
+
+Never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +41,7 @@ from olmo_sparsity.base.renamed import with_current_names
 
 @dataclass(repr=False)
 class Results:
-    """One finished measurement. Columns of the tables: `SCHEMAS` and docs/measure.md."""
+    """One finished measurement. `SCHEMAS` and docs/measure.md list the columns of its tables."""
 
     documents: pd.DataFrame
     tokens: pd.DataFrame
@@ -65,7 +71,7 @@ class Results:
 
     @property
     def reported(self) -> pd.DataFrame:
-        """Return the losses of all targets in the documents that the summary covers."""
+        """Return the losses of the documents that the summary covers."""
         documents = self.losses.document
         # Only one half of the documents is reported if the other half has set the threshold.
         if self.meta.targets.get("threshold") is not None:
@@ -88,15 +94,16 @@ class Results:
         return spelled
 
 
-Kept = Results | str | Path
+ResultsOrFolder = Results | str | Path
 """Results, or the folder that holds them."""
 
 
-def compare(first: Kept, second: Kept) -> pd.DataFrame:
-    """Return net excess of the first minus net excess of the second, measured on the same text, in
-    the same tokens: by target set, units, selector and k (of few documents by Student's t)."""
-    first = _opened(first)
-    second = _opened(second)
+def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
+    """Return net excess of the first measurement minus net excess of the second: a row for each
+    target set, units, selector and k. Both must be of the same text in the same tokens. Intervals
+    are paired, and by Student's t if documents are few."""
+    first = _read_if_folder(first)
+    second = _read_if_folder(second)
     for results in (first, second):
         if "placebo" not in set(results.targets.distant_part):
             remedy = "measure it with the default --control and without --targets"
@@ -107,11 +114,12 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
     return as_reported(net_differences(*_pairs(first, second)))
 
 
-def transfer(first: Kept, second: Kept) -> pd.DataFrame:
-    """Return for two models that each evaluated the other's choices (`measure` with `choices`) the
-    mean of both recoveries, removals, …, by target set, units, selector and k."""
-    first = _opened(first)
-    second = _opened(second)
+def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
+    """Return the mean of two measurements in which two models evaluate each other's choices
+    (`measure` with `choices`): their mean recovery, removal and so on, a row for each target set,
+    units, selector and k."""
+    first = _read_if_folder(first)
+    second = _read_if_folder(second)
     for results in (first, second):
         if "choices" not in results.meta.targets:
             name = results.meta.model.get("name")
@@ -126,12 +134,13 @@ def transfer(first: Kept, second: Kept) -> pd.DataFrame:
     return as_reported(both_ways(*_pairs(first, second)))
 
 
-def _opened(results: Kept) -> Results:
+def _read_if_folder(results: ResultsOrFolder) -> Results:
     return read_results(results) if isinstance(results, str | Path) else results
 
 
 def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any, Any]]:
-    """Return the conditions in which two measurements differ, besides the model."""
+    """Return the settings in which two measurements differ: name → both values. The model is not
+    one of them."""
     first_values = _conditions(first.meta)
     second_values = _conditions(second.meta)
     return {
@@ -152,7 +161,7 @@ def _conditions(meta: Meta) -> dict[str, Any]:
 
 
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
-    """Return the rows of `pair` of two measurements, which must be of one text."""
+    """Return what `pair` makes of each of two measurements, which must be of one text."""
     states = differing_conditions(first, second).get("distant_states")
     if states is not None and "replaced" in states:
         raise DataError(
@@ -170,10 +179,33 @@ REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the c
 
 
 def read_results(folder: str | Path) -> Results:
-    """Read the folder of a finished measurement."""
+    """Read the folder of a finished measurement. DataError says what else the folder is, or what it
+    lacks."""
     if not isinstance(folder, str | PathLike):
         raise ConfigError(f"folder={folder!r:.80} must be the name of a folder of `measure`")
     folder = Path(folder)
+    _check_holds_measurement(folder)
+    _check_intact(folder)
+
+    meta = read_json(folder / "meta.json", Meta, REMEDY)
+    meta.windows = with_current_names(meta.windows)
+    # A summary without final intervals is of an earlier version. All columns that came later are
+    # then computed again, also those that it stores, as their intervals are not final either.
+    is_final = meta.intervals == STUDENT
+    missing_columns = later_columns()
+    if is_final:
+        missing_columns = absent_columns(folder / "summary.parquet", missing_columns)
+    tables = {}
+    for name in SCHEMAS:
+        omitted = missing_columns if name == "summary" else ()
+        tables[name] = read_table(folder / f"{name}.parquet", name, omitted).to_pandas()
+    if missing_columns:
+        tables["summary"] = complete_summary(tables["summary"], tables, meta, is_final)
+    return Results(**tables, meta=meta)
+
+
+def _check_holds_measurement(folder: Path) -> None:
+    """Raise DataError if a folder holds something else than a measurement, and say what."""
     if (folder / "statements.parquet").exists():
         raise DataError(f"{folder} holds answers to questions; pandas reads statements.parquet")
     if (folder / "accuracy.parquet").exists():
@@ -185,6 +217,10 @@ def read_results(folder: str | Path) -> Results:
                 "runs alone to `figure`"
             )
         raise DataError(f"{folder} holds no measurement, and no run that made a step")
+
+
+def _check_intact(folder: Path) -> None:
+    """Raise DataError if a measurement is not finished, or a file differs from the manifest."""
     if not (folder / MANIFEST).exists():
         remedy = "run the same `measure` command again, or with --partial"
         raise DataError(f"{folder}: not finished ({MANIFEST} is missing); {remedy}")
@@ -193,33 +229,18 @@ def read_results(folder: str | Path) -> Results:
         if "does not list" in problem:
             raise DataError(f"{folder} is of another version: {problem}; use another folder")
         raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
-    meta = read_json(folder / "meta.json", Meta, REMEDY)
-    meta.windows = with_current_names(meta.windows)
-    # Without final intervals a summary is of an earlier version. What it has of later columns is
-    # computed again, too, as are their intervals.
-    is_final = meta.intervals == STUDENT
-    later = later_columns()
-    if is_final:
-        later = absent_columns(folder / "summary.parquet", later)
-    tables = {}
-    for name in SCHEMAS:
-        omitted = later if name == "summary" else ()
-        tables[name] = read_table(folder / f"{name}.parquet", name, omitted).to_pandas()
-    if later:
-        tables["summary"] = complete_summary(tables["summary"], tables, meta, is_final)
-    return Results(**tables, meta=meta)
 
 
 def complete_summary(
     summary: pd.DataFrame, tables: Mapping[str, pd.DataFrame], meta: Meta, is_final: bool = False
 ) -> pd.DataFrame:
-    """Return a summary as it is stored and shown: with all columns, in the order of the table, and
-    with its final intervals. `is_final`: those that it has are final."""
+    """Return a summary as it is stored and shown: with all columns, in their order, and with final
+    intervals. `is_final`: whether the intervals that the summary has are final already."""
     names = SCHEMAS["summary"].names
     if summary.empty:
         return summary.reindex(columns=names)
     summary = _with_later_columns(summary, tables, meta)
-    # A second time, `as_reported` would stretch an interval again.
+    # `as_reported` would stretch a final interval a second time.
     summary = without_few_intervals(summary) if is_final else as_reported(summary)
     return summary[[name for name in names if name in summary]]
 

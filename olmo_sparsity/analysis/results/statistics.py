@@ -1,16 +1,21 @@
 """Compute recovery, excess, net excess and removal from the tables, with bootstrap intervals.
 
-Place in the flow: losses, targets, recovery → **summary**. Never imports torch.
+    losses, targets, recovery → `pair` → rows of targets → `summarize_pairs` → summary
 
-    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums
-    E_k = R_k − R_k(unrelated)                              excess
+`summarize` does both steps; `as_reported` then gives the intervals their final form. Sums are over
+the targets t of one target set; L_k is the loss with the local window and k distant units:
+
+    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    recovery, a ratio of sums
+    E_k = R_k − R_k(unrelated)                            excess
     net = E_k − E_k(placebo)                              a test: above 0 beyond chance
     net_equal = the same at equal gaps                    own targets weighted to the placebo's gaps
     removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
 
 The placebo is the same procedure with an unrelated text in place of the distant tokens: its excess
-is the effect of choosing targets by their outcome. Intervals: 95% percentile bootstraps over
-documents, differences in pairs; those of net excess over few documents by Student's t.
+is the effect of choosing targets by their outcome. Recovery is a ratio of sums, not a mean of
+ratios, because single targets may have gaps near 0. Intervals are 95% percentile bootstraps over
+documents, whose targets are not independent of each other. Differences are resampled in pairs.
+Intervals of net excess over few documents are by Student's t. Never imports torch.
 
 Dimension key: D documents, T targets, V values, R all documents, then bootstrap resamples.
 """
@@ -21,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import product
 from math import pi, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -52,7 +57,8 @@ MIN_DOCUMENTS = 5
 bootstrap of one target has no width, and that of four documents covers far less than 95%."""
 
 STUDENT = "student"
-"""What `meta.json` says of the intervals of a stored summary that `as_reported` returned."""
+"""The key `intervals` of a `meta.json` whose summary has the intervals that `as_reported`
+returned."""
 
 NORMAL = 1.959964
 """97.5% of a normal distribution."""
@@ -60,26 +66,32 @@ NORMAL = 1.959964
 ENOUGH = 0.9
 """Recovery from which k units are said to be enough."""
 
-NUM_AROUND = 5
+NUM_NEIGHBORS = 5
 """Each target of the placebo is compared with so many own targets of about its gap."""
 
 NO_GAP_NATS = 1e-4
 """Below this mean gap, ratios to it consist of rounding errors."""
 
 RELIABILITY = "unrelated texts"
-"""The selector's name, in the table lds, of how well halves of the unrelated texts agree."""
+"""Rows of the table lds with this selector say how well halves of the unrelated texts agree."""
 
 KEYS = ["document", "target"]
+"""The columns that tell a target from others."""
+
 PARTS = ("document", "placebo")
+"""Kinds of distant context, as the column `distant_part` stores them."""
+
 GROUPS = ["target_set", "units", "selector", "k"]
+"""The columns that tell a row of the summary from others."""
+
 SUMMED = ["own", "unrelated", "removed", "gap", "targets"]
-"""Loss reduction by units of the own and of an unrelated text, and loss increase without the
-own."""
+"""Columns of `pair` that are summed over targets: the loss reduction by units of the own text and
+of an unrelated one, the loss increase without the own units, the gap, and 1 for each target."""
 
 
 def half_of(document: int) -> str:
-    """Return the half of the documents that a document is in: `threshold`, on which thresholds are
-    fitted, or `report`, on which they are used and recovery is measured."""
+    """Return the half of the documents that a document belongs to: `threshold`, on which thresholds
+    are fitted, or `report`, on which they are used and recovery is measured."""
     return "report" if document % 2 else "threshold"
 
 
@@ -120,17 +132,20 @@ def _stored_names(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each target in each of its sets, kind of units, selector and k, with own and
-    unrelated-text columns next to each other, and the columns that are `SUMMED`. Draws are
-    averaged."""
-    by = [*KEYS, "distant_part", "units", "selector", "k"]
-    names = ["loss_set", "loss_without", "num_tokens"]
-    sets = recovery.pivot_table(names, by, "control")
-    sets = sets.reindex(columns=list(product(names, ("own", "unrelated"))))
+    """Join the tables: return a row for each target in each of its sets, kind of units, selector
+    and k. Own and unrelated text have columns next to each other, such as `loss_set_own`, in which
+    draws are averaged. The columns of `SUMMED` are added."""
+    row_keys = [*KEYS, "distant_part", "units", "selector", "k"]
+    value_names = ["loss_set", "loss_without", "num_tokens"]
+    sets = recovery.pivot_table(value_names, row_keys, "control")
+    # Without controls the table has no unrelated text, but its columns are expected below.
+    sets = sets.reindex(columns=list(product(value_names, ("own", "unrelated"))))
     sets.columns = ["_".join(column) for column in sets.columns]
+
     losses = distant_part_losses(losses_of_targets(losses, targets))
     sets = sets.reset_index().merge(losses, on=[*KEYS, "distant_part"])
     rows = targets.merge(sets, how="left", on=[*KEYS, "distant_part"])
+
     has_unrelated = recovery.control.eq("unrelated").any()
     if rows.loss_set_own.isna().any() or (has_unrelated and rows.loss_set_unrelated.isna().any()):
         raise DataError("the table recovery lacks rows of chosen targets; measure again elsewhere")
@@ -160,24 +175,27 @@ def tokens_of_targets(targets: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses_of_targets(losses: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:
-    """Return losses in which those of a target of several tokens are summed, in the row of its
-    first token."""
+    """Return the losses with one change: the row of the first token of a target of several tokens
+    holds the sum over its tokens."""
     if not has_spans(targets):
         return losses
     tokens = tokens_of_targets(targets)
-    of_tokens = losses.rename(columns={"target": "place"})
-    rows = tokens.merge(of_tokens, "left", on=["document", "place"]).groupby(KEYS)
-    numbers = list(losses.select_dtypes("floating"))
-    summed = losses.set_index(KEYS)
-    sums = rows[numbers].sum(min_count=1)
-    if rows.loss_short.count().ne(rows.size()).any():
+    losses_of_places = losses.rename(columns={"target": "place"})
+    by_target = tokens.merge(losses_of_places, "left", on=["document", "place"]).groupby(KEYS)
+    # A token without a row has NaN after the merge, which `count` does not count.
+    if by_target.loss_short.count().ne(by_target.size()).any():
         raise DataError("the table losses lacks tokens of targets; measure again")
-    summed.loc[sums.index, numbers] = sums.astype(losses[numbers].dtypes)
+
+    loss_columns = list(losses.select_dtypes("floating"))
+    sums = by_target[loss_columns].sum(min_count=1)
+    summed = losses.set_index(KEYS)
+    summed.loc[sums.index, loss_columns] = sums.astype(losses[loss_columns].dtypes)
     return summed.reset_index()
 
 
 def distant_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each target, own and placebo, with its `gap`."""
+    """Return two rows for each target, with its losses and its `gap`: one in the document's own
+    distant context, and one in that of the placebo."""
     short = losses.loss_short.astype(float)
     parts = []
     for part, name in zip(PARTS, ("", "placebo_"), strict=True):
@@ -185,7 +203,7 @@ def distant_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
         rows = losses[KEYS].assign(
             distant_part=part, loss_short=short, loss_long=long, gap=short - long
         )
-        # It is for the choice of targets alone, and tables of earlier measurements lack it.
+        # Only the choice of targets reads it, and tables of earlier measurements lack it.
         if "bigram" in losses:
             rows["bigram"] = losses[f"{name}bigram"]
         parts.append(rows)
@@ -193,8 +211,8 @@ def distant_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def quantities_with_intervals(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float]:
-    """Summarize rows of `pair`: recovery, unrelated, excess, …, each with the ends of its
-    interval."""
+    """Compute recovery, excess, net excess and the like of rows of `pair`. Return each under its
+    name, and the ends of its interval under the name with `_low` and `_high`."""
     values = _quantities(_sums(own, _documents_of(own)))
     beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo))
     return _with_intervals(values | beyond) | _placebo_recovery(placebo)
@@ -223,7 +241,7 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
             for column in SUMMARY
             if column.is_net
         }
-        # An interval is as good as that of the measurement with fewer documents.
+        # The measurement with fewer documents decides how wide Student's t makes the interval.
         counts = {
             "num_documents": min(first_own.document.nunique(), second_own.document.nunique()),
             "num_placebo_documents": min(
@@ -258,31 +276,39 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(means)
 
 
-def _own_and_placebo(rows: pd.DataFrame) -> dict[tuple, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return the rows of own and of placebo targets by target set, units, selector and k, where
-    there are own targets."""
+class _Targets(NamedTuple):
+    """Rows of `pair` that one row of the summary is computed from."""
+
+    own: pd.DataFrame
+    placebo: pd.DataFrame
+
+
+def _own_and_placebo(rows: pd.DataFrame) -> dict[tuple, _Targets]:
+    """Return the rows of own and of placebo targets by the columns of `GROUPS`, for each group that
+    has own targets."""
     own = rows[rows.distant_part == "document"]
     placebo = rows[rows.distant_part == "placebo"]
     placebo_groups = dict(list(placebo.groupby(GROUPS)))
     return {
-        names: (group, placebo_groups.get(names, placebo[:0]))
+        names: _Targets(group, placebo_groups.get(names, placebo[:0]))
         for names, group in own.groupby(GROUPS)
     }
 
 
 def _documents_of(*rows: pd.DataFrame) -> pd.Index:
-    """Return the documents of all rows, which are resampled together."""
+    """Return the documents of all rows, each once, as they are resampled together."""
     return pd.Index(np.unique(np.concatenate([group.document for group in rows])))
 
 
 def _beyond_placebo(
     own: pd.DataFrame, placebo: pd.DataFrame, documents: pd.Index
 ) -> dict[str, np.ndarray]:
-    """Compute what own targets have beyond the placebo's, over all documents and each resample."""
+    """Compute the placebo's excess and removal, and net excess, which subtracts it: each as an
+    array with the value over all documents first, then one for each resample."""
     weights_T = weights_of_equal_gaps(own.gap, placebo.gap)
-    equal = own.assign(**own[SUMMED].mul(weights_T, axis=0))
+    weighted_own = own.assign(**own[SUMMED].mul(weights_T, axis=0))
     own_R = _quantities(_sums(own, documents))
-    equal_R = _quantities(_sums(equal, documents))
+    equal_R = _quantities(_sums(weighted_own, documents))
     placebo_R = _quantities(_sums(placebo, documents))
     return {
         "placebo": placebo_R["excess"],
@@ -294,8 +320,9 @@ def _beyond_placebo(
 
 
 def _sums(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
-    """Sum each of `SUMMED` over the targets of each document; NaN where it is never known.
-    `DataFrame.groupby` takes ten times as long."""
+    """Return sums_DV: each column of `SUMMED`, summed over the targets of each document. A sum is
+    NaN if no value of the document is known."""
+    # `DataFrame.groupby` takes ten times as long.
     document_T = documents.get_indexer(rows.document)
     sums = []
     for name in SUMMED:
@@ -310,31 +337,38 @@ def _sums(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
 
 
 def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return each number with the ends of its interval. Of an array, the first is the value over
-    all documents, and the others are those over resamples."""
+    """Return each value with the ends of its interval, under the name with `_low` and `_high`. An
+    array holds the value over all documents first, then one for each resample."""
     numbers: dict[str, float] = {}
     for name, values_R in values.items():
-        ends = (name, f"{name}_low", f"{name}_high")
-        numbers |= zip(ends, interval(values_R[1:], values_R[0]), strict=True)
+        names = (name, f"{name}_low", f"{name}_high")
+        numbers |= zip(names, percentile_interval(values_R[1:], values_R[0]), strict=True)
     return numbers
 
 
 def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
-    """Return for each own target the number of placebo targets that it is compared with: each of
-    these is compared with the own targets of about its gap, with a weight of 1 in total."""
+    """Return a weight for each own target, such that weighted own targets have gaps as large as the
+    placebo's. `own`, `placebo`: the gaps. Each placebo target spreads a weight of 1 over the own
+    targets of about its gap."""
     order = np.argsort(own.to_numpy(), kind="stable")
-    num = min(NUM_AROUND, len(own))
-    ranks = np.searchsorted(own.to_numpy()[order], placebo) - num // 2
-    around = np.clip(ranks, 0, len(own) - num)[:, None] + np.arange(num)
-    return np.bincount(order[around].ravel(), minlength=len(own)) / num
+    num_neighbors = min(NUM_NEIGHBORS, len(own))
+
+    # Ranks of the neighbours of each placebo target: half of them have smaller gaps, where there
+    # are as many.
+    rank_of_placebo = np.searchsorted(own.to_numpy()[order], placebo)
+    first_rank = np.clip(rank_of_placebo - num_neighbors // 2, 0, len(own) - num_neighbors)
+    ranks = first_rank[:, None] + np.arange(num_neighbors)
+    return np.bincount(order[ranks].ravel(), minlength=len(own)) / num_neighbors
 
 
 def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute ratios from the sums of each document, over all documents and each resample. A
-    statistic over targets, such as a median, goes into `quantities_with_intervals`."""
+    """Compute ratios of sums: each as an array with the value over all documents first, then one
+    for each resample. `sums_DV`: what `_sums` returns. A statistic over targets, such as a median,
+    is no such ratio, and belongs in `quantities_with_intervals`."""
     own_R, unrelated_R, removed_R, gap_R, targets_R = resample(sums_DV).T
     with np.errstate(divide="ignore", invalid="ignore"):
-        gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
+        # Without a gap there is nothing to recover, and a ratio to it would be noise.
+        gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)
         return {
             "recovery": own_R / gap_R,
             "unrelated": unrelated_R / gap_R,
@@ -346,7 +380,8 @@ def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
 
 def resample(counts: pd.DataFrame | np.ndarray) -> np.ndarray:
     """Return the sums of each column: first over all documents, then over each resample."""
-    counts_DV = np.ascontiguousarray(counts, float)  # the layout decides last digits
+    # The memory layout decides in which order BLAS adds, and so the last digits of a sum.
+    counts_DV = np.ascontiguousarray(counts, float)
     return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV)) @ counts_DV])
 
 
@@ -358,8 +393,9 @@ def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
     return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
 
 
-def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
-    """Return the value and the ends of its 95% interval; NaN without a value."""
+def percentile_interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
+    """Return the value and the ends of its 95% percentile interval over resamples; NaN for all
+    three if there is no value, or if too few resamples have one."""
     # If too many resamples have no gap, the others are a biased sample.
     if not np.isfinite(value) or np.isfinite(resampled_R).mean() < 0.98:
         return float("nan"), float("nan"), float("nan")
@@ -368,8 +404,8 @@ def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float
 
 
 def t_interval(values_D: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean of one value a document, and the ends of its 95% interval by Student's t; NaN
-    for the ends of fewer than two."""
+    """Return the mean of one value for each document, and the ends of its 95% interval by
+    Student's t. The ends are NaN for fewer than two documents."""
     num_documents = len(values_D)
     mean = float(values_D.mean())
     if num_documents < 2:
@@ -380,8 +416,8 @@ def t_interval(values_D: np.ndarray) -> tuple[float, float, float]:
 
 
 def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
-    """Stretch the intervals of net excess, where few documents carry targets, from a normal
-    distribution to Student's t."""
+    """Return the summary with wider intervals of net excess where few documents have targets:
+    stretched from those of a normal distribution to Student's t."""
     if "num_placebo_documents" not in summary:
         return summary.copy()
     stretch = summary[["num_documents", "num_placebo_documents"]].min(axis=1).map(_stretch_of)
@@ -395,24 +431,25 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_reported(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the summary that is stored and shown: net excess with Student's t, and no interval of
-    fewer than `MIN_TARGETS` targets in `MIN_DOCUMENTS` documents."""
+    """Return the summary with the intervals that are stored and shown: those of net excess by
+    Student's t where documents are few, and none for fewer than `MIN_TARGETS` targets in
+    `MIN_DOCUMENTS` documents."""
     if summary.empty:
         return summary
     return without_few_intervals(with_t_intervals(summary))
 
 
 def without_few_intervals(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the summary without the intervals of fewer than `MIN_TARGETS` targets in
+    """Return the summary without intervals in rows of fewer than `MIN_TARGETS` targets or
     `MIN_DOCUMENTS` documents."""
     summary = summary.copy()
     has_few = has_few_targets(summary)
     placebo_has_few = has_few_targets(summary, "placebo_")
     for column in SUMMARY:
-        is_few = placebo_has_few if column.of_placebo else has_few
+        is_few = placebo_has_few if column.is_of_placebo else has_few
         if column.is_net:
             is_few = has_few | placebo_has_few
-        # In a table of transfer the ends of recovery are named as all others.
+        # In a table of `both_ways` the ends of recovery are named like those of other columns.
         for end in (column.low, column.high, f"{column.name}_low", f"{column.name}_high"):
             if column.has_interval and end in summary:
                 summary[end] = summary[end].mask(is_few)
@@ -423,8 +460,8 @@ def without_few_intervals(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def has_few_targets(summary: pd.DataFrame, of_placebo: str = "") -> pd.Series:
-    """Return which rows have too few targets for an interval. `of_placebo`: empty, or `placebo_`
-    for those of the placebo."""
+    """Return for each row whether it has too few targets for an interval. `of_placebo`: empty, or
+    `placebo_` to count those of the placebo."""
     has_few = pd.Series(False, summary.index)
     # A comparison of two measurements lacks some of these columns.
     for counted, minimum in (("documents", MIN_DOCUMENTS), ("targets", MIN_TARGETS)):
@@ -435,8 +472,9 @@ def has_few_targets(summary: pd.DataFrame, of_placebo: str = "") -> pd.Series:
 
 
 def distances(targets: pd.DataFrame, influence: pd.DataFrame) -> pd.DataFrame:
-    """Return the distance of each unit that was ranked for a target with the document's own distant
-    context: tokens from the unit's first to the target. A row for each target set of a target."""
+    """Return a row with a `distance` for each ranked unit, in each target set of its target: the
+    number of tokens from the unit's first token to the target. The units are those of the
+    document's own distant context."""
     is_own = (influence.distant_part == "document") & (influence.control == "own")
     columns = [*KEYS, "units", "selector", "rank", "distant_first"]
     own_targets = targets[targets.distant_part == "document"]
@@ -447,7 +485,8 @@ def distances(targets: pd.DataFrame, influence: pd.DataFrame) -> pd.DataFrame:
 def median_distances(
     targets: pd.DataFrame, influence: pd.DataFrame, ks: Sequence[int]
 ) -> pd.DataFrame:
-    """Return the median distance of the first k units of all targets."""
+    """Return the median `distance` of the first k units of all targets, for each k and the other
+    columns of `GROUPS`."""
     ranked = distances(targets, influence)
     parts = []
     for k in ks:
@@ -460,8 +499,8 @@ def median_distances(
 def shares_of_all(
     targets: pd.DataFrame, recovery: pd.DataFrame, windows: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Return the share of targets whose k units hold all distant tokens, so that recovery is 1
-    whatever they are. `windows`: from meta.json."""
+    """Return the share of targets whose k units hold all distant tokens, by the columns of
+    `GROUPS`. There recovery is 1 whatever the units are. `windows`: the section of meta.json."""
     lengths = {name: windows[name] for name in ("long", "short", "stride")}
     cut = Windows(**lengths, most=windows.get("most"), least=windows.get("least", 1))
     is_own = (recovery.distant_part == "document") & (recovery.control == "own")
@@ -475,8 +514,8 @@ def shares_of_all(
 
 
 def _stretch_of(num_documents: float) -> float:
-    """Return by what a bootstrap interval of so few documents is too narrow: the quantile is
-    Student's, and a resample's variance is that of n documents, not of n − 1."""
+    """Return the factor by which a bootstrap interval over so few documents is too narrow: its
+    quantile should be Student's, and a resample divides the variance by n instead of n − 1."""
     if num_documents >= FEW_FOR_BOOTSTRAP:
         return 1.0
     if not num_documents > 2:
@@ -490,6 +529,7 @@ def tail(t: np.ndarray, freedom: int) -> np.ndarray:
     (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     angle = np.arctan(t / sqrt(freedom))
     cosine = np.cos(angle)
+    # Sum of the series in cos², whose first term depends on the parity of the degrees of freedom.
     is_odd = freedom % 2
     term = cosine if is_odd else np.ones_like(cosine)
     total = term if freedom > 1 else 0 * term
@@ -507,7 +547,7 @@ def quantile(p: float, freedom: int) -> float:
     high = 1.0
     while tail(np.array(high), freedom) > p:
         high *= 2
-    for _ in range(50):  # bisection, to the last digit
+    for _ in range(50):  # bisections, which is to the last digit
         middle = (low + high) / 2
         if tail(np.array(middle), freedom) > p:
             low = middle
@@ -519,8 +559,8 @@ def quantile(p: float, freedom: int) -> float:
 def rank_correlations(
     x_NA: np.ndarray, y_NA: np.ndarray, of_equal_values: float = np.nan
 ) -> np.ndarray:
-    """Return Spearman's correlation of each pair of rows; `of_equal_values` where all values of a
-    row are equal."""
+    """Return Spearman's correlation of each row of x with the same row of y. `of_equal_values`: the
+    correlation of rows in which all values are equal."""
 
     def centred_ranks(rows_NA: np.ndarray) -> np.ndarray:
         ranks_NA = pd.DataFrame(rows_NA).rank(axis=1).to_numpy()
@@ -535,7 +575,7 @@ def rank_correlations(
 
 
 def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean over targets, with its interval, for each target set, kind of units and
+    """Return the mean `lds` over targets with its interval, for each target set, kind of units and
     selector."""
     rows = []
     own = targets[targets.distant_part == "document"].merge(lds, on=KEYS)
@@ -543,25 +583,27 @@ def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:
         sums = group.groupby("document").lds.agg(["sum", "count"])
         sum_R, count_R = resample(sums).T
         mean_R = sum_R / count_R
-        rows.append((*names, *interval(mean_R[1:], mean_R[0])))
+        rows.append((*names, *percentile_interval(mean_R[1:], mean_R[0])))
     columns = ["target_set", "units", "selector", "lds", "lds_low", "lds_high"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
-    """Return LongPPL over all targets together; the authors' package averages within each text."""
+    """Return LongPPL, the perplexity of key tokens, and the perplexity of all targets. Both are
+    over all targets together; the authors' package averages within each text."""
     gap = losses.loss_short - losses.loss_long
-    key = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
+    key_losses = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
+    largest_exponent = 700  # the exponential of a larger one overflows a double
     return {
-        "key_share": len(key) / len(losses),
-        "num_key_tokens": len(key),
-        "longppl": float(np.exp(key.mean())) if len(key) else None,
-        "ppl": float(np.exp(min(losses.loss_long.mean(), 700))),
+        "key_share": len(key_losses) / len(losses),
+        "num_key_tokens": len(key_losses),
+        "longppl": float(np.exp(key_losses.mean())) if len(key_losses) else None,
+        "ppl": float(np.exp(min(losses.loss_long.mean(), largest_exponent))),
     }
 
 
 def _placebo_recovery(placebo: pd.DataFrame) -> dict[str, float]:
-    """Return the recovery of placebo targets, with the ends of its interval."""
+    """Return the recovery at placebo targets, with the ends of its interval."""
     if placebo.empty:
         return _with_intervals({"placebo_recovery": np.full(1, np.nan)})
     quantities = _quantities(_sums(placebo, _documents_of(placebo)))
@@ -576,4 +618,4 @@ def mean_gap(losses: pd.DataFrame) -> tuple[float, float, float]:
     gap_R, tokens_R = resample(sums).T
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_R = gap_R / tokens_R
-    return interval(mean_R[1:], mean_R[0])
+    return percentile_interval(mean_R[1:], mean_R[0])

@@ -1,4 +1,9 @@
-"""Summarize a measurement in a few lines for a terminal. Never imports torch."""
+"""Describe a measurement for a terminal: a conclusion in one sentence, then the tables behind it.
+
+`describe` is the main entry. `conclude` takes one row of the summary, that of the main target set,
+the first selector and the smallest k, and says whether the targets depend on their distant text
+beyond chance. The page of report.py uses the same sentences. Never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
-from olmo_sparsity.analysis.results.columns import Display, SummaryColumn, terminal_columns
+from olmo_sparsity.analysis.results.columns import ShownColumn, terminal_columns
 from olmo_sparsity.analysis.results.meta import SETS, Meta, main_set
 from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.statistics import (
@@ -24,9 +29,15 @@ from olmo_sparsity.analysis.results.statistics import (
     losses_of_targets,
     summarize,
 )
-from olmo_sparsity.analysis.results.view import interval, num_of, number, quoted, spell
+from olmo_sparsity.analysis.results.view import (
+    format_interval,
+    format_number,
+    num_of,
+    quoted,
+    spell,
+)
 
-with_interval = partial(interval, sign="+", minus="-")  # as a terminal shows it
+with_interval = partial(format_interval, sign="+", minus="-")  # as a terminal shows it
 
 FEW_DOCUMENTS = 10
 """With fewer documents, the summary warns of its intervals."""
@@ -37,10 +48,10 @@ FEW_NATS = 0.1
 LOUD_NOISE = 0.02
 """Nats of noise from other rows of a batch; above, the summary reports it."""
 
-MOST_WITH_ALL = 0.5
+LARGEST_SHARE_ALL = 0.5
 """From this share of targets whose k units are all distant tokens, no verdict is given."""
 
-BY_OUTCOME = ("gap",)
+SETS_BY_OUTCOME = ("gap",)
 """Target sets that are selected by what distant text does to the prediction."""
 
 BOOTSTRAP = "95%, by a bootstrap over documents"
@@ -56,7 +67,7 @@ INTERVALS = (
 # --- the whole measurement ------------------------------------------------------------------------
 
 
-def in_order(results: Results) -> pd.DataFrame:
+def summary_in_order_of_units(results: Results) -> pd.DataFrame:
     """Return the summary with its units in the order in which the user named them."""
     order = {units: number for number, units in enumerate(results.meta.units)}
     rows = results.summary
@@ -65,26 +76,27 @@ def in_order(results: Results) -> pd.DataFrame:
 
 def describe(results: Results) -> str:
     """Describe a measurement for a terminal: its conclusion, then how it was made, then tables."""
-    summary = in_order(results)
+    summary = summary_in_order_of_units(results)
     name = main_set(summary.target_set)
-    lines = [*_describe_how(results), _describe_losses(results)]
+    lines = [*_describe_conditions(results), _describe_losses(results)]
     if name is None:
         return "\n".join(lines)
+
     lines.append(describe_gap(results))
-    main = summary[summary.target_set == name]
-    lines.append(format_summary(main, results.spell_set(name)))
-    lines += _by_group(results, main.iloc[0])
-    lines += _other_sets(results, summary, name)
-    without = sorted(set(summary.target_set[summary.net.notna()]) - set(BY_OUTCOME))
-    if without:
+    main_rows = summary[summary.target_set == name]
+    lines.append(format_summary(main_rows, results.spell_set(name)))
+    lines += _format_groups(results, main_rows.iloc[0])
+    lines += _format_other_sets(results, summary, name)
+    sets_without_net = set(summary.target_set[summary.net.notna()]) - set(SETS_BY_OUTCOME)
+    if sets_without_net:
         lines.append(
-            f"no net excess of {', '.join(without)}: these targets were not selected by their gap, "
-            "so that selection has no effect to subtract"
+            f"no net excess of {', '.join(sorted(sets_without_net))}: these targets were not "
+            "selected by their gap, so that selection has no effect to subtract"
         )
     return "\n".join([conclude(results), "", *lines])
 
 
-def _describe_how(results: Results) -> list[str]:
+def _describe_conditions(results: Results) -> list[str]:
     """Return lines on model, text and windows, and on what makes the numbers doubtful."""
     meta = results.meta
     interpretation = interpretation_of(meta.windows["distant_states"])
@@ -126,8 +138,9 @@ def _describe_losses(results: Results) -> str:
     )
 
 
-def _by_group(results: Results, first: pd.Series) -> list[str]:
-    """Return a row of the table once more for the documents of each group."""
+def _format_groups(results: Results, first: pd.Series) -> list[str]:
+    """Return the row `first` of the summary again for each group of documents (`--group-field`),
+    computed over the documents of this group alone."""
     lines = []
     for name, documents in results.meta.data.get("groups", {}).items():
         losses, targets, recovery = (
@@ -143,9 +156,9 @@ def _by_group(results: Results, first: pd.Series) -> list[str]:
     return lines
 
 
-def _other_sets(results: Results, summary: pd.DataFrame, main: str) -> list[str]:
-    """Return the tables of the target sets besides the main one: of each only the first selector
-    with the smallest k."""
+def _format_other_sets(results: Results, summary: pd.DataFrame, main: str) -> list[str]:
+    """Return a table for each target set besides the main one. It has only the rows of the first
+    selector with the smallest k."""
     is_brief = (summary.selector == results.meta.selectors[0]) & (summary.k == summary.k.min())
     has_placebo = has_net(summary[summary.target_set == main])
     tables = []
@@ -161,38 +174,43 @@ def _other_sets(results: Results, summary: pd.DataFrame, main: str) -> list[str]
 
 
 def has_net(rows: pd.DataFrame) -> bool:
-    """Return whether net excess means something. The placebo of targets that were not selected by
-    their outcome shows no effect of selection, and their net excess would be below 0 by
-    construction."""
-    return bool(rows.net.notna().any()) and set(rows.target_set) <= set(BY_OUTCOME)
+    """Return whether net excess means something for these rows.
+
+    Net excess subtracts the effect of selecting targets by their outcome. Targets that were not
+    selected so have no such effect to subtract, and their net excess would be below 0 by
+    construction.
+    """
+    are_selected_by_outcome = set(rows.target_set) <= set(SETS_BY_OUTCOME)
+    return bool(rows.net.notna().any()) and are_selected_by_outcome
 
 
 # --- the conclusion -------------------------------------------------------------------------------
 
 
 def _rows_to_quote(results: Results) -> pd.DataFrame:
-    """Return the rows of the main target set and the first selector, the smallest k first, of equal
-    k in the order in which units were named."""
-    summary = in_order(results)
+    """Return the rows of the main target set and the first selector. The smallest k comes first,
+    and rows of equal k are in the order in which the user named their units."""
+    summary = summary_in_order_of_units(results)
     name = main_set(summary.target_set)
     rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
     return rows.sort_values("k", kind="stable")
 
 
 def quoted_row_of(results: Results) -> Any:
-    """Return the index, in `summary`, of the row that the conclusion is about: of the main target
-    set the first selector with the smallest k, of the units that were named first."""
+    """Return the index, in `summary`, of the row that the conclusion is about. It belongs to the
+    main target set, the first selector, the smallest k and the units that were named first."""
     return _rows_to_quote(results).index[0]
 
 
 def conclude(results: Results) -> str:
-    """Return one sentence: on what the main set of targets depends, by how much, and whether to
-    believe it."""
+    """Return the conclusion as one sentence: how much the k units recover at the main targets, and
+    whether that is more than chance, or why no verdict is possible."""
     meta = results.meta
     if main_set(results.summary.target_set) is None:
         return "No target was evaluated."
     rows = _rows_to_quote(results)
     row = rows.iloc[0]
+
     if not row.gap > 0:
         return (
             f"{meta.model['name']}: all distant tokens together do not lower the loss of these "
@@ -200,26 +218,32 @@ def conclude(results: Results) -> str:
             "nothing to recover."
         )
     text = _describe_recovery(row, meta)
-    if row.get("share_all", 0.0) >= MOST_WITH_ALL:
+    if row.get("share_all", 0.0) >= LARGEST_SHARE_ALL:
         return (
             f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
             "tokens, so recovery is 1 by construction; pass smaller units or k."
         )
-    few = describe_few(row, has_net(rows))
-    if few:
-        return f"{text}; no verdict: {few}."
-    if rows.excess.isna().all() and pd.notna(row.low):  # no unrelated text was ranked
+    too_few = describe_few(row, has_net(rows))
+    if too_few:
+        return f"{text}; no verdict: {too_few}."
+    # Without an unrelated text recovery has nothing to be compared with, so no verdict follows.
+    is_without_control = rows.excess.isna().all()
+    if is_without_control and pd.notna(row.low):
         return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
-    headline = _headline(row, has_net(rows))
+
+    headline = _headline_column(row, has_net(rows))
     if pd.isna(row[f"{headline}_low"]):
         return f"{text}; no verdict: too small gaps for an interval."
-    doubts = _doubts(row, meta)
-    but = f"; but {' and '.join(doubts)}" if doubts else ""
-    return f"{text}; {_describe_verdict(row, headline)}{but}."
+    sentence = f"{text}; {_describe_verdict(row, headline)}"
+    doubts = _describe_doubts(row, meta)
+    if doubts:
+        sentence += f"; but {' and '.join(doubts)}"
+    return f"{sentence}."
 
 
 def _describe_recovery(row: pd.Series, meta: Meta) -> str:
-    """Return the first part of the conclusion: what the k units recover, and at placebo targets."""
+    """Return the first part of the conclusion: how much of the gap the k units recover, and how
+    much of it those of placebo targets do."""
     units = row.units
     if row.k == 1 and not units.startswith("span"):
         units = units.removesuffix("s")
@@ -243,7 +267,7 @@ _HEADLINES = {
 """The columns that may decide the verdict, the strictest first."""
 
 
-def _headline(row: pd.Series, has_net: bool) -> str:
+def _headline_column(row: pd.Series, has_net: bool) -> str:
     """Return the column that decides the verdict: the strictest that this measurement has."""
     if not has_net or pd.isna(row.net):
         return "excess"
@@ -251,7 +275,8 @@ def _headline(row: pd.Series, has_net: bool) -> str:
 
 
 def _describe_verdict(row: pd.Series, headline: str) -> str:
-    """Return the number that decides, with its interval, and what follows from it."""
+    """Return the value of the column `headline` with its interval, and the verdict: whether the
+    interval lies above 0, below it or around it."""
     low = row[f"{headline}_low"]
     high = row[f"{headline}_high"]
     if low > 0:
@@ -270,8 +295,8 @@ def _describe_verdict(row: pd.Series, headline: str) -> str:
     return f"{_HEADLINES[headline]} {shown}: {verdict}"
 
 
-def _doubts(row: pd.Series, meta: Meta) -> list[str]:
-    """Return what makes a verdict doubtful."""
+def _describe_doubts(row: pd.Series, meta: Meta) -> list[str]:
+    """Return reasons to doubt a verdict, each a clause."""
     doubts = []
     if row.num_documents < FEW_DOCUMENTS:
         doubts.append(f"{row.num_documents} documents are too few to trust the interval")
@@ -286,8 +311,8 @@ def _doubts(row: pd.Series, meta: Meta) -> list[str]:
 
 
 def describe_few(row: Any, has_net: bool) -> str:
-    """Return why a row of the summary has too few targets for an interval; empty if it has enough.
-    `has_net`: its placebo targets count, too."""
+    """Say why a row of the summary has too few targets for an interval. Return an empty text if it
+    has enough. `has_net`: whether its placebo targets must be enough, too."""
     minimum = f"{MIN_TARGETS} in {MIN_DOCUMENTS} documents are the minimum"
     frame = pd.DataFrame([row])
     if has_few_targets(frame).any():
@@ -301,12 +326,13 @@ def describe_few(row: Any, has_net: bool) -> str:
 
 
 def describe_intervals(row: Any, has_net: bool) -> str:
-    """Return which intervals a table has: by a bootstrap, by Student's t, or none. `row`: of the
-    summary; `has_net`: the table shows net excess, and with an interval only if the placebo has
-    enough targets."""
-    few = describe_few(row, has_net)
-    if few:
-        return f"no intervals: {few}"
+    """Say which intervals a table has: by a bootstrap, by Student's t, or none.
+
+    `row`: a row of the summary. `has_net`: whether the table shows net excess, which has an
+    interval only if the placebo has enough targets."""
+    too_few = describe_few(row, has_net)
+    if too_few:
+        return f"no intervals: {too_few}"
     text = f"intervals: {BOOTSTRAP}"
     num_documents = row.num_documents
     if has_net:
@@ -319,7 +345,8 @@ def describe_intervals(row: Any, has_net: bool) -> str:
 
 
 def describe_noise(model: dict[str, Any]) -> str:
-    """Warn of noise between rows of a batch. `model`: from meta.json."""
+    """Warn of losses that depend on the other rows of a batch. Return an empty text if they hardly
+    do. `model`: the section of meta.json."""
     nats = model.get("batch_noise", 0.0)
     if nats < LOUD_NOISE:
         return ""
@@ -401,9 +428,8 @@ def describe_sink(check: dict[str, Any]) -> str:
 
 
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
-    """Format the rows of one target set as a table. `columns.SUMMARY` says which columns it has;
-    where net excess means nothing, removal and nats take its place. The other columns are in the
-    stored table."""
+    """Format the rows of one target set as a table, below lines on all of them. `columns.TERMINAL`
+    lists the columns that it shows; the others are only in the stored table."""
     first = rows.iloc[0]
     has_placebo = has_net(rows)
     placebo = f"; {describe_placebo(first)}" if has_placebo else ""
@@ -428,35 +454,43 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
 
 
 def _format_rows(rows: pd.DataFrame, has_placebo: bool, header: bool) -> list[str]:
-    """Return the header, if it is wanted, and a line for each row."""
-    columns = terminal_columns(has_placebo)
-    cells = [_cells(rows, column, how) for column, how in columns]
+    """Return a line for each row of the table. `header`: whether a line of headings precedes
+    them."""
+    shown_columns = terminal_columns(has_placebo)
     lines = []
     if header:
-        headings = "".join(f"  {how.heading:>{how.width}}" for _, how in columns)
+        headings = ""
+        for _, display in shown_columns:
+            headings += f"  {display.heading:>{display.width}}"
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{headings}")
-    for index, row in enumerate(rows.itertuples()):
+
+    cells_by_column = [_format_cells(rows, shown) for shown in shown_columns]
+    for row_number, row in enumerate(rows.itertuples()):
         values = ""
-        for (_, how), cells_of_column in zip(columns, cells, strict=True):
-            values += f"  {cells_of_column[index]:>{how.width}}"
+        for (_, display), cells in zip(shown_columns, cells_by_column, strict=True):
+            values += f"  {cells[row_number]:>{display.width}}"
         mark = "*" if getattr(row, "share_all", 0.0) > 0 else ""
         lines.append(f"{row.selector:<16} {row.units:<8}{f'{mark}{row.k}':>3}{values}")
     return lines
 
 
-def _cells(rows: pd.DataFrame, column: SummaryColumn, how: Display) -> list[str]:
-    """Return a column as a terminal shows it."""
-    if column.name not in rows:  # as in a summary by group
+def _format_cells(rows: pd.DataFrame, shown: ShownColumn) -> list[str]:
+    """Return a column as a terminal shows it: a text for each row."""
+    column, display = shown
+    if column.name not in rows:
+        # The summary of a group of documents lacks what is not computed from losses and recovery.
         return ["–"] * len(rows)
-    if column.has_interval and how.has_interval:
-        shown = partial(interval, digits=how.digits, sign=how.sign, minus="-")
-        return [shown(*map(float, ends)) for ends in rows[[*column.names]].to_numpy(float)]
-    values = rows[column.name].to_numpy(float)
-    return [number(float(value), how.digits, sign=how.sign, minus="-") for value in values]
+    if column.has_interval and display.has_interval:
+        cells = []
+        for value, low, high in rows[[*column.names]].to_numpy(float).tolist():
+            cells.append(format_interval(value, low, high, display.digits, display.sign, minus="-"))
+        return cells
+    values = rows[column.name].to_numpy(float).tolist()
+    return [format_number(value, display.digits, display.sign, minus="-") for value in values]
 
 
 def describe_placebo(row: Any) -> str:
-    """Return how many placebo targets there are."""
+    """Return the number of placebo targets, and of their documents."""
     documents = num_of(row.num_placebo_documents, "document")
     return f"{row.num_placebo_targets:,} of the placebo in {documents}"
 
@@ -464,7 +498,9 @@ def describe_placebo(row: Any) -> str:
 def describe_comparison(
     first: Results, second: Results, transfers: bool
 ) -> tuple[pd.DataFrame, str]:
-    """Return the table of `transfer`, or else of `compare`, and its rows for a terminal."""
+    """Return the table that compares two measurements, and its text for a terminal. `transfers`:
+    compare them by `transfer`, where each model evaluated what the other chose, not by
+    `compare`."""
     first_name = str(first.meta.model["name"])
     second_name = str(second.meta.model["name"])
     if transfers:

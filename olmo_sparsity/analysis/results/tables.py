@@ -1,5 +1,10 @@
-"""Define the tables of a measurement, and read and write them as Parquet and JSON files. Never
-imports torch."""
+"""Define the tables of a measurement, and read and write them as Parquet and JSON files.
+
+`SCHEMAS` names all tables with their columns. A measurement runs in two phases over the documents,
+and each phase fills some of the tables document by document (`PHASES`); the tables `targets` and
+`summary` are computed from those at the end. docs/measure.md explains the columns. Never imports
+torch.
+"""
 
 from __future__ import annotations
 
@@ -22,50 +27,79 @@ from olmo_sparsity.base.renamed import current_name
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 
 _TYPES = {
-    "int": pa.int32(),
-    "large": pa.int64(),
-    "real": pa.float32(),
-    "wide": pa.float64(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
     "text": pa.string(),
     "bool": pa.bool_(),
 }
 
 
 def _schema(**columns: str) -> pa.Schema:
-    """Return a schema from the kind of each column: `real?` may be null, `real` may not."""
+    """Return a schema from the kind of each column. A column of the kind `float32?` may be null,
+    one of the kind `float32` may not."""
     fields = []
     for name, kind in columns.items():
         fields.append(pa.field(name, _TYPES[kind.rstrip("?")], nullable=kind.endswith("?")))
     return pa.schema(fields)
 
 
-# fmt: off
 PHASES = {
     "losses": {
-        "documents": _schema(document="int", name="text"),
+        "documents": _schema(document="int32", name="text"),
         "losses": _schema(
-            document="int", target="int", token_id="int", loss_short="real", loss_long="real",
-            bigram="bool", placebo_loss_long="real", placebo_bigram="bool",
+            document="int32",
+            target="int32",
+            token_id="int32",
+            loss_short="float32",
+            loss_long="float32",
+            bigram="bool",
+            placebo_loss_long="float32",
+            placebo_bigram="bool",
         ),
     },
     "recovery": {
-        "tokens": _schema(document="int", place="int", token_id="int", text="text"),
+        "tokens": _schema(document="int32", place="int32", token_id="int32", text="text"),
         "influence": _schema(
-            document="int", target="int", distant_part="text", units="text", selector="text",
-            control="text", rank="int", distant_first="int", distant_end="int", distant_text="text",
-            influence="real",
+            document="int32",
+            target="int32",
+            distant_part="text",
+            units="text",
+            selector="text",
+            control="text",
+            rank="int32",
+            distant_first="int32",
+            distant_end="int32",
+            distant_text="text",
+            influence="float32",
         ),
         "recovery": _schema(
-            document="int", target="int", distant_part="text", units="text", selector="text",
-            control="text", draw="int", k="int", num_tokens="int", loss_set="real",
-            loss_without="real?",
+            document="int32",
+            target="int32",
+            distant_part="text",
+            units="text",
+            selector="text",
+            control="text",
+            draw="int32",
+            k="int32",
+            num_tokens="int32",
+            loss_set="float32",
+            loss_without="float32?",
         ),
         "lds": _schema(
-            document="int", target="int", units="text", selector="text", lds="real",
+            document="int32",
+            target="int32",
+            units="text",
+            selector="text",
+            lds="float32",
         ),
         "costs": _schema(
-            document="int", units="text", selector="text", token_forwards="large",
-            num_targets="int",
+            document="int32",
+            units="text",
+            selector="text",
+            token_forwards="int64",
+            num_targets="int32",
         ),
     },
 }
@@ -74,21 +108,21 @@ PHASES = {
 MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
 SCHEMAS = MADE_OF_PARTS | {
     "targets": _schema(
-        document="int", target="int", distant_part="text", target_set="text", end="int"
+        document="int32", target="int32", distant_part="text", target_set="text", end="int32"
     ),
     "summary": _schema(**kinds_of_columns()),
 }
-# fmt: on
 
 
-def joined(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
-    """Join the rows of documents, by their numbers, into one frame with a column `document`."""
+def join_documents(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
+    """Join the rows of several documents into one frame with a column `document`.
+    `rows_of_documents`: the number of each document → its rows."""
     tables = {number: pd.DataFrame(dict(rows)) for number, rows in rows_of_documents.items()}
     return pd.concat(tables, names=["document"]).reset_index("document")
 
 
 def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
-    """Convert columns to a table of the schema `name`. `origin`: what an error calls the rows."""
+    """Convert columns to a table of the schema `name`. `origin`: how an error names the rows."""
     schema = SCHEMAS[name]
     assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
     lengths = {column: len(values) for column, values in columns.items()}
@@ -97,9 +131,7 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
     for field in schema:
         # from_pandas: NaN becomes null.
         array = pa.array(columns[field.name], type=field.type, from_pandas=True)
-        num_wrong = 0 if field.nullable else array.null_count
-        if not field.nullable and pa.types.is_floating(field.type):
-            num_wrong = int((~np.isfinite(array.to_numpy(zero_copy_only=False))).sum())
+        num_wrong = 0 if field.nullable else _num_not_finite(array)
         if num_wrong:
             raise DataError(
                 f"{origin}: {field.name} is not a finite number in {num_wrong} of {len(array)} "
@@ -109,13 +141,21 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
+def _num_not_finite(array: pa.Array) -> int:
+    """Return how many values of a column are null, NaN or infinite."""
+    if not pa.types.is_floating(array.type):
+        return int(array.null_count)
+    return int((~np.isfinite(array.to_numpy(zero_copy_only=False))).sum())
+
+
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a table as one Parquet file."""
     pq.write_table(table.combine_chunks(), path, compression="zstd")
 
 
 def read_table(path: Path, name: str, omit: Collection[str] = ()) -> pa.Table:
-    """Read a file of a folder with a verified manifest, without the columns `omit`."""
+    """Read the file of the table `name`, without the columns `omit`. The manifest of the folder
+    must have been verified."""
     table = with_current_columns(read_parquet(path, "measure again"))
     check_columns(path, name, table.schema, omit)
     return table.select([column for column in SCHEMAS[name].names if column not in omit])
@@ -126,17 +166,18 @@ def with_current_columns(table: pa.Table) -> pa.Table:
     table = table.rename_columns([current_name(name) for name in table.column_names])
     if "control" not in table.column_names:
         return table
-    place = table.column_names.index("control")
+    control_place = table.column_names.index("control")
     controls = map(current_name, table["control"].to_pylist())
-    field = table.schema.field(place)
-    return table.set_column(place, field, pa.array(controls, field.type))
+    field = table.schema.field(control_place)
+    return table.set_column(control_place, field, pa.array(controls, field.type))
 
 
 def check_columns(
     path: Path, name: str, stored: pa.Schema | None = None, omit: Collection[str] = ()
 ) -> None:
     """Raise DataError if a file lacks a column of the table `name`, or stores it as another type.
-    `stored`: the schema of the file, if it was read already; `omit`: columns not to look for."""
+    `stored`: the schema of the file, if it was read already; `omit`: columns that the file need not
+    have."""
     if stored is None:
         stored = pq.read_schema(path)
     types = {current_name(field.name): field.type for field in stored}
@@ -152,13 +193,14 @@ def check_columns(
 
 
 def absent_columns(path: Path, names: Collection[str]) -> list[str]:
-    """Return those of the columns that a file does not store."""
+    """Return the columns among `names` that a file does not store."""
     stored = {current_name(field.name) for field in pq.read_schema(path)}
     return [name for name in names if name not in stored]
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert to standard JSON values; NaN and infinities become null."""
+    """Convert arrays, NumPy numbers, tuples and paths to what JSON can hold. NaN and infinities
+    become null, as JSON has no word for them."""
     if isinstance(value, dict):
         return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, np.generic | np.ndarray):
@@ -170,10 +212,7 @@ def to_json_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, atomically: a list on one line, as it may have an item a document, and
-    anything else for readers."""
-    indent = None if isinstance(value, list) else 2
-    write_atomically(
-        path, json.dumps(to_json_value(value), ensure_ascii=False, indent=indent) + "\n"
-    )
+def write_as_json(path: Path, value: Any) -> None:
+    """Write a JSON file, atomically, of a value that may hold arrays, NaN and paths."""
+    text = json.dumps(to_json_value(value), ensure_ascii=False, indent=2)
+    write_atomically(path, text + "\n")

@@ -1,9 +1,9 @@
-"""Show targets and their distant units in their text, in a terminal and a notebook; numbers and
-tables as text and HTML.
+"""Write numbers and tables as text and HTML, and show targets with their distant units in the text.
 
-Place in the flow: below summary, page and explanation. Of tables, `targets` has the columns target,
-end, text, loss_short, loss_long, gap, and `distant` target, rank, first, end, text, nats. Never
-imports torch.
+Summary, page and explanation are built from these functions. Two tables go through them: `targets`
+has the columns target, end, text, loss_short, loss_long and gap, a row for each target; `distant`
+has target, rank, first, end, text and nats, a row for each distant unit of a target. Never imports
+torch.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ MARGIN = 40
 
 
 def quoted(text: str) -> str:
-    """Return untrusted text on one line of a terminal."""
-    return _line(text).strip()
+    """Return untrusted text on one line of a terminal, without white space around it."""
+    return _on_one_line(text).strip()
 
 
-def _line(text: str) -> str:
+def _on_one_line(text: str) -> str:
     return printable(re.sub(r"\s+", " ", text))
 
 
-def number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> str:
-    """Return a number as text, or a dash if it is not finite. `sign`: `+` gives numbers
-    above 0 a sign, too; `minus`: the sign of those below."""
+def format_number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> str:
+    """Return a number as text, or an en dash if there is none or it is not finite. `sign`: `+`
+    gives numbers above 0 a sign, too. `minus`: the sign of numbers below 0."""
     if not isinstance(value, int | float) or not np.isfinite(value):
         return "–"
     # Adding 0 turns a rounded −0 into 0.
@@ -49,21 +49,26 @@ def num_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def interval(value: Any, low: Any, high: Any, **how: Any) -> str:
-    """Return a value and its interval, or the value alone if it has none; `how`: as in `number`."""
-    shown = number(value, **how)
-    shown_low = number(low, **how)
+def format_interval(
+    value: Any, low: Any, high: Any, digits: int = 2, sign: str = "", minus: str = "−"
+) -> str:
+    """Return a value and its interval as text, or the value alone if it has no interval. `digits`,
+    `sign` and `minus` are those of `format_number`."""
+    shown, shown_low, shown_high = (
+        format_number(end, digits, sign, minus) for end in (value, low, high)
+    )
     if "–" in (shown, shown_low):
         return shown
-    return f"{shown} [{shown_low}, {number(high, **how)}]"
+    return f"{shown} [{shown_low}, {shown_high}]"
 
 
 def html_table(
     caption: str, columns: dict[str, Iterable], is_open: bool, quoted_row: int | None = None
 ) -> str:
-    """Return a table. The first column groups the rows, and is shown once per group. `quoted_row`:
-    the index of the row to quote, which is marked."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    """Return an HTML table that folds. The first column names the group of a row; the style shows
+    it once for each group. `is_open`: whether the table is unfolded at first. `quoted_row`: the
+    number of the row to quote, which is marked."""
+    headings = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     lines = []
     previous_group = None
     for index, (group, *values) in enumerate(zip(*columns.values(), strict=True)):
@@ -79,21 +84,22 @@ def html_table(
         f"<details{' open' if is_open else ''}><summary>{name}</summary>"
         # A wide table scrolls by itself, so it takes the focus of the keyboard and needs a name.
         f'<div class="wide" tabindex="0" role="region" aria-label="{name}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
+        f"<thead><tr>{headings}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
     )
 
 
 def _cell(value: Any) -> str:
-    """Return a cell: text, a number, or a number with the ends of its interval."""
+    """Return the HTML of a cell: a text, a number, or a tuple of a value and the ends of its
+    interval."""
     if isinstance(value, tuple):
-        return interval(*value)
+        return format_interval(*value)
     if isinstance(value, str):
         return escape(value)
-    return number(value, digits=0 if isinstance(value, int) else 2)
+    return format_number(value, digits=0 if isinstance(value, int) else 2)
 
 
 def spell(name: Any) -> str:
-    """Return a name as words."""
+    """Return a name of the code as words: "add_one" as "add one"."""
     return str(name).replace("_", " ")
 
 
@@ -103,7 +109,7 @@ def sentence(text: str) -> str:
 
 
 def places(first: int, end: int) -> str:
-    """Return the places of a target as `--at` takes them."""
+    """Return the places of a target as `--at` takes them: "token 7", "tokens 7:9"."""
     return f"token {first}" if end == first + 1 else f"tokens {first}:{end}"
 
 
@@ -121,8 +127,8 @@ def escape(text: Any) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """Targets of a text with their distant units: highlighted in a notebook, a list in a
-    terminal."""
+    """Shows targets of a text with their distant units: as highlighted text in a notebook, as a
+    list in a terminal."""
 
     texts: list[str]
     targets: pd.DataFrame
@@ -131,19 +137,20 @@ class Shown:
 
     def describe(self, bold: bool = False) -> str:
         """Return the list for a terminal. `bold`: whether it understands ANSI codes."""
-        return "\n\n".join(
-            described(self.texts, target, self.distant, self.short, bold)
+        descriptions = [
+            describe_target(self.texts, target, self.distant, self.short, bold)
             for target in self.targets.itertuples()
-        )
+        ]
+        return "\n\n".join(descriptions)
 
     def __repr__(self) -> str:
         return self.describe()
 
     def _repr_html_(self) -> str:
-        return lit_text(self.texts, self.targets, self.distant)
+        return highlight(self.texts, self.targets, self.distant)
 
 
-def described(
+def describe_target(
     texts: Sequence[str], target: Any, distant: pd.DataFrame, short: int, bold: bool = False
 ) -> str:
     """Describe a target with its distant units, one per line, in the text around them. `short`:
@@ -156,26 +163,28 @@ def described(
     units = distant[distant.target == target.target]
     for unit in units.itertuples():
         back = f"{target.target - unit.first:,} back"
-        around = _around(texts, unit.first, unit.end, bold)
-        lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
+        passage = _describe_passage(texts, unit.first, unit.end, bold)
+        lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {passage}")
     if "loss_without" in units:
-        last = units.iloc[-1]
+        # The row of the last rank has the losses with, and without, all units of the target.
+        last_unit = units.iloc[-1]
         lines.append(
-            f"     loss {last.loss_set:.2f} with these and the last {short} tokens, "
-            f"{last.loss_without:.2f} with all but these"
+            f"     loss {last_unit.loss_set:.2f} with these and the last {short} tokens, "
+            f"{last_unit.loss_without:.2f} with all but these"
         )
     return "\n".join(lines)
 
 
-def _around(texts: Sequence[str], first: int, end: int, bold: bool) -> str:
-    """Return a unit with the text before and after it, on one line."""
-    before = _line("".join(texts[max(0, first - REACH) : first]))
-    inside = _line("".join(texts[first:end]))
-    after = _line("".join(texts[end : end + REACH]))
-    if not inside:  # a token that only begins a character, which the next ones complete
+def _describe_passage(texts: Sequence[str], first: int, end: int, bold: bool) -> str:
+    """Return a unit in brackets with the text before and after it, on one line."""
+    text_before = _on_one_line("".join(texts[max(0, first - REACH) : first]))
+    unit_text = _on_one_line("".join(texts[first:end]))
+    text_after = _on_one_line("".join(texts[end : end + REACH]))
+    if not unit_text:
+        # A token may hold only the first bytes of a character, which the next tokens complete.
         completed = next((text for text in texts[end:] if text), "")
-        inside = f"part of {completed[:1]}"
-    return f"…{before}{strong(f'[{inside}]', bold)}{after}…"
+        unit_text = f"part of {completed[:1]}"
+    return f"…{text_before}{strong(f'[{unit_text}]', bold)}{text_after}…"
 
 
 def strong(text: str, bold: bool) -> str:
@@ -183,9 +192,10 @@ def strong(text: str, bold: bool) -> str:
     return f"\x1b[1m{text}\x1b[0m" if bold else text
 
 
-def lit_text(texts: Sequence[str], targets: pd.DataFrame, distant: pd.DataFrame) -> str:
-    """Return HTML of the text from before the first distant unit to after the last target. The
-    brightness of a unit is its effect relative to the strongest unit of its target."""
+def highlight(texts: Sequence[str], targets: pd.DataFrame, distant: pd.DataFrame) -> str:
+    """Return HTML of the text with highlighted units and targets, from before the first of them to
+    after the last. The brightness of a unit is its effect relative to the strongest unit of its
+    target."""
     brightness = np.zeros(len(texts))
     strongest = distant.groupby("target").nats.max()
     for unit in distant.itertuples():
@@ -195,6 +205,7 @@ def lit_text(texts: Sequence[str], targets: pd.DataFrame, distant: pd.DataFrame)
     is_target = np.zeros(len(texts), dtype=bool)
     for target in targets.itertuples():
         is_target[target.target : target.end] = True
+
     highlighted = np.flatnonzero((brightness > 0) | is_target)
     first = max(0, highlighted.min() - MARGIN)
     end = min(len(texts), highlighted.max() + MARGIN)

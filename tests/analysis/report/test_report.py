@@ -29,7 +29,7 @@ from olmo_sparsity.analysis.results.summary import (
     describe_intervals,
     quoted_row_of,
 )
-from olmo_sparsity.analysis.results.view import interval, number, sentence
+from olmo_sparsity.analysis.results.view import format_interval, format_number, sentence
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import TEXT
@@ -184,8 +184,8 @@ def test_the_page_holds_the_verdict_and_its_intervals(page: Page, results: Resul
     assert conclude(results) in page.text
     row = results.summary.iloc[0]
     cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
-    assert interval(row.net, row.net_low, row.net_high) in cells
-    assert interval(row.recovery, row.low, row.high) in cells
+    assert format_interval(row.net, row.net_low, row.net_high) in cells
+    assert format_interval(row.recovery, row.low, row.high) in cells
 
 
 def test_the_row_of_the_sentence_is_marked_and_distances_are_counted(
@@ -218,9 +218,9 @@ def test_the_page_names_its_intervals_as_the_terminal_does(page: Page, results: 
 
 def test_the_page_explains_each_of_its_columns(page: Page) -> None:
     headings = {text for attributes, text in page.inside if attributes.get("tag") == "th"}
-    for column, how in page_columns():
-        assert how.heading in headings
-        assert f"{how.heading} ({column.name}){column.meaning.replace('`', '')}" in page.text
+    for column, display in page_columns():
+        assert display.heading in headings
+        assert f"{display.heading} ({column.name}){column.meaning.replace('`', '')}" in page.text
 
 
 def test_a_missing_prefix_is_told_in_terminal_and_page(results: Results, tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_every_statement_has_its_verdict_and_numbers(tmp_path: Path) -> None:
         assert row.verdict[1:] in panel
         for cell in found.matrix.loc[row.Index].itertuples():
             for value in (cell.gives, cell.lost):
-                assert f"<td>{number(value)}</td>" in panel
+                assert f"<td>{format_number(value)}</td>" in panel
     assert re.findall(r"<sup>(.*?)</sup>", page) == ["1", "1 or 3", "1 + 2"]
 
 

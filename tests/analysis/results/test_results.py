@@ -19,9 +19,11 @@ import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.columns import (
-    COLUMN,
+    PAGE,
     SUMMARY,
-    documented,
+    TERMINAL,
+    column_named,
+    documentation_table,
     kinds_of_columns,
     page_columns,
     terminal_columns,
@@ -43,7 +45,7 @@ from olmo_sparsity.analysis.results.summary import (
     quoted_row_of,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
-from olmo_sparsity.analysis.results.view import interval
+from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import write_manifest
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
@@ -161,29 +163,31 @@ def test_the_table_is_split_by_groups(results: Results) -> None:
 
 def test_the_page_on_measuring_lists_the_columns_of_the_summary() -> None:
     page = (ROOT / "docs/measure.md").read_text(encoding="utf-8")
-    assert documented() in page
+    assert documentation_table() in page
 
 
-def test_each_column_of_the_page_has_a_position_of_its_own() -> None:
-    positions = [how.position for _, how in page_columns()]
-    assert positions == list(range(1, len(positions) + 1))
+def test_each_column_that_is_shown_is_a_column_of_the_summary() -> None:
+    assert {*PAGE, *TERMINAL} <= {column.name for column in SUMMARY}
 
 
-def test_each_column_of_a_terminal_has_a_position_of_its_own() -> None:
-    positions = sorted(column.terminal.position for column in SUMMARY if column.terminal)
-    assert positions == list(range(1, len(positions) + 1))
+def test_tables_show_columns_in_the_order_of_their_lists() -> None:
+    assert [column.name for column, _ in page_columns()] == list(PAGE)
+    shown = {column.name for has_net in (True, False) for column, _ in terminal_columns(has_net)}
+    assert shown == set(TERMINAL)
 
 
 def test_each_heading_of_a_terminal_has_room() -> None:
     for has_net in (True, False):
-        for column, how in terminal_columns(has_net):
-            assert len(how.heading) <= how.width, column.name
+        for column, display in terminal_columns(has_net):
+            assert len(display.heading) <= display.width, column.name
 
 
 def test_the_heading_of_the_share_of_targets_names_the_threshold() -> None:
-    (heading,) = [how.heading for column, how in page_columns() if column.name == "share_enough"]
+    (heading,) = [
+        display.heading for column, display in page_columns() if column.name == "share_enough"
+    ]
     assert heading.endswith(f"≥ {ENOUGH}")
-    assert f"at least {ENOUGH}" in COLUMN["share_enough"].meaning
+    assert f"at least {ENOUGH}" in column_named("share_enough").meaning
 
 
 def test_each_column_of_a_measurement_has_its_entry(results_folder: Path) -> None:
@@ -212,14 +216,14 @@ from olmo_sparsity.analysis.results import columns
 columns.SUMMARY += (
     columns.SummaryColumn(
         name="halved",
-        kind="wide?",
+        kind="float64?",
         meaning="half of `recovery`",
         has_interval=True,
         came_later=True,
-        terminal=columns.Display(heading="half", position=9, width=20),
-        page=columns.Display(heading="half of recovery", position=16),
     ),
 )
+columns.TERMINAL["halved"] = columns.Display(heading="half", width=20)
+columns.PAGE["halved"] = columns.Display(heading="half of recovery")
 from olmo_sparsity.analysis.results import statistics
 
 quantities_before = statistics._quantities
@@ -238,7 +242,7 @@ from olmo_sparsity.analysis.results.summary import describe
 results = read_results(sys.argv[1])
 write_report(results, Path(sys.argv[2]))
 print(*results.summary.columns)
-print(columns.documented())
+print(columns.documentation_table())
 print(describe(results))
 """
 """Adds an entry and its computation, and reads a measurement that was stored without them."""
@@ -254,7 +258,7 @@ def test_a_column_that_is_added_to_the_list_is_in_table_terminal_page_and_docs(
     assert names.split()[-3:] == ["halved", "halved_low", "halved_high"]
     assert "| `halved[]?` | double | half of `recovery` |" in lines
     row = results.summary.loc[quoted_row_of(results)]
-    shown = interval(row.recovery / 2, row.low / 2, row.high / 2)
+    shown = format_interval(row.recovery / 2, row.low / 2, row.high / 2)
     (header, first) = next(pair for pair in pairwise(lines) if pair[0].startswith("selector"))
     assert header.split()[-1] == "half"
     assert first.endswith(shown.replace("−", "-"))

@@ -11,10 +11,10 @@ import pytest
 from olmo_sparsity.analysis.results import statistics
 from olmo_sparsity.analysis.results.statistics import (
     both_ways,
-    interval,
     longppl,
     mean_lds,
     net_differences,
+    percentile_interval,
     quantile,
     rank_correlations,
     summarize,
@@ -204,12 +204,12 @@ def test_summaries_and_comparisons_are_those_of_plain_loops() -> None:
 
 def test_an_interval_needs_a_value_and_98_of_100_resamples() -> None:
     values = np.arange(1001.0)
-    assert interval(values, 7.0) == (7.0, 25.0, 975.0)
-    assert np.isnan(interval(values, np.nan)).all()
+    assert percentile_interval(values, 7.0) == (7.0, 25.0, 975.0)
+    assert np.isnan(percentile_interval(values, np.nan)).all()
     many = np.arange(2000.0)
     for num_missing, is_enough in ((40, True), (41, False)):
         some = np.where(many < num_missing, np.nan, many)
-        assert np.isfinite(interval(some, 7.0)).all() == is_enough
+        assert np.isfinite(percentile_interval(some, 7.0)).all() == is_enough
 
 
 def test_lds_is_the_mean_of_own_targets() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.results.columns import COLUMN, SUMMARY
+from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
@@ -34,10 +34,10 @@ from olmo_sparsity.analysis.results.summary import (
     describe_intervals,
     describe_noise,
     format_summary,
-    in_order,
+    summary_in_order_of_units,
     with_interval,
 )
-from olmo_sparsity.analysis.results.tables import SCHEMAS, write_json, write_table
+from olmo_sparsity.analysis.results.tables import SCHEMAS, write_as_json, write_table
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import write_manifest
 from tests.support.measurements import losses_table
@@ -80,7 +80,7 @@ def test_the_units_that_were_named_first_come_first(units: list[str]) -> None:
     summary = pd.concat([found.summary.assign(units=name) for name in sorted(units)])
     found = replace(found, summary=summary, meta=replace(found.meta, units=units))
     assert f"1 distant {units[0][:-1]} by" in conclude(found)
-    assert list(in_order(found).units.unique()) == units
+    assert list(summary_in_order_of_units(found).units.unique()) == units
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_a_summary_of_an_earlier_version_is_completed(
     old = bootstrap.drop(columns=added).merge(results.summary[[*GROUPS, *others]], on=GROUPS)
     schema = pa.schema([SCHEMAS["summary"].field(name) for name in old])
     write_table(folder / "summary.parquet", pa.Table.from_pandas(old, schema))
-    write_json(folder / "meta.json", asdict(replace(results.meta, intervals="")))
+    write_as_json(folder / "meta.json", asdict(replace(results.meta, intervals="")))
     write_manifest(folder, FILES)
     found = read_results(folder).summary
     pd.testing.assert_frame_equal(found[[*results.summary]], results.summary, check_dtype=False)
@@ -412,7 +412,7 @@ def test_a_later_column_that_a_measurement_lacks_is_computed_and_no_interval_str
     results_folder: Path, results: Results, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(results_folder, tmp_path / "copy")
-    without = results.summary.drop(columns=[*COLUMN["placebo_recovery"].names, "distance"])
+    without = results.summary.drop(columns=[*column_named("placebo_recovery").names, "distance"])
     schema = pa.schema([SCHEMAS["summary"].field(name) for name in without])
     write_table(folder / "summary.parquet", pa.Table.from_pandas(without, schema))
     write_manifest(folder, FILES)
