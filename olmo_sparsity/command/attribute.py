@@ -58,7 +58,7 @@ def attribute(options: argparse.Namespace) -> int:
 
 def _attribute_one(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results.tables import to_json_value
-    from olmo_sparsity.sources import statements
+    from olmo_sparsity.sources import attributing, cost
     from olmo_sparsity.sources.request import AttributeRequest
 
     _refuse(options, "require --questions", OPTIONS_OF_QUESTIONS)
@@ -71,9 +71,9 @@ def _attribute_one(options: argparse.Namespace) -> int:
     keywords = given_options(options, AttributeRequest.names()) | _read_inputs(options)
     request = AttributeRequest.of(**keywords)
     if options.dry_run:
-        print(statements.count_cost(request))
+        print(cost.count_cost(request))
         return 0
-    result = statements.attribute(request)
+    result = attributing.attribute(request)
     if options.json:
         print(json.dumps(to_json_value(result.to_dict()), ensure_ascii=False, indent=1))
     else:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def _attribute() -> Way:
+    from olmo_sparsity.sources.attributing import attribute
+    from olmo_sparsity.sources.cost import count_cost
     from olmo_sparsity.sources.request import AttributeRequest
-    from olmo_sparsity.sources.statements import attribute, count_cost
 
     return AttributeRequest, attribute, count_cost
 

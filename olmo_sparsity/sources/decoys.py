@@ -30,7 +30,7 @@ LEAST_TEXTS = 100
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
     """Return the tokens of different texts that share no passage with a source. `decoys`: a mapping
     or list of texts, or any input that `open_documents` reads."""
-    longest = prompt.longest
+    longest = prompt.longest_length
     if isinstance(decoys, Mapping):
         decoys = list(decoys.values())
     if isinstance(decoys, list) and all(isinstance(text, str) for text in decoys):
@@ -63,7 +63,7 @@ def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
     in_view = [piece.text_ids for piece in prompt.pieces if piece.source is None]
     # A short text in view, such as the mark of a turn, may be part of any decoy.
     long_in_view = [np.array(ids) for ids in in_view if len(ids) >= SAME_TEXT]
-    for ids in [*prompt.whole_ids, *long_in_view]:
+    for ids in [*prompt.ids_of_sources, *long_in_view]:
         length = min(SAME_TEXT, len(ids))
         passages_by_length.setdefault(length, set()).update(passages(ids, length))
     return passages_by_length
@@ -81,21 +81,21 @@ def draw_decoys(
     """Return decoys_DL of each judged part, all different: texts joined in random order. Where
     parts of a source are judged, each is replaced by the same part of a decoy of the source."""
     num_tokens = sum(map(len, texts))
-    num_needed = draws * prompt.longest
+    num_needed = draws * prompt.longest_length
     if len(texts) < draws or num_tokens < num_needed:
         say(
             f"{draws} decoys, {num_needed:,} tokens, are drawn from {len(texts)} texts of "
             f"{num_tokens:,} tokens: some share text"
         )
     decoys_of_parts = list[np.ndarray]()
-    for number, source_L in enumerate(prompt.whole_ids):
+    for number, source_L in enumerate(prompt.ids_of_sources):
         decoys_DL = _different(texts, source_L, draws, stream(seed, "decoys", number))
         if len(decoys_DL) < draws:
             raise DataError(
                 f"decoys: the texts make only {len(decoys_DL)} different ones of {len(source_L)} "
                 f"tokens, and draws={draws}; give more texts"
             )
-        lengths = [len(ids) for ids in prompt.wholes[number]]
+        lengths = [len(ids) for ids in prompt.parts_of_sources[number]]
         decoys_of_parts += np.split(decoys_DL, np.cumsum(lengths)[:-1], axis=1)
     return decoys_of_parts
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from olmo_sparsity.base.errors import ConfigError, printable
 
@@ -67,6 +67,11 @@ def parts_of(turns: Iterable[Turn]) -> list[Segment]:
     return parts
 
 
+class AnswerPiece(NamedTuple):
+    text: str
+    is_statement: bool
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer with the spans of characters, (first, end), of its statements. The rest of it stays
@@ -79,28 +84,28 @@ class Answer:
     text: str
     spans: Sequence[tuple[int, int]]
 
-    def pieces(self) -> list[tuple[str, bool]]:
+    def pieces(self) -> list[AnswerPiece]:
         """Return texts that together are the answer, and whether each is a statement. White space
         belongs to the piece behind it, as tokens hold it."""
-        cuts = list[tuple[str, bool]]()
+        cuts = list[AnswerPiece]()
         last_end = 0
         for first, end in self._checked_spans():
-            cuts.append((self.text[last_end:first], False))
-            cuts.append((self.text[first:end], True))
+            cuts.append(AnswerPiece(self.text[last_end:first], False))
+            cuts.append(AnswerPiece(self.text[first:end], True))
             last_end = end
-        cuts.append((self.text[last_end:], False))
+        cuts.append(AnswerPiece(self.text[last_end:], False))
 
-        pieces = list[tuple[str, bool]]()
+        pieces = list[AnswerPiece]()
         space = ""
         for cut, is_statement in cuts:
             text = space + cut
             words = text.rstrip()
             space = text[len(words) :]
             if words:
-                pieces.append((words, is_statement))
+                pieces.append(AnswerPiece(words, is_statement))
         if space:  # after the last piece
             words, is_statement = pieces[-1]
-            pieces[-1] = (words + space, is_statement)
+            pieces[-1] = AnswerPiece(words + space, is_statement)
         return pieces
 
     def _checked_spans(self) -> list[tuple[int, int]]:

@@ -18,10 +18,10 @@ from olmo_sparsity.sources.baseline import (
     compare_servers,
     compare_with_baseline,
 )
+from olmo_sparsity.sources.evidence import SEVERAL_NATS
 from olmo_sparsity.sources.expectations import Expectation, fits, read_expectations
 from olmo_sparsity.sources.gate_report import Check, GateReport, check_of
 from olmo_sparsity.sources.questions_file import read_lines
-from olmo_sparsity.sources.verdicts import SEVERAL_NATS
 
 MOST_MARGIN = SEVERAL_NATS
 """Nats. A larger margin would let a statement pass as resting on no source that loses several."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -14,6 +14,23 @@ from olmo_sparsity.analysis.results.view import escape, format_number
 
 NUM_COLOURS = 8
 """Further sources share them; each also has its number."""
+
+
+class NumberedText(NamedTuple):
+    text: str
+    number: int | None
+    """The number of the statement, or of the source, that the text is. None: it is neither."""
+
+
+class ReasoningStep(NamedTuple):
+    """A sentence of the reasoning on which a statement relies."""
+
+    depth: int
+    """How far the sentence is indented below the statement."""
+
+    name: str
+    row: Any
+    """Its row of `statements`, with text and verdict."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +45,17 @@ class AnswerPage:
     draws: int
     """Decoys of each source at most."""
 
-    pieces: list[tuple[str, int | None]]
+    pieces: list[NumberedText]
     """Texts of the answer, each with the number of its statement."""
 
     statements: pd.DataFrame
     matrix: pd.DataFrame
     sources: pd.DataFrame
-    prompt: list[tuple[str, int | None]]
+    prompt: list[NumberedText]
     """Texts before the answer, each with the number of its source."""
 
-    chains: list[list[tuple[int, str, Any]]]
-    """Of each statement, the sentences of the reasoning behind it: depth, name, and row of
-    `statements`."""
+    chains: list[list[ReasoningStep]]
+    """For each statement, the sentences of the reasoning behind it."""
 
     def write(self, path: Path) -> None:
         """Fill the template statements_page.html."""
@@ -157,11 +173,11 @@ def _panel(page: AnswerPage, i: int) -> str:
     )
 
 
-def _chain(chain: list[tuple[int, str, Any]]) -> str:
-    """List what each sentence of the reasoning behind a statement relies on."""
+def _chain(steps: list[ReasoningStep]) -> str:
+    """Return a list of what each sentence of the reasoning behind a statement relies on."""
     lines = "".join(
-        f"<li>{'→ ' * (depth - 1)}{escape(f'{name}, “{step.text}”, {step.verdict}')}</li>"
-        for depth, name, step in chain
+        f"<li>{'→ ' * (depth - 1)}{escape(f'{name}, “{row.text}”, {row.verdict}')}</li>"
+        for depth, name, row in steps
     )
     return f'<ul class="chain">{lines}</ul>' if lines else ""
 

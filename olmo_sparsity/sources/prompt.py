@@ -1,50 +1,39 @@
-"""Lay out sources, question and answer as tokens.
+"""Encode the sources and the question of a request as pieces of tokens.
 
-Place in the flow: request → **tokens, with a unit for each source and a target for each statement**
-→ trials.py.
+Place in the flow: request → **prompt** (`encode_prompt`) → layout.py, which adds an answer.
 
 Sources are encoded one by one, so that the others keep their tokens if a decoy replaces one. All
-that is not a source stays in view: the question, earlier messages, texts without a name.
+that is not a source stays in view: the question, earlier messages, texts without a name. Of two
+sources, with a text in view between them, a prompt has
 
-Dimension key: W tokens of the answer, R rows of losses, T statements.
+    pieces      source 0 │ "\\n\\n" │ text in view │ "\\n\\n" │ source 1 │ "\\n\\n"
+    local_ids   question, and what follows it until the answer begins
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.analysis.explain.prompt import generate, split_template, through_template
-from olmo_sparsity.base.errors import ConfigError, DataError, printable
-from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.analysis.explain.prompt import split_template, through_template
+from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources.documents import Answer, Segment, Turn, parts_of, read_turns
-from olmo_sparsity.sources.reasoning import num_reasoning
+from olmo_sparsity.sources.documents import Segment, Turn, parts_of, read_turns
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Block, Spans, Units, Windows, span_width
+from olmo_sparsity.text.windows import Spans, span_width
 
 AFTER_SOURCE = "\n\n"
 """Separates a source from what follows it."""
 
 AFTER_QUESTION = "\n"
-
-
-@dataclass(frozen=True)
-class AnswerIds:
-    """Tokens of the pieces of an answer."""
-
-    pieces: list[list[int]]
-    are_statements: list[bool] | None = None
-    """Which pieces are statements. None: there is one piece, which is split into sentences."""
-
-    reasoning: list[int] = field(default_factory=list)
-    """Tokens between the question and the answer."""
+"""Separates the question from the answer."""
 
 
 @dataclass(frozen=True)
@@ -56,44 +45,9 @@ class Piece:
     source: int | None = None
     """The number of the source, or of the judged part of a source. None: it stays in view."""
 
-    whole: int | None = None
-    """The number of the source that it is a part of; itself, where sources are judged whole."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A prompt with its answer."""
-
-    document: Document
-    windows: Windows
-    statements: Spans
-    """First and end token of each statement, within the answer."""
-
-    units: Units
-    """The places of each source, with what separates it from the next."""
-
-    text_ends: np.ndarray
-    """One past the last place of each source's own text, which decoys replace."""
-
-    @cached_property
-    def block(self) -> Block:
-        """The answer as targets; all sources lie in the distant part."""
-        start = int(self.windows.short) + self.num_distant
-        return self.windows.block(self.document.tokens, start, len(self.document.tokens))
-
-    @property
-    def num_distant(self) -> int:
-        return int(self.units.end.max())
-
-    @property
-    def before_question(self) -> np.ndarray:
-        """Tokens up to the last source."""
-        return self.block.tokens[: self.block.num_prefix + self.block.num_distant]
-
-    def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
-        """Return losses_TR: the losses of the tokens of each statement, added up."""
-        losses_RW = losses_RW.astype(float)
-        return np.stack([losses_RW[:, first:end].sum(1) for first, end in self.statements])
+    whole_source: int | None = None
+    """The number of the source that contains this part. Equal to `source` where sources are judged
+    as wholes."""
 
 
 @dataclass(frozen=True)
@@ -109,37 +63,18 @@ class SourcePrompt:
     """The question, and what a chat template puts after it."""
 
     prefix_ids: list[int]
+    """Tokens before every window, such as a beginning-of-text token."""
+
     num_reasoning: int = 0
     """Number of sources at the end that are sentences of the model's reasoning."""
 
-    @staticmethod
-    def of(model: LoadedModel, request: AttributeRequest) -> SourcePrompt:
-        """Encode the sources and the question of a request."""
-        turns = read_turns(request.sources)
-        settings = request.settings
-        names = _candidate_names(parts_of(turns), request.candidates)
-        if settings.chat or any(turn.role for turn in turns):
-            parts, closing = _through_template(model, turns, request.question)
-            prefix_ids = list[int]()  # the template writes its own
-        else:
-            parts = [(part, AFTER_SOURCE) for part in parts_of(turns)]
-            closing = f"{request.question}{AFTER_QUESTION}"
-            first_text = parts[0][0].text
-            prefix_ids = model.prefix_ids(request.loading.prefix, first_text)
-        after_texts = [after for _, after in parts]
-        local_ids, *after_ids = model.encode([closing, *after_texts], follow=True)
-        text_ids = _encode_parts(model, [part for part, _ in parts], settings.control_tokens)
-        pieces = list[Piece]()
-        for number, (part, _) in enumerate(parts):
-            source = names.index(part.name) if part.name in names else None
-            pieces.append(Piece(text_ids[number], after_ids[number], source, source))
-        if settings.units != "sources":
-            names, pieces = _divided(model, names, pieces, settings.units)
-        return SourcePrompt(model, names, pieces, local_ids, prefix_ids)
+    def with_reasoning(self, ids: list[int], spans: Spans) -> SourcePrompt:
+        """Return the prompt continued by the tokens of the reasoning. Its sentences become further
+        sources.
 
-    def through(self, ids: list[int], spans: Spans) -> SourcePrompt:
-        """Return the prompt continued by the tokens of the reasoning, whose sentences, `spans`, are
-        sources, too."""
+        ids: Tokens of the reasoning.
+        spans: First and end token of each sentence. Empty: the reasoning only stays in view.
+        """
         if not spans:
             return replace(self, local_ids=[*self.local_ids, *ids])
         sentence_names = [f"reasoning {i + 1}" for i in range(len(spans))]
@@ -148,10 +83,14 @@ class SourcePrompt:
             raise ConfigError(
                 f"sources: '{duplicates[0]}' names a sentence of the reasoning; rename it"
             )
+
         # The last token stays in view: the local window must not be empty, and precedes the answer.
         last_end = min(spans[-1][1], len(ids) - 1)
         ends = [*(end for _, end in spans[:-1]), last_end]
-        pieces = [*self.pieces, Piece([*self.local_ids, *ids[: spans[0][0]]], [])]
+
+        # The question is no longer next to the answer, so it becomes a piece like others in view.
+        first_sentence = spans[0][0]
+        pieces = [*self.pieces, Piece([*self.local_ids, *ids[:first_sentence]], [])]
         for number, (first, _) in enumerate(spans):
             source = len(self.names) + number
             pieces.append(Piece(ids[first : ends[number]], [], source, source))
@@ -164,173 +103,158 @@ class SourcePrompt:
         )
 
     @cached_property
-    def wholes(self) -> list[list[list[int]]]:
-        """Tokens of the judged parts of each source, in order."""
+    def parts_of_sources(self) -> list[list[list[int]]]:
+        """The tokens of each judged part, for each source in order."""
         parts_by_source = dict[int | None, list[list[int]]]()
         for piece in self.pieces:
             if piece.source is not None:
-                parts_by_source.setdefault(piece.whole, []).append(piece.text_ids)
+                parts_by_source.setdefault(piece.whole_source, []).append(piece.text_ids)
         return list(parts_by_source.values())
 
     @cached_property
-    def whole_ids(self) -> list[np.ndarray]:
-        """Tokens of each source, also where its parts are judged."""
-        return [np.array([*chain(*parts)]) for parts in self.wholes]
+    def ids_of_sources(self) -> list[np.ndarray]:
+        """The tokens of each source, joined where its parts are judged."""
+        return [np.array([*chain(*parts)]) for parts in self.parts_of_sources]
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest source."""
-        return max(map(len, self.whole_ids))
+    def longest_length(self) -> int:
+        """Number of tokens of the longest source."""
+        return max(map(len, self.ids_of_sources))
 
-    def lay_out(self, answer: AnswerIds) -> Layout:
-        """Return the prompt with this answer, and where its sources and statements are."""
-        num_sources = len(self.names)
-        first = np.zeros(num_sources, dtype=np.int64)
-        end = np.zeros(num_sources, dtype=np.int64)
-        text_ends = np.zeros(num_sources, dtype=np.int64)
-        tokens = list[int]()
+    @property
+    def ids_before_answer(self) -> list[int]:
+        """All tokens that precede the answer, without the prefix."""
+        ids = list[int]()
         for piece in self.pieces:
-            if piece.source is not None:
-                first[piece.source] = len(tokens)
-                text_ends[piece.source] = len(tokens) + len(piece.text_ids)
-                end[piece.source] = text_ends[piece.source] + len(piece.after_ids)
-            tokens += piece.text_ids
-            tokens += piece.after_ids
-        tokens += self.local_ids
-        start = len(tokens)
-        for ids in answer.pieces:
-            tokens += ids
-        document = Document(np.array(tokens, dtype=np.int64), tokenizer=self.model.tokenizer)
-        # The local window is what follows the last source, so that all sources are distant.
-        local = start - int(end.max())
-        windows = Windows("all", local, len(tokens) - start, tuple(self.prefix_ids))
-        windows.check()
-        self.model.check_positions(windows.num_positions(len(tokens)), "give fewer sources")
-        statements = _statements(document, start, answer)
-        return Layout(document, windows, statements, Units(first, end), text_ends)
-
-    def answer_ids(
-        self, answer: Any, max_new_tokens: int, quiet: bool = False, reasoning: str | None = None
-    ) -> AnswerIds:
-        """Return the tokens of an answer. `answer`: a text, a list of statements, or an `Answer`;
-        None: it is generated. `reasoning`: what precedes it; None: what a text has up to
-        `</think>`."""
-        encode = partial(self.model.encode, follow=True)
-        reasoning_ids = encode([reasoning or ""])[0]
-        if answer is None or isinstance(answer, str):
-            if answer is None:
-                text_ids = self._generate(reasoning_ids, max_new_tokens, quiet)
-            else:
-                text_ids = encode([answer])[0]
-            if not reasoning_ids:
-                num = num_reasoning(text_ids, self.model.tokenizer)
-                reasoning_ids = text_ids[:num]
-                text_ids = text_ids[num:]
-            ids = AnswerIds([text_ids], None, reasoning_ids)
-        elif isinstance(answer, Answer):
-            pieces = answer.pieces()
-            are_statements = [is_statement for _, is_statement in pieces]
-            ids = AnswerIds(encode([text for text, _ in pieces]), are_statements, reasoning_ids)
-        elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
-            texts = [text.strip() for text in answer]
-            # A space between statements belongs to the later one, as in a tokenizer's words.
-            texts = [*texts[:1], *(f" {text}" for text in texts[1:])]
-            ids = AnswerIds(encode(texts), [True] * len(texts), reasoning_ids)
-        else:
-            raise ConfigError(
-                f"answer={printable(repr(answer))[:60]} must be a text, a list of texts (its "
-                "statements) or an Answer; quote a number"
-            )
-        statements = [answer] if isinstance(answer, str) else answer
-        is_blank = isinstance(statements, list) and any(map(_is_blank, statements))
-        if not ids.pieces or not all(ids.pieces) or is_blank:
-            raise DataError("the answer is empty, or the model ends the text at once; give one")
-        return ids
-
-    def _generate(self, reasoning_ids: list[int], max_new_tokens: int, quiet: bool) -> list[int]:
-        before = [*self.prefix_ids]
-        for piece in self.pieces:
-            before += piece.text_ids
-            before += piece.after_ids
-        before += self.local_ids
-        before += reasoning_ids
-        with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
-            return generate(
-                self.model,
-                before,
-                max_new_tokens,
-                lambda generated: progress.update(len(generated)),
-            )
+            ids += piece.text_ids
+            ids += piece.after_ids
+        return ids + self.local_ids
 
 
-def _encode_parts(
-    model: LoadedModel, parts: Sequence[Segment], control_tokens: bool
+@dataclass(frozen=True)
+class _Part:
+    """A text of the prompt, and what separates it from the next."""
+
+    segment: Segment
+    after: str
+
+
+@dataclass(frozen=True)
+class _PromptTexts:
+    """The texts of a prompt, before they are encoded."""
+
+    parts: list[_Part]
+    closing: str
+    """The question, and what follows it until the answer begins."""
+
+
+def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt:
+    """Encode the sources and the question of a request."""
+    settings = request.settings
+    turns = read_turns(request.sources)
+    names = _candidate_names(parts_of(turns), request.candidates)
+    is_chat = settings.chat or any(turn.role for turn in turns)
+    if is_chat:
+        texts = _through_template(model, turns, request.question)
+        prefix_ids = list[int]()  # the template writes its own
+    else:
+        parts = [_Part(segment, AFTER_SOURCE) for segment in parts_of(turns)]
+        texts = _PromptTexts(parts, f"{request.question}{AFTER_QUESTION}")
+        prefix_ids = model.prefix_ids(request.loading.prefix, parts[0].segment.text)
+
+    after_texts = [part.after for part in texts.parts]
+    local_ids, *after_ids = model.encode([texts.closing, *after_texts], follow=True)
+    segments = [part.segment for part in texts.parts]
+    text_ids = _encode_segments(model, segments, settings.control_tokens)
+    pieces = list[Piece]()
+    for number, segment in enumerate(segments):
+        source = names.index(segment.name) if segment.name in names else None
+        pieces.append(Piece(text_ids[number], after_ids[number], source, source))
+    prompt = SourcePrompt(model, names, pieces, local_ids, prefix_ids)
+    if settings.units != "sources":
+        return _divide_sources(prompt, settings.units)
+    return prompt
+
+
+def _encode_segments(
+    model: LoadedModel, segments: Sequence[Segment], control_tokens: bool
 ) -> list[list[int]]:
     """Return the tokens of each part of a prompt.
 
     A source is encoded as a text of its own, and may hold no control tokens unless they are wanted.
     A part without a name is encoded as what it is: the beginning of the prompt, or a text that
     follows another, before which a tokenizer puts no space."""
-    sources = [number for number, part in enumerate(parts) if part.name]
-    in_view = [number for number, part in enumerate(parts) if not part.name]
-    begins = [number for number in in_view if number == 0]
-    follow = [number for number in in_view if number > 0]
+    sources = [number for number, segment in enumerate(segments) if segment.name]
+    in_view = [number for number, segment in enumerate(segments) if not segment.name]
+    beginning = [number for number in in_view if number == 0]
+    following = [number for number in in_view if number > 0]
     ids = dict[int, list[int]]()
+    # One call for each kind of text, as tokenizers encode many texts faster than one by one.
     for numbers, options in (
         (sources, {"control_tokens": control_tokens}),
-        (begins, {}),
-        (follow, {"follow": True}),
+        (beginning, {}),
+        (following, {"follow": True}),
     ):
-        encoded = model.encode([parts[number].text for number in numbers], **options)
+        encoded = model.encode([segments[number].text for number in numbers], **options)
         ids.update(zip(numbers, encoded, strict=True))
-    return [ids[number] for number in range(len(parts))]
+    return [ids[number] for number in range(len(segments))]
+
+
+# --- chat templates -------------------------------------------------------------------------------
 
 
 def _through_template(
     model: LoadedModel, turns: Sequence[Turn], question: str | None
-) -> tuple[list[tuple[Segment, str]], str]:
-    """Return parts with what separates each from the next, and the question, which ends the last
-    message of the user, with what follows it. What the template writes stays in view. A line
-    reports what it leaves out of a message."""
+) -> _PromptTexts:
+    """Return the texts of a prompt as the chat template writes it. The question ends the last
+    message of the user. What the template itself writes stays in view. Report keys of messages that
+    the template leaves out."""
     turns = [_stripped(turn) for turn in turns]
     if question is not None:
         if not turns or turns[-1].role != "user":
             turns.append(Turn("user", []))
         turns[-1].parts.append(Segment("", question.strip()))
-    parts = parts_of(turns)
-    texts = [part.text for part in parts]
+    segments = parts_of(turns)
+    texts = [segment.text for segment in segments]
 
-    def messages(texts: Iterable[str], without: str = "") -> list[dict[str, Any]]:
-        """Return the messages with these texts as their parts, and without this key."""
-        rest = iter(texts)
+    def messages(texts: Iterable[str], without_key: str = "") -> list[dict[str, Any]]:
+        """Return the messages with these texts as their parts."""
+        remaining = iter(texts)
         filled = list[dict[str, Any]]()
         for turn in turns:
-            message = {key: value for key, value in turn.others.items() if key != without}
-            content = AFTER_SOURCE.join(islice(rest, len(turn.parts)))
+            message = {key: value for key, value in turn.others.items() if key != without_key}
+            content = AFTER_SOURCE.join(islice(remaining, len(turn.parts)))
             filled.append(message | {"role": turn.role, "content": content})
         return filled
 
-    first, *between = split_template(model, messages, texts)
-    whole = through_template(model, messages(texts))
+    beginning, *between = split_template(model, messages, texts)
+
+    # A template that writes the same without a key does not show it to the model.
+    whole_prompt = through_template(model, messages(texts))
     keys = sorted(set(chain(*(turn.others for turn in turns))))
-    unseen = [key for key in keys if through_template(model, messages(texts, key)) == whole]
+    unseen = [key for key in keys if through_template(model, messages(texts, key)) == whole_prompt]
     if unseen:
         say(f"the chat template leaves out what messages say as {', '.join(unseen)}")
-    pairs = [(Segment("", first), "")]
-    for part, after in zip(parts, between, strict=True):
+
+    parts = [_Part(Segment("", beginning), "")]
+    for segment, after in zip(segments, between, strict=True):
         # What separates parts of one message moves with the part; the template's own text does not.
         separator = AFTER_SOURCE if after.startswith(AFTER_SOURCE) else ""
-        pairs.append((part, separator))
-        pairs.append((Segment("", after.removeprefix(separator)), ""))
+        parts.append(_Part(segment, separator))
+        parts.append(_Part(Segment("", after.removeprefix(separator)), ""))
     if question is None:
-        return pairs[:-1], pairs[-1][0].text
-    return pairs[:-2], parts[-1].text + between[-1]
+        return _PromptTexts(parts[:-1], parts[-1].segment.text)
+    # The last two parts are the question and what follows it.
+    return _PromptTexts(parts[:-2], segments[-1].text + between[-1])
 
 
 def _stripped(turn: Turn) -> Turn:
     """Return the turn without white space around its parts, which templates remove, too."""
     parts = [replace(part, text=part.text.strip()) for part in turn.parts]
     return Turn(turn.role or "user", parts, turn.others)
+
+
+# --- what is judged -------------------------------------------------------------------------------
 
 
 def _candidate_names(parts: Sequence[Segment], candidates: Sequence[str] | None) -> list[str]:
@@ -355,27 +279,25 @@ def _candidate_names(parts: Sequence[Segment], candidates: Sequence[str] | None)
     return chosen
 
 
-def _divided(
-    model: LoadedModel, names: list[str], pieces: Sequence[Piece], units: str
-) -> tuple[list[str], list[Piece]]:
-    """Return names and pieces of the parts of each source: "notes.txt §2" is the second of
-    notes.txt."""
-    new_names = list[str]()
-    new_pieces = list[Piece]()
-    for piece in pieces:
+def _divide_sources(prompt: SourcePrompt, units: str) -> SourcePrompt:
+    """Return the prompt with each source divided into parts, which are judged instead of it. The
+    second part of notes.txt is named "notes.txt §2"."""
+    names = list[str]()
+    pieces = list[Piece]()
+    for piece in prompt.pieces:
         if piece.source is None:
-            new_pieces.append(piece)
+            pieces.append(piece)
             continue
-        document = Document(np.array(piece.text_ids), tokenizer=model.tokenizer)
+        document = Document(np.array(piece.text_ids), tokenizer=prompt.model.tokenizer)
         ends = _ends_of_parts(document, units)
         first = 0
         for number, end in enumerate(ends, start=1):
             after_ids = piece.after_ids if end == ends[-1] else []
             ids = piece.text_ids[first:end]
-            new_pieces.append(Piece(ids, after_ids, len(new_names), piece.source))
-            new_names.append(f"{names[piece.source]} §{number}")
+            pieces.append(Piece(ids, after_ids, len(names), piece.source))
+            names.append(f"{prompt.names[piece.source]} §{number}")
             first = end
-    return new_names, new_pieces
+    return replace(prompt, names=names, pieces=pieces)
 
 
 def _ends_of_parts(document: Document, units: str) -> list[int]:
@@ -387,43 +309,3 @@ def _ends_of_parts(document: Document, units: str) -> list[int]:
         return ends
     # Side by side; spans of other commands may overlap.
     return [*range(width, num_tokens, width), num_tokens]
-
-
-def _statements(document: Document, start: int, answer: AnswerIds) -> Spans:
-    """Return first and end token of each statement, from the start of the answer."""
-    if answer.are_statements is None:
-        return _sentence_spans(document.tokens[start:], document)
-    statements = list[tuple[int, int]]()
-    first = 0
-    for ids, is_statement in zip(answer.pieces, answer.are_statements, strict=True):
-        end = first + len(ids)
-        if is_statement:
-            statements.append((first, end))
-        first = end
-    return statements
-
-
-def _sentence_spans(tokens: np.ndarray, document: Document) -> Spans:
-    """Return first and end of each sentence of these tokens by themselves, so that an open
-    quotation or code of a source does not reach into the answer."""
-    alone = Document(tokens, tokenizer=document.tokenizer)
-    units = alone.units("sentences", 0, len(tokens))
-    return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
-
-
-def _is_blank(text: str) -> bool:
-    """Return whether a text has no letter: white space, or the mark of a file's byte order."""
-    return not text.replace("\ufeff", "").strip()
-
-
-def statement_texts(model: LoadedModel, answer: str | Sequence[str] | Answer) -> list[str]:
-    """Return the statements of an answer without a prompt, split as in `SourcePrompt.lay_out`."""
-    if isinstance(answer, Answer):
-        return [text.strip() for text, is_statement in answer.pieces() if is_statement]
-    if not isinstance(answer, str):
-        return [text.strip() for text in answer]
-    ids = model.encode([answer])[0]
-    num = num_reasoning(ids, model.tokenizer)
-    document = Document(np.array(ids[num:]), tokenizer=model.tokenizer)
-    spans = _sentence_spans(document.tokens, document)
-    return ["".join(document.texts[first:end]).strip() for first, end in spans]

@@ -23,6 +23,7 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.provenance import versions_of_numbers
 from olmo_sparsity.base.streams import VERSION as STREAMS
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
+from olmo_sparsity.sources.answer_tokens import statement_texts
 from olmo_sparsity.sources.answers import (
     IDENTITY,
     VERSION,
@@ -32,12 +33,12 @@ from olmo_sparsity.sources.answers import (
     read_stored,
     write_answer,
 )
+from olmo_sparsity.sources.attributing import Attributing
+from olmo_sparsity.sources.cost import cost_of
 from olmo_sparsity.sources.documents import read_turns
 from olmo_sparsity.sources.index_page import page_file, write_index, write_page_without_sources
-from olmo_sparsity.sources.prompt import statement_texts
 from olmo_sparsity.sources.questions_file import MOST_DECOYS, read_lines, read_questions
 from olmo_sparsity.sources.request import AttributeRequest
-from olmo_sparsity.sources.statements import Attributing, cost_of
 from olmo_sparsity.text.inputs import open_documents
 
 
@@ -143,8 +144,9 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     for line, request in zip(read_lines(questions), requests, strict=True):
         if read_turns(request.sources):
             with naming(line.place):
-                counted.append(Attributing(common.model, request, quiet=True))
-                counted[-1].count_at_most()  # lays the prompt out, which is kept
+                question = Attributing(common.model, request, quiet=True)
+                _ = question.layouts  # kept; an error here names the line of the question
+                counted.append(question)
     if not counted:
         raise DataError(f"{questions}: no question has sources, so there is nothing to count")
     return cost_of(counted)

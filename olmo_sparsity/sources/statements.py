@@ -1,17 +1,21 @@
-"""Report which source each statement of an answer relies on: tokens → losses → **verdicts**.
+"""Show which source each statement of an answer relies on: losses → **tables, text,
+JSON, page**.
 
-`Attributing` lays out the prompt (prompt.py), draws decoys (decoys.py), has losses evaluated
-(trials.py), and returns an `Attribution`. Its verdicts (verdicts.py) go by two numbers of each
-statement and source: what is lost when a decoy replaces the source, and what the source gives among
-decoys of all others.
+Place in the flow: attributing.py evaluates losses and makes an `Attribution`, which has verdicts.py
+turn them into verdicts, and shows these as
 
-Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer.
+    e.statements, e.matrix, e.sources   tables
+    e.relies_on("faq.md")               an assertion
+    e.text()                            the answer with citations
+    e.to_json(), e.to_html(path)        what other programs and people read
+    print(e)                            a line for each statement
+
+Dimension key: T statements, S sources, D decoys of a source.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -21,45 +25,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
-from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
-from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, logprobs_of
-from olmo_sparsity.base.errors import ConfigError, DataError, printable
-from olmo_sparsity.base.progress import Progress
-from olmo_sparsity.models.loaded import LoadedModel, using
-from olmo_sparsity.models.use import in_use
-from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
-from olmo_sparsity.sources.documents import Answer
+from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.sources.evidence import Losses, mean_of_tried
+from olmo_sparsity.sources.layout import Layout
 from olmo_sparsity.sources.options import SourceSettings
-from olmo_sparsity.sources.page import AnswerPage
-from olmo_sparsity.sources.prompt import AnswerIds, Layout, Piece, SourcePrompt
-from olmo_sparsity.sources.reasoning import sentences
-from olmo_sparsity.sources.request import AttributeRequest
-from olmo_sparsity.sources.trials import (
-    NOTHING,
-    TrialCount,
-    Trials,
-    count_at_most,
-    count_if_clear,
-)
-from olmo_sparsity.sources.verdicts import (
-    Evidence,
-    Losses,
-    Verdict,
-    in_words,
-    judge,
-    looks,
-    mean_of_tried,
-    needed_for_parts,
-)
-
-NEW_TOKENS = 256
-"""Tokens of a generated answer at most, unless the user says otherwise."""
+from olmo_sparsity.sources.page import AnswerPage, NumberedText, ReasoningStep
+from olmo_sparsity.sources.prompt import Piece, SourcePrompt
+from olmo_sparsity.sources.verdicts import Judgement, in_words, judge, needed_for_parts
 
 HOW_TO_READ = (
     "A nat is a unit of loss: 1 nat less means that the words are 2.7 times as likely. A decoy is "
@@ -70,11 +46,12 @@ HOW_TO_READ = (
 )
 """Printed above the verdicts. The rates are those of docs/sources.md."""
 
-SHOWN = 3
+MOST_SHOWN = 3
 """Statements that a failed assertion shows."""
 
 JSON_VERSION = 4
-"""Of `to_json`. It grows when a key is removed or changes its meaning, not when one is added."""
+"""Version of `to_json`. It grows when a key is removed or changes its meaning, not when one is
+added."""
 
 
 @dataclass(frozen=True)
@@ -114,43 +91,48 @@ class Attribution:
         prompt = replace(self.prompt, model=self.prompt.model.without_weights())
         return vars(self) | {"prompt": prompt}
 
+    # --- texts and names ---
+
     @property
     def names(self) -> list[str]:
         """The names of the sources, then those of the sentences of the reasoning."""
         return self.prompt.names
 
     @property
+    def _num_sources(self) -> int:
+        """Number of sources, without the sentences of the reasoning."""
+        return len(self.names) - self.prompt.num_reasoning
+
+    @property
     def named_reasoning(self) -> list[int]:
         """Numbers of the sentences of the reasoning that a verdict names, from 0."""
-        num_sources = len(self.names) - self.prompt.num_reasoning
         named = set[str]().union(*self.statements.sources)
-        return [i for i, name in enumerate(self.names[num_sources:]) if name in named]
-
-    def origins(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Replace sentences of the reasoning among these names by the sources they rely on."""
-        origins = {name for name in named if name not in self.steps}
-        for name in set(named) & set(self.steps):
-            origins.update(self.steps[name].statements.origins[0])
-        return tuple(name for name in self.names if name in origins)
+        sentence_names = self.names[self._num_sources :]
+        return [i for i, name in enumerate(sentence_names) if name in named]
 
     @cached_property
-    def pieces(self) -> list[tuple[str, int | None]]:
+    def pieces(self) -> list[NumberedText]:
         """Texts that together are the answer, each with the number of the statement that it is;
         None: it is part of no statement."""
         texts = self.layout.document.texts[self.layout.block.start :]
-        pieces = list[tuple[str, int | None]]()
+        pieces = list[NumberedText]()
         last_end = 0
         for number, (first, end) in enumerate(self.layout.statements):
-            pieces.append(("".join(texts[last_end:first]), None))
-            pieces.append(("".join(texts[first:end]), number))
+            pieces.append(NumberedText("".join(texts[last_end:first]), None))
+            pieces.append(NumberedText("".join(texts[first:end]), number))
             last_end = end
-        pieces.append(("".join(texts[last_end:]), None))
-        return [(text, number) for text, number in pieces if text or number is not None]
+        pieces.append(NumberedText("".join(texts[last_end:]), None))
+        return [piece for piece in pieces if piece.text or piece.number is not None]
 
     @property
     def texts(self) -> list[str]:
         """The text of each statement."""
         return [text for text, number in self.pieces if number is not None]
+
+    def source_text(self, number: int) -> str:
+        """Return the text of a source, as the model reads it."""
+        first = self.layout.units.first[number]
+        return "".join(self.layout.document.texts[first : self.layout.text_ends[number]])
 
     @property
     def error_rate(self) -> str:
@@ -165,8 +147,10 @@ class Attribution:
         noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
         return f"{words} {sentence(noise)}" if noise else words
 
+    # --- tables ---
+
     @cached_property
-    def _judged(self) -> tuple[Evidence, list[Verdict]]:
+    def _judged(self) -> Judgement:
         if self.token_losses is None:
             return judge(self.losses, self.settings.rate)
         parts_TS = needed_for_parts(self.token_losses, self.layout.statements)
@@ -176,7 +160,7 @@ class Attribution:
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source: `gives`, nats among decoys of all others; `lost`,
         when a decoy replaces it; and what docs/sources.md explains."""
-        evidence = self._judged[0]
+        evidence = self._judged.evidence
         columns = dict[str, np.ndarray]()
         effects = {"gives": self.losses.gives_TSD, "lost": self.losses.lost_TSD}
         for p_TS, (name, nats_TSD) in zip(evidence.p_2TS, effects.items(), strict=True):
@@ -189,7 +173,8 @@ class Attribution:
             columns[f"beyond_{name}"] = (nats_TSD > 0).sum(-1)
             columns[f"tried_{name}"] = num_tried_TS
             columns[f"p_{name}"] = p_TS
-        columns["above"] = np.where(np.isfinite(evidence.above_TS), evidence.above_TS, np.nan)
+        nats_above_TS = evidence.nats_above_TS
+        columns["above"] = np.where(np.isfinite(nats_above_TS), nats_above_TS, np.nan)
         keys = [range(len(self.texts)), self.names]
         index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
         return pd.DataFrame({name: values.ravel() for name, values in columns.items()}, index)
@@ -201,32 +186,77 @@ class Attribution:
         # Bonferroni: the least of two tests of each source.
         p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
         rows = list[dict[str, Any]]()
-        for number, (kind, chosen) in enumerate(verdicts):
+        for number, verdict in enumerate(verdicts):
             nats = self.losses.gap_T[number]
-            named = [self.names[s] for s in chosen]
+            named = [self.names[source] for source in verdict.sources]
             is_open_S = evidence.open_TS[number]
-            open_names = [self.names[s] for s in np.flatnonzero(is_open_S)]
-            cells = self.matrix.loc[number].loc[open_names if kind == "undecided" else named]
+            open_names = [self.names[source] for source in np.flatnonzero(is_open_S)]
+            described = open_names if verdict.kind == "undecided" else named
+            cells = self.matrix.loc[number].loc[described]
             spread = evidence.spread_TS[number].mean()
             row = {
                 "text": self.texts[number].strip(),
                 "nats": nats,
                 "spread": spread,
                 "p": p_T[number],
-                "kind": kind,
+                "kind": verdict.kind,
                 "sources": tuple(named),
                 "open": tuple(open_names),
-                "verdict": in_words(kind, cells, nats, spread, self.settings.draws),
+                "verdict": in_words(verdict.kind, cells, nats, spread, self.settings.draws),
                 "origins": self.origins(named),
             }
             rows.append(row)
         return pd.DataFrame(rows)
 
+    @property
+    def sources(self) -> pd.DataFrame:
+        """A row for each source: statements that rely on it, by number from 0; nats, the most of
+        any statement; verdict."""
+        named_by_statement = [{*row.sources, *row.origins} for row in self.statements.itertuples()]
+        open_names = set[str]().union(*self.statements.open)
+        nats = self.matrix[["gives", "lost"]].max(axis=1).groupby("source").max()
+        rows = list[dict[str, Any]]()
+        for name in self.names:
+            numbers = tuple(i for i, named in enumerate(named_by_statement) if name in named)
+            largest_effect = f"{nats[name] + 0.0:.1f} nats"  # no -0.0
+            if numbers:
+                from_one = ", ".join(str(i + 1) for i in numbers)
+                verdict = f"statement {from_one} relies on it ({largest_effect})"
+            elif name in open_names:
+                verdict = f"neither named nor excluded (at most {largest_effect})"
+            else:
+                verdict = f"changes nothing beyond its decoys (at most {largest_effect})"
+            rows.append(
+                {"source": name, "statements": numbers, "nats": nats[name], "verdict": verdict}
+            )
+        return pd.DataFrame(rows)
+
+    # --- reasoning ---
+
+    def origins(self, named: Sequence[str]) -> tuple[str, ...]:
+        """Replace sentences of the reasoning among these names by the sources they rely on."""
+        origins = {name for name in named if name not in self.steps}
+        for name in set(named) & set(self.steps):
+            origins.update(self.steps[name].statements.origins[0])
+        # In the order of the prompt.
+        return tuple(name for name in self.names if name in origins)
+
+    def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[ReasoningStep]:
+        """Yield the sentences of the reasoning among these names, each followed by the sentences
+        that it relies on."""
+        for name in named:
+            if name in self.steps:
+                (row,) = self.steps[name].statements.itertuples()
+                yield ReasoningStep(depth, name, row)
+                yield from self.chain(row.sources, depth + 1)
+
     def is_undecided(self, row: Any) -> bool:
         """Return whether a statement, or a sentence of the reasoning that it relies on, is
         undecided. `row`: of `statements`."""
-        steps = [step for _, _, step in self.chain(row.sources)]
-        return any(item.kind == "undecided" for item in (row, *steps))
+        reasoning_rows = [step.row for step in self.chain(row.sources)]
+        return any(item.kind == "undecided" for item in (row, *reasoning_rows))
+
+    # --- assertions ---
 
     def relies_on(self, source: str | None, statement: int | None = None) -> Reliance:
         """Return whether a statement (default: any) relies on a source, also through reasoning;
@@ -243,35 +273,16 @@ class Attribution:
         else:
             relies = [source in {*row.sources, *row.origins} for row in rows.itertuples()]
             holds = any(relies)
+
         # Those that rely on it come first, as not all are shown.
         order = np.argsort(np.logical_not(relies), kind="stable")
-        shown = [_in_short(row) for row in rows.iloc[order[:SHOWN]].itertuples()]
-        if len(rows) > SHOWN:
-            shown.append(f"{len(rows) - SHOWN} more")
+        shown = [_in_short(row) for row in rows.iloc[order[:MOST_SHOWN]].itertuples()]
+        if len(rows) > MOST_SHOWN:
+            shown.append(f"{len(rows) - MOST_SHOWN} more")
         words = f"expected: {source or 'no source'}; found: {'; '.join(shown)}"
         return Reliance(holds, printable(words))
 
-    @property
-    def sources(self) -> pd.DataFrame:
-        """A row for each source: statements that rely on it, by number from 0; nats, the most of
-        any statement; verdict."""
-        rows_of = [{*row.sources, *row.origins} for row in self.statements.itertuples()]
-        nats = self.matrix[["gives", "lost"]].max(axis=1).groupby("source").max()
-        rows = list[dict[str, Any]]()
-        for name in self.names:
-            numbers = tuple(i for i, named in enumerate(rows_of) if name in named)
-            most = f"{nats[name] + 0.0:.1f} nats"  # no -0.0
-            if numbers:
-                which = ", ".join(str(i + 1) for i in numbers)
-                verdict = f"statement {which} relies on it ({most})"
-            elif any(name in row.open for row in self.statements.itertuples()):
-                verdict = f"neither named nor excluded (at most {most})"
-            else:
-                verdict = f"changes nothing beyond its decoys (at most {most})"
-            rows.append(
-                {"source": name, "statements": numbers, "nats": nats[name], "verdict": verdict}
-            )
-        return pd.DataFrame(rows)
+    # --- text, JSON and page ---
 
     def text(self, citations: str = "[1]", references: bool = True) -> str:
         """Return the answer with a citation behind each statement that relies on a source: as
@@ -279,16 +290,7 @@ class Attribution:
         `references`: add a line for each source that is cited."""
         if (citations.count("1"), citations.count("name")) not in ((1, 0), (0, 1)):
             raise ConfigError(f"citations={citations} must hold 1 or name once, as in [1]")
-        by_name = "name" in citations
-        cited = list[str]()
-
-        def mark(*names: str) -> str:
-            cited.extend(name for name in dict.fromkeys(names) if name not in cited)
-            if by_name:
-                return citations.replace("name", "/".join(names))
-            numbers = "/".join(str(cited.index(name) + 1) for name in names)
-            return citations.replace("1", numbers)
-
+        writer = _CitationWriter(citations)
         answer = ""
         for text, number in self.pieces:
             marks = ""
@@ -297,18 +299,10 @@ class Attribution:
                 # Alternatives share a mark; of sources that are needed together, each has one.
                 is_either = row.kind == "either" and row.origins == row.sources
                 groups = [row.sources] if is_either else [(name,) for name in row.origins]
-                marks = "".join(mark(*names) for names in groups)
-            body = text.rstrip()
-            if marks:
-                is_fence = body.endswith(("```", "~~~"))  # which must be alone in its line
-                body_with_marks = f"{body}\n{marks}" if is_fence else f"{body} {marks}"
-            else:
-                body_with_marks = body
-            answer += body_with_marks + text[len(body) :]
-        if references and cited and not by_name:
-            colon = ":" if citations.startswith("[^") else ""  # a footnote of Markdown
-            lines = [f"{mark(name)}{colon} {name}" for name in cited]
-            answer = "\n".join([answer.rstrip() + "\n", *lines])
+                marks = "".join(writer.mark(names) for names in groups)
+            answer += _with_marks(text, marks)
+        if references and writer.cited and not writer.by_name:
+            answer = "\n".join([answer.rstrip() + "\n", *writer.reference_lines()])
         return answer.strip()
 
     def to_dict(self) -> dict[str, Any]:
@@ -318,10 +312,10 @@ class Attribution:
             {"first": first, "end": end} | record
             for (first, end), record in zip(self._spans(), records, strict=True)
         ]
-        first_sentence = len(self.names) - self.prompt.num_reasoning
         reasoning = [
-            {"name": name, "text": self.source_text(number).strip()} | self._step(name)
-            for number, name in enumerate(self.names[first_sentence:], start=first_sentence)
+            {"name": name, "text": self.source_text(number).strip()} | self._step_record(name)
+            for number, name in enumerate(self.names)
+            if number >= self._num_sources
         ]
         return {
             "schema": "olmo-sparsity/attribution",
@@ -341,27 +335,22 @@ class Attribution:
     def _spans(self) -> list[tuple[int, int]]:
         """Return first and end character of each statement in the answer, without white space."""
         spans = list[tuple[int, int]]()
-        first = 0
+        piece_first = 0
         for text, number in self.pieces:
             if number is not None:
-                inner = text.strip()
-                begin = first + text.find(inner)
-                spans.append((begin, begin + len(inner)))
-            first += len(text)
+                words = text.strip()
+                first = piece_first + text.find(words)
+                spans.append((first, first + len(words)))
+            piece_first += len(text)
         return spans
 
-    def _step(self, name: str) -> dict[str, Any]:
+    def _step_record(self, name: str) -> dict[str, Any]:
         """Return what a sentence of the reasoning relies on, if the answer relies on it."""
         if name not in self.steps:
             return {}
         step = self.steps[name]
         (record,) = step.statements.to_dict("records")
         return record | {"matrix": step.matrix.reset_index().to_dict("records")}
-
-    def source_text(self, number: int) -> str:
-        """Return the text of a source, as the model reads it."""
-        first = self.layout.units.first[number]
-        return "".join(self.layout.document.texts[first : self.layout.text_ends[number]])
 
     def to_json(self) -> str:
         """Return the answer, its statements and verdicts as JSON, in a versioned schema."""
@@ -383,14 +372,14 @@ class Attribution:
         )
         page.write(Path(path))
 
-    def _prompt_texts(self) -> list[tuple[str, int | None]]:
+    def _prompt_texts(self) -> list[NumberedText]:
         """Return the texts that precede the answer, each with the number of the source it is."""
         texts = self.layout.document.texts
-        prompt_texts = list[tuple[str, int | None]]()
+        prompt_texts = list[NumberedText]()
         first = 0
         for piece in [*self.prompt.pieces, Piece(self.prompt.local_ids, [])]:
             end = first + len(piece.text_ids)
-            prompt_texts.append(("".join(texts[first:end]), piece.source))
+            prompt_texts.append(NumberedText("".join(texts[first:end]), piece.source))
             first = end + len(piece.after_ids)
         return prompt_texts
 
@@ -401,22 +390,48 @@ class Attribution:
         for row in self.statements.itertuples():
             lines.append(strong(quoted(row.text), bold))
             lines.append(f"  {printable(row.verdict)}")
-            for depth, name, step in self.chain(row.sources):
+            for depth, name, step_row in self.chain(row.sources):
                 indent = "  " * depth
-                lines.append(f"{indent}{name}, '{quoted(step.text)}', {printable(step.verdict)}")
+                words = f"{name}, '{quoted(step_row.text)}', {printable(step_row.verdict)}"
+                lines.append(f"{indent}{words}")
         return "\n".join([*lines, "", self.error_rate])
-
-    def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[tuple[int, str, Any]]:
-        """Yield the sentences of the reasoning among these names, each followed by the sentences
-        that it relies on: depth, name, and row of `statements`."""
-        for name in named:
-            if name in self.steps:
-                (row,) = self.steps[name].statements.itertuples()
-                yield depth, name, row
-                yield from self.chain(row.sources, depth + 1)
 
     def __repr__(self) -> str:
         return self.describe()
+
+
+class _CitationWriter:
+    """Writes citations of sources, and numbers these in the order in which they are cited."""
+
+    def __init__(self, form: str) -> None:
+        """`form`: how a citation is written, such as `[1]` or `(name)`."""
+        self.form = form
+        self.by_name = "name" in form
+        self.cited = list[str]()
+        """Names of the sources that were cited."""
+
+    def mark(self, names: Sequence[str]) -> str:
+        """Return one citation of these sources."""
+        self.cited += [name for name in dict.fromkeys(names) if name not in self.cited]
+        if self.by_name:
+            return self.form.replace("name", "/".join(names))
+        numbers = "/".join(str(self.cited.index(name) + 1) for name in names)
+        return self.form.replace("1", numbers)
+
+    def reference_lines(self) -> list[str]:
+        """Return a line for each source that was cited, with its mark."""
+        colon = ":" if self.form.startswith("[^") else ""  # a footnote of Markdown
+        return [f"{self.mark([name])}{colon} {name}" for name in self.cited]
+
+
+def _with_marks(text: str, marks: str) -> str:
+    """Return a text with citations behind its last word."""
+    if not marks:
+        return text
+    body = text.rstrip()
+    is_fence = body.endswith(("```", "~~~"))  # which must be alone in its line
+    separator = "\n" if is_fence else " "
+    return f"{body}{separator}{marks}{text[len(body) :]}"
 
 
 def _in_short(row: Any) -> str:
@@ -428,181 +443,3 @@ def _in_short(row: Any) -> str:
         verdict = f"relies on {joint.join(row.sources) or 'no source'}"
     text = shorten(row.text, 24, placeholder="…")
     return f"statement {row.Index}, '{text}', {verdict} ({row.nats:.1f} nats)"
-
-
-def attribute(request: AttributeRequest) -> Attribution:
-    """Answer a request."""
-    with in_use(request.model):
-        return Attributing(_load(request), request).run()
-
-
-def count_cost(request: AttributeRequest) -> Cost:
-    """Return what a request costs, without computing it."""
-    return cost_of([Attributing(_load(request, only_counts=True), request)])
-
-
-def cost_of(questions: Sequence[Attributing]) -> Cost:
-    """Return what these questions cost together."""
-    at_most = sum((question.count_at_most() for question in questions), NOTHING)
-    if_clear = sum((question.count_if_clear() for question in questions), NOTHING)
-    num_parameters = questions[0].model.num_parameters
-    cost = Cost(at_most.token_forwards, num_parameters)
-    lines = [
-        f"token-forwards  {if_clear.token_forwards:,} in {if_clear.num_prompts:,} prompts if the "
-        "first source is clear at once",
-        f"at most         {at_most.token_forwards:,} in {at_most.num_prompts:,} prompts",
-    ]
-    if num_parameters and torch.cuda.is_available():
-        lines.append(f"FLOPs at most   {cost.flops:.2e} (2 per parameter)")
-    elif num_parameters:
-        speed = flops_per_second()
-        clear_seconds = Cost(if_clear.token_forwards, num_parameters).flops / speed
-        most_seconds = cost.flops / speed
-        rule = f"2 FLOPs per parameter; {speed / 1e9:,.0f} GFLOP/s in products of matrices"
-        lines.append(f"FLOPs at most   {cost.flops:.2e}")
-        lines.append(
-            f"on this CPU     about {clear_seconds:,.0f} s if clear at once, at most "
-            f"{most_seconds:,.0f} s ({rule})"
-        )
-    return replace(cost, details="\n".join(lines))
-
-
-def flops_per_second() -> float:
-    """Time a product of matrices on this machine, which takes a fraction of a second."""
-    size = 768
-    matrix = torch.ones(size, size)
-    seconds = list[float]()
-    for _ in range(5):
-        began = time.perf_counter()
-        matrix @ matrix
-        seconds.append(time.perf_counter() - began)
-    return float(2 * size**3 / np.median(seconds))
-
-
-def _load(request: AttributeRequest, **how: Any) -> LoadedModel:
-    how |= {"whole_prompts": True} | request.serving.loading
-    return load(request.model, request.tokenizer, request.loading, True, **how)
-
-
-@dataclass(frozen=True)
-class Attributing:
-    """A request to a model, to run or to count."""
-
-    model: LoadedModel
-    request: AttributeRequest
-    quiet: bool = False
-    """Show no progress."""
-
-    def run(self) -> Attribution:
-        """Generate the answer unless the request has one, and judge its statements."""
-        request = self.request
-        prompt = self._prompt
-        with using(self.model):
-            # Raises before an answer is generated, which may take minutes.
-            self._decoy_texts(prompt)
-            ids = prompt.answer_ids(
-                request.answer, self._num_new, quiet=self.quiet, reasoning=request.reasoning
-            )
-            (answer_prompt, answer_ids), *sentence_parts = self._chain(ids)
-            answer = self._judge("explaining", answer_prompt, answer_ids)
-            steps = dict[str, Attribution]()
-            waiting = [*answer.named_reasoning]
-            for number in waiting:  # grows, by the sentences that a sentence relies on
-                name = f"reasoning {number + 1}"
-                step = self._judge(f"explaining {name}", *sentence_parts[number])
-                steps[name] = replace(step, steps=steps)
-                waiting += [other for other in step.named_reasoning if other not in waiting]
-        forwards_of_steps = sum(step.token_forwards for step in steps.values())
-        token_forwards = answer.token_forwards + forwards_of_steps
-        return replace(answer, steps=steps, token_forwards=token_forwards)
-
-    def count_at_most(self) -> TrialCount:
-        """Count all trials that may be needed; with reasoning, as if the answer relied on each
-        sentence."""
-        draws = self.request.settings.draws
-        counts = [count_at_most(prompt, layout, draws) for prompt, layout in self._layouts]
-        return sum(counts, NOTHING)
-
-    def count_if_clear(self) -> TrialCount:
-        """Count the trials if two decoys decide; with reasoning, as if the answer relied on each
-        sentence."""
-        draws = self.request.settings.draws
-        counts = [count_if_clear(prompt, layout, draws) for prompt, layout in self._layouts]
-        return sum(counts, NOTHING)
-
-    @cached_property
-    def _layouts(self) -> list[tuple[SourcePrompt, Layout]]:
-        """Prompt and layout of the answer, as long as it may become, and of each sentence of the
-        reasoning."""
-        request = self.request
-        prompt = self._prompt
-        if request.answer is None:
-            placeholder = Answer("?", [(0, 1)])
-            ids = prompt.answer_ids(placeholder, self._num_new, True, request.reasoning)
-            ids = replace(ids, pieces=[prompt.local_ids[:1] * self._num_new])
-        else:
-            ids = prompt.answer_ids(request.answer, self._num_new, True, request.reasoning)
-        return [(part, part.lay_out(part_ids)) for part, part_ids in self._chain(ids)]
-
-    def _chain(self, ids: AnswerIds) -> list[tuple[SourcePrompt, AnswerIds]]:
-        """Return the answer, and each sentence of the reasoning as an answer of its own, with the
-        prompt that precedes it."""
-        tokens = ids.reasoning
-        spans = sentences(tokens, self.model.tokenizer)
-        links = [(self._prompt.through(tokens, spans), ids)]
-        for number, (first, end) in enumerate(spans):
-            # The sentences before it are sources of a sentence, too.
-            before = self._prompt.through(tokens[:first], spans[:number])
-            links.append((before, AnswerIds([tokens[first:end]], [True])))
-        return links
-
-    def _decoy_texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
-        decoys = self.request.decoys
-        return read_decoys(self.model, prompt, "builtin:embedded" if decoys is None else decoys)
-
-    def _judge(self, doing: str, prompt: SourcePrompt, ids: AnswerIds) -> Attribution:
-        """Evaluate as many decoys as the verdicts of this answer need. `doing`: shown as the name
-        of the progress bar."""
-        settings = self.request.settings
-        decoys = draw_decoys(prompt, self._decoy_texts(prompt), settings.draws, settings.seed)
-        layout = prompt.lay_out(ids)
-        logprobs = logprobs_of(self.model, self.request.loading.batch_tokens)
-        forwards_before = logprobs.token_forwards
-        if isinstance(logprobs, ModelLogprobs):
-            # Computed once here, because most prompts begin with them.
-            logprobs.scorer.states(layout.before_question)
-        num_rounds = 1 + len(looks(settings.draws))
-        with Progress(doing, num_rounds, "rounds", enabled=not self.quiet) as progress:
-            trials = Trials(logprobs, layout, decoys)
-            losses = trials.run(settings.rate, progress.update)
-            progress.update(num_rounds)
-        self._refuse_unread(trials, prompt, layout)
-        return Attribution(
-            prompt=prompt,
-            layout=layout,
-            settings=settings,
-            losses=losses,
-            token_forwards=logprobs.token_forwards - forwards_before,
-            token_losses=trials.token_losses,
-        )
-
-    def _refuse_unread(self, trials: Trials, prompt: SourcePrompt, layout: Layout) -> None:
-        """Raise if a server has cut sources off the prompt: no statement would rely on them."""
-        if self.model.prompt_model is None:
-            return  # A model in this process reads whole prompts, whatever it makes of them.
-        unread = trials.unread_sources()
-        if unread:
-            names = ", ".join(prompt.names[source] for source in unread)
-            raise DataError(
-                f"{self.model.name} did not read {names}: decoys there change no digit of the "
-                f"answer's loss; raise its limit for prompts, here of {len(layout.block.tokens):,} "
-                "tokens"
-            )
-
-    @property
-    def _num_new(self) -> int:
-        return self.request.settings.max_new_tokens or NEW_TOKENS
-
-    @cached_property
-    def _prompt(self) -> SourcePrompt:
-        return SourcePrompt.of(self.model, self.request)

@@ -1,9 +1,15 @@
 """Evaluate the losses of statements while decoys replace sources, as far as verdicts need them.
 
-Place in the flow: prompt and decoys (prompt.py, decoys.py) → **losses** → verdicts.py.
+Place in the flow: layout and decoys (layout.py, decoys.py) → **losses** (`Trials.run`) →
+verdicts.py.
 
 A decoy is as long as its source, so all other texts keep their positions. A model that has never
-seen a prompt with a source missing is not asked to score one.
+seen a prompt with a source missing is not asked to score one. The prompts of three sources are
+
+    all            source 0   source 1   source 2
+    decoys         decoy 0    decoy 1    decoy 2
+    among, 1       decoy 0    source 1   decoy 2     what source 1 gives
+    without, 1     source 0   decoy 1    source 2    what is lost without source 1
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, P prompts,
 F distant tokens, L tokens of a source.
@@ -16,11 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
-from olmo_sparsity.sources.prompt import Layout, SourcePrompt
-from olmo_sparsity.sources.verdicts import Losses, looks, sources_to_look_at
+from olmo_sparsity.sources.evidence import Losses, looks
+from olmo_sparsity.sources.layout import Layout
+from olmo_sparsity.sources.verdicts import sources_to_look_at
 
 CERTAIN_NATS = 1e-4
 """A token of a smaller loss may have the same loss, to the last digit, whatever precedes it."""
@@ -49,13 +55,13 @@ class Trial:
 
     def replaced(self, num_sources: int) -> set[int]:
         """Return the numbers of the sources that decoys replace."""
-        every = set(range(num_sources))
+        every_source = set(range(num_sources))
         if self.way == "all":
             return set()
         if self.way == "decoys":
-            return every
+            return every_source
         assert self.source is not None
-        return every - {self.source} if self.way == "among" else {self.source}
+        return every_source - {self.source} if self.way == "among" else {self.source}
 
 
 class Trials:
@@ -71,6 +77,8 @@ class Trials:
         self.statement_losses = self._not_evaluated(len(layout.statements))
         """By way, losses of each statement in all trials; NaN where a trial was not evaluated."""
 
+        # As `statement_losses`, with a row for each token of the answer. Allocated by the first
+        # trials, since a test's layout need not say how many tokens there are.
         self._token_losses = dict[str, np.ndarray]()
 
     def run(self, rate: float, report: Callable[[int], None]) -> Losses:
@@ -79,11 +87,11 @@ class Trials:
         self.evaluate(first_round(len(self.decoys)))
         for num_rounds, num_draws in enumerate([1, *looks(self.num_draws)], start=1):
             report(num_rounds)
-            gives_S, lost_S = sources_to_look_at(self.losses, rate)
-            if not (gives_S | lost_S).any():
+            closer_look = sources_to_look_at(self.losses, rate)
+            if not (closer_look.gives_S | closer_look.lost_S).any():
                 break
-            gives = np.flatnonzero(gives_S).tolist()
-            lost = np.flatnonzero(lost_S).tolist()
+            gives = np.flatnonzero(closer_look.gives_S).tolist()
+            lost = np.flatnonzero(closer_look.lost_S).tolist()
             self.evaluate(next_round(gives, lost, num_draws))
         return self.losses
 
@@ -122,24 +130,27 @@ class Trials:
 
     def evaluate(self, trials: Iterable[Trial]) -> None:
         """Evaluate those of these trials that were not evaluated before."""
-        new = [
+        new_trials = [
             trial
             for trial in trials
             if np.isnan(self.statement_losses[trial.way][(0, *trial.place)])
         ]
-        if not new:
+        if not new_trials:
             return
-        blocks = [self.layout.block.with_distant(self.distant_tokens(trial)) for trial in new]
-        prompts = [Prompt(block.tokens[: block.num_before], block.targets_W) for block in blocks]
+        prompts = [self._prompt_of(trial) for trial in new_trials]
         losses_PW = -np.stack(self.logprobs.score(prompts))
         losses_TP = self.layout.by_statement(losses_PW)
         refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
         if not self._token_losses:
             self._token_losses = self._not_evaluated(losses_PW.shape[1])
-        for number, trial in enumerate(new):
+        for number, trial in enumerate(new_trials):
             place = (slice(None), *trial.place)
             self.statement_losses[trial.way][place] = losses_TP[:, number]
             self._token_losses[trial.way][place] = losses_PW[number]
+
+    def _prompt_of(self, trial: Trial) -> Prompt:
+        block = self.layout.block.with_distant(self.distant_tokens(trial))
+        return Prompt(block.tokens[: block.num_before], block.targets_W)
 
     def distant_tokens(self, trial: Trial) -> np.ndarray:
         """Return distant_F: the distant part of the prompt, with decoys in it."""
@@ -162,12 +173,12 @@ class Trials:
         return {way: np.full((num_rows, *shape), np.nan) for way, shape in shapes.items()}
 
 
-def _as_losses(by_way: dict[str, np.ndarray]) -> Losses:
+def _as_losses(losses_by_way: dict[str, np.ndarray]) -> Losses:
     return Losses(
-        all_T=by_way["all"][:, 0],
-        decoys_TD=by_way["decoys"],
-        among_TSD=by_way["among"],
-        without_TSD=by_way["without"],
+        all_T=losses_by_way["all"][:, 0],
+        decoys_TD=losses_by_way["decoys"],
+        among_TSD=losses_by_way["among"],
+        without_TSD=losses_by_way["without"],
     )
 
 
@@ -177,10 +188,13 @@ def first_round(num_sources: int) -> list[Trial]:
     return [Trial("all"), Trial("decoys"), *without]
 
 
-def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Trial]:
-    """Return trials of the first `num` decoys of these sources: `gives`, of what they give among
-    decoys; `lost`, of what is lost without them."""
-    draws = range(num)
+def next_round(gives: Iterable[int], lost: Iterable[int], num_draws: int) -> list[Trial]:
+    """Return trials of the first `num_draws` decoys of some sources.
+
+    gives: Sources of which we ask what they give among decoys.
+    lost: Sources of which we ask what is lost without them.
+    """
+    draws = range(num_draws)
     sources_that_give = list(gives)
     trials = list[Trial]()
     for source in lost:
@@ -192,59 +206,3 @@ def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Tria
     for source in sources_that_give:
         trials += [Trial("among", source, draw) for draw in draws]
     return trials
-
-
-@dataclass(frozen=True)
-class TrialCount:
-    """Counts what the trials of a prompt cost."""
-
-    token_forwards: int
-    num_prompts: int
-
-    def __add__(self, other: TrialCount) -> TrialCount:
-        return TrialCount(
-            self.token_forwards + other.token_forwards, self.num_prompts + other.num_prompts
-        )
-
-
-NOTHING = TrialCount(0, 0)
-
-
-def count_at_most(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCount:
-    """Count all trials that verdicts may need."""
-    every = range(len(prompt.names))
-    rounds = [next_round(every, every, num) for num in [1, *looks(draws)]]
-    return _count(prompt, layout, draws, rounds)
-
-
-def count_if_clear(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCount:
-    """Count the trials if one decoy of each source and two of the first source are enough."""
-    return _count(prompt, layout, draws, [next_round([], [0], 2)])
-
-
-def _count(
-    prompt: SourcePrompt, layout: Layout, draws: int, rounds: Sequence[list[Trial]]
-) -> TrialCount:
-    server = prompt.model.prompt_model
-    if server is None:
-        # The states of what precedes the question are computed once, for all trials.
-        counter = CountingLogprobs(shares=True, known=layout.before_question)
-    else:
-        counter = CountingLogprobs(shares=server.shares)
-    trials = Trials(counter, layout, _distinct_decoys(prompt, draws))
-    for trials_of_round in [first_round(len(prompt.names)), *rounds]:
-        trials.evaluate(trials_of_round)
-    return TrialCount(counter.token_forwards, counter.num_prompts)
-
-
-def _distinct_decoys(prompt: SourcePrompt, draws: int) -> list[np.ndarray]:
-    """Return decoys_DL of each source that share no token, so that prompts share no more than they
-    must. Their tokens are negative, which no text has."""
-    decoys = list[np.ndarray]()
-    next_token = -1
-    for parts in prompt.wholes:
-        for ids in parts:
-            num_tokens = draws * len(ids)
-            decoys.append((next_token - np.arange(num_tokens)).reshape(draws, len(ids)))
-            next_token -= num_tokens
-    return decoys

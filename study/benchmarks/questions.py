@@ -67,8 +67,10 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.models.find import find_folder
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.sources.answer_tokens import encode_answer
 from olmo_sparsity.sources.documents import Answer
-from olmo_sparsity.sources.prompt import Layout, SourcePrompt
+from olmo_sparsity.sources.layout import Layout
+from olmo_sparsity.sources.prompt import encode_prompt
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.statements import Attribution
 from olmo_sparsity.sources.verdicts import judge
@@ -317,8 +319,8 @@ def generate_answer(model: LoadedModel, case: Case, answers: Sequence[str]) -> S
     if has(case.question, answers):
         return None
     given = {"sources": named_sources(case), "question": case.question, "chat": True}
-    prompt = SourcePrompt.of(model, AttributeRequest.of(model=model, **given))
-    (ids,) = prompt.answer_ids(None, NUM_NEW, quiet=True).pieces
+    prompt = encode_prompt(model, AttributeRequest.of(model=model, **given))
+    (ids,) = encode_answer(prompt, None, NUM_NEW, quiet=True).pieces
     text = model.tokenizer.decode(ids, skip_special_tokens=True)
     any_answer = "|".join(map(re.escape, answers))
     found = re.search(rf"(?<!\w)({any_answer})(?!\w)", text, re.IGNORECASE)

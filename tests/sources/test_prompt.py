@@ -14,7 +14,7 @@ from olmo_sparsity import Answer, Segment, attribute, explain
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
-from olmo_sparsity.sources.prompt import Layout
+from olmo_sparsity.sources.layout import Layout
 from tests.support.explanations import make_tokenizer
 from tests.support.families import SUPPORTED, build, find
 from tests.support.sources import FAMILIES, GIVEN, SOURCES, asked, model_of

@@ -18,9 +18,9 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.evidence import mean_of_tried
 from olmo_sparsity.sources.statements import HOW_TO_READ
 from olmo_sparsity.sources.trials import Trials, next_round
-from olmo_sparsity.sources.verdicts import mean_of_tried
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import (
     FAMILIES,

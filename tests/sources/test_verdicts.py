@@ -13,15 +13,13 @@ import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.statistics import quantile, tail
-from olmo_sparsity.sources import verdicts
+from olmo_sparsity.sources import evidence as evidence_module
+from olmo_sparsity.sources.evidence import PRIOR_NATS, Losses, weigh
 from olmo_sparsity.sources.verdicts import (
-    PRIOR_NATS,
-    Losses,
     in_words,
     judge,
     needed_for_parts,
     sources_to_look_at,
-    weigh,
 )
 from tests.support.sources import made_up
 
@@ -78,8 +76,8 @@ def test_the_error_rate_is_held_where_no_source_matters(
 
 def test_the_rate_is_not_held_by_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test above can fail: a prior that is ten times too small, and too little else."""
-    for name, value in (("LEAST_OTHERS", 1), ("OTHERS_WEIGHT", 0), ("FREEDOM_OF_TWO", 4)):
-        monkeypatch.setattr(verdicts, name, value)
+    for name, value in (("FEW_SOURCES", 1), ("OTHERS_WEIGHT", 0), ("MOST_FREEDOM_OF_TWO", 4)):
+        monkeypatch.setattr(evidence_module, name, value)
     assert named_by_chance(2, 2, 10, "normal", 100) > 0.15
 
 
@@ -201,7 +199,7 @@ def test_the_evidence_is_that_of_plain_loops(num_sources: int, draws: int) -> No
     np.testing.assert_allclose(found.p_2TS, np.minimum(p_2TS, 1), rtol=1e-7)
     last = [look for look in looks if np.isfinite(look.means).any()][-1]
     np.testing.assert_allclose(found.spread_TS, last.spread)
-    np.testing.assert_allclose(found.above_TS, np.max([look.above for look in looks], (0, 1)))
+    np.testing.assert_allclose(found.nats_above_TS, np.max([look.above for look in looks], (0, 1)))
 
 
 @pytest.mark.parametrize(("num_sources", "draws"), SIZES)

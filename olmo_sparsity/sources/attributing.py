@@ -1,0 +1,187 @@
+"""Answer a request of `attribute`: tokens → losses → **an `Attribution`** (`attribute`).
+
+    request ─ prompt.py ─ answer_tokens.py ─ layout.py ─┐
+              decoys.py ────────────────────────────────┴─ trials.py ─ statements.py
+
+`Attributing` lays out the prompt, draws decoys, and has losses evaluated. The `Attribution` that it
+returns turns them into verdicts. If the model reasons before it answers, each sentence of the
+reasoning that a verdict names is attributed in turn, as a statement of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from olmo_sparsity.analysis.measurement.plan import load
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, logprobs_of
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.models.loaded import LoadedModel, using
+from olmo_sparsity.models.use import in_use
+from olmo_sparsity.sources.answer_tokens import AnswerIds, encode_answer
+from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.documents import Answer
+from olmo_sparsity.sources.evidence import looks
+from olmo_sparsity.sources.layout import Layout, lay_out
+from olmo_sparsity.sources.prompt import SourcePrompt, encode_prompt
+from olmo_sparsity.sources.reasoning import sentences
+from olmo_sparsity.sources.request import AttributeRequest
+from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.trials import Trials
+
+NEW_TOKENS = 256
+"""Tokens of a generated answer at most, unless the user says otherwise."""
+
+DEFAULT_DECOYS = "builtin:embedded"
+"""Prose that this package brings."""
+
+
+def attribute(request: AttributeRequest) -> Attribution:
+    """Answer a request."""
+    with in_use(request.model):
+        return Attributing(load_model_of(request), request).run()
+
+
+def load_model_of(request: AttributeRequest, *, only_counts: bool = False) -> LoadedModel:
+    """Load the model of a request. `only_counts`: nothing is computed, so a server gets no
+    request."""
+    return load(
+        request.model,
+        request.tokenizer,
+        request.loading,
+        True,
+        only_counts=only_counts,
+        whole_prompts=True,
+        **request.serving.loading,
+    )
+
+
+@dataclass(frozen=True)
+class Link:
+    """The answer, or a sentence of the reasoning, with the prompt that precedes it."""
+
+    prompt: SourcePrompt
+    answer: AnswerIds
+
+
+@dataclass(frozen=True)
+class Attributing:
+    """A request to a model, to run or to count."""
+
+    model: LoadedModel
+    request: AttributeRequest
+    quiet: bool = False
+    """Show no progress."""
+
+    def run(self) -> Attribution:
+        """Generate the answer unless the request has one, and judge its statements."""
+        request = self.request
+        prompt = self._prompt
+        with using(self.model):
+            # Raises before an answer is generated, which may take minutes.
+            self._decoy_texts(prompt)
+            ids = encode_answer(
+                prompt,
+                request.answer,
+                self._max_new_tokens,
+                quiet=self.quiet,
+                reasoning=request.reasoning,
+            )
+            answer_link, *sentence_links = self._links(ids)
+            answer = self._judge("explaining", answer_link)
+            steps = dict[str, Attribution]()
+            waiting = [*answer.named_reasoning]
+            for number in waiting:  # grows, by the sentences that a sentence relies on
+                name = f"reasoning {number + 1}"
+                step = self._judge(f"explaining {name}", sentence_links[number])
+                steps[name] = replace(step, steps=steps)
+                waiting += [other for other in step.named_reasoning if other not in waiting]
+        forwards_of_steps = sum(step.token_forwards for step in steps.values())
+        token_forwards = answer.token_forwards + forwards_of_steps
+        return replace(answer, steps=steps, token_forwards=token_forwards)
+
+    @cached_property
+    def layouts(self) -> list[tuple[SourcePrompt, Layout]]:
+        """Prompt and layout of the answer, as long as it may become, and of each sentence of the
+        reasoning. For counting: nothing is generated."""
+        request = self.request
+        prompt = self._prompt
+        max_new_tokens = self._max_new_tokens
+        is_generated = request.answer is None
+        ids = encode_answer(
+            prompt,
+            Answer("?", [(0, 1)]) if is_generated else request.answer,
+            max_new_tokens,
+            quiet=True,
+            reasoning=request.reasoning,
+        )
+        if is_generated:
+            # Any token will do, as only their number counts.
+            ids = replace(ids, pieces=[prompt.local_ids[:1] * max_new_tokens])
+        return [(link.prompt, lay_out(link.prompt, link.answer)) for link in self._links(ids)]
+
+    def _links(self, ids: AnswerIds) -> list[Link]:
+        """Return the answer, and each sentence of the reasoning as an answer of its own."""
+        tokens = ids.reasoning
+        spans = sentences(tokens, self.model.tokenizer)
+        links = [Link(self._prompt.with_reasoning(tokens, spans), ids)]
+        for number, (first, end) in enumerate(spans):
+            # Earlier sentences are sources of a sentence, too.
+            prompt = self._prompt.with_reasoning(tokens[:first], spans[:number])
+            links.append(Link(prompt, AnswerIds([tokens[first:end]], [True])))
+        return links
+
+    def _decoy_texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
+        decoys = self.request.decoys
+        return read_decoys(self.model, prompt, DEFAULT_DECOYS if decoys is None else decoys)
+
+    def _judge(self, progress_name: str, link: Link) -> Attribution:
+        """Evaluate as many decoys as the verdicts of this answer need."""
+        settings = self.request.settings
+        prompt = link.prompt
+        decoys = draw_decoys(prompt, self._decoy_texts(prompt), settings.draws, settings.seed)
+        layout = lay_out(prompt, link.answer)
+        logprobs = logprobs_of(self.model, self.request.loading.batch_tokens)
+        forwards_before = logprobs.token_forwards
+        if isinstance(logprobs, ModelLogprobs):
+            # Computed once here, because most prompts begin with them.
+            logprobs.scorer.states(layout.before_question)
+
+        num_rounds = 1 + len(looks(settings.draws))
+        with Progress(progress_name, num_rounds, "rounds", enabled=not self.quiet) as progress:
+            trials = Trials(logprobs, layout, decoys)
+            losses = trials.run(settings.rate, progress.update)
+            progress.update(num_rounds)
+        self._check_sources_are_read(trials, prompt, layout)
+        return Attribution(
+            prompt=prompt,
+            layout=layout,
+            settings=settings,
+            losses=losses,
+            token_forwards=logprobs.token_forwards - forwards_before,
+            token_losses=trials.token_losses,
+        )
+
+    def _check_sources_are_read(self, trials: Trials, prompt: SourcePrompt, layout: Layout) -> None:
+        """Raise if a server has cut sources off the prompt: no statement would rely on them."""
+        if self.model.prompt_model is None:
+            return  # A model in this process reads whole prompts, whatever it makes of them.
+        unread = trials.unread_sources()
+        if unread:
+            names = ", ".join(prompt.names[source] for source in unread)
+            raise DataError(
+                f"{self.model.name} did not read {names}: decoys there change no digit of the "
+                f"answer's loss; raise its limit for prompts, here of {len(layout.block.tokens):,} "
+                "tokens"
+            )
+
+    @property
+    def _max_new_tokens(self) -> int:
+        return self.request.settings.max_new_tokens or NEW_TOKENS
+
+    @cached_property
+    def _prompt(self) -> SourcePrompt:
+        return encode_prompt(self.model, self.request)

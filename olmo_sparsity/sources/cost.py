@@ -1,0 +1,135 @@
+"""Count what requests cost, without a model's forward: what `attribute --dry-run` prints.
+
+Place in the flow: request → layouts (attributing.py) → **token-forwards and prompts, of all trials
+that verdicts may need, and of those that are needed if one source is clear at once**.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs
+from olmo_sparsity.sources.attributing import Attributing, load_model_of
+from olmo_sparsity.sources.evidence import looks
+from olmo_sparsity.sources.layout import Layout
+from olmo_sparsity.sources.prompt import SourcePrompt
+from olmo_sparsity.sources.request import AttributeRequest
+from olmo_sparsity.sources.trials import Trial, Trials, first_round, next_round
+
+
+@dataclass(frozen=True)
+class TrialCount:
+    """Counts what the trials of a prompt cost."""
+
+    token_forwards: int
+    num_prompts: int
+
+    def __add__(self, other: TrialCount) -> TrialCount:
+        return TrialCount(
+            self.token_forwards + other.token_forwards, self.num_prompts + other.num_prompts
+        )
+
+
+NOTHING = TrialCount(0, 0)
+
+
+def count_cost(request: AttributeRequest) -> Cost:
+    """Return what a request costs, without computing it."""
+    return cost_of([Attributing(load_model_of(request, only_counts=True), request)])
+
+
+def cost_of(questions: Sequence[Attributing]) -> Cost:
+    """Return what these questions cost together. With reasoning, the cost is counted as if the
+    answer relied on each of its sentences."""
+    at_most = NOTHING
+    if_clear = NOTHING
+    for question in questions:
+        draws = question.request.settings.draws
+        for prompt, layout in question.layouts:
+            at_most += _count_at_most(prompt, layout, draws)
+            if_clear += _count_if_clear(prompt, layout, draws)
+    num_parameters = questions[0].model.num_parameters
+    cost = Cost(at_most.token_forwards, num_parameters)
+    cost_if_clear = Cost(if_clear.token_forwards, num_parameters)
+
+    lines = [
+        f"token-forwards  {if_clear.token_forwards:,} in {if_clear.num_prompts:,} prompts if the "
+        "first source is clear at once",
+        f"at most         {at_most.token_forwards:,} in {at_most.num_prompts:,} prompts",
+    ]
+    # A server does not say how many parameters its model has.
+    if num_parameters and torch.cuda.is_available():
+        lines.append(f"FLOPs at most   {cost.flops:.2e} (2 per parameter)")
+    elif num_parameters:
+        speed = flops_per_second()
+        seconds_if_clear = cost_if_clear.flops / speed
+        seconds_at_most = cost.flops / speed
+        rule = f"2 FLOPs per parameter; {speed / 1e9:,.0f} GFLOP/s in products of matrices"
+        lines.append(f"FLOPs at most   {cost.flops:.2e}")
+        lines.append(
+            f"on this CPU     about {seconds_if_clear:,.0f} s if clear at once, at most "
+            f"{seconds_at_most:,.0f} s ({rule})"
+        )
+    return replace(cost, details="\n".join(lines))
+
+
+def flops_per_second() -> float:
+    """Time a product of matrices on this machine, which takes a fraction of a second."""
+    size = 768
+    matrix = torch.ones(size, size)
+    seconds = list[float]()
+    for _ in range(5):
+        began = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - began)
+    # The median, as other processes slow down single products.
+    return float(2 * size**3 / np.median(seconds))
+
+
+def _count_at_most(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCount:
+    """Count all trials that verdicts may need."""
+    every_source = range(len(prompt.names))
+    rounds = [next_round(every_source, every_source, num) for num in [1, *looks(draws)]]
+    return _count(prompt, layout, draws, rounds)
+
+
+def _count_if_clear(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCount:
+    """Count the trials if one decoy of each source and two of the first source are enough."""
+    first_source = [0]
+    return _count(prompt, layout, draws, [next_round([], first_source, 2)])
+
+
+def _count(
+    prompt: SourcePrompt, layout: Layout, draws: int, rounds: Sequence[list[Trial]]
+) -> TrialCount:
+    """Count the trials of the first round and of these, with the shared beginnings of prompts
+    counted as often as the model computes them."""
+    server = prompt.model.prompt_model
+    if server is None:
+        # The states of what precedes the question are computed once, for all trials.
+        counter = CountingLogprobs(shares=True, known=layout.before_question)
+    else:
+        counter = CountingLogprobs(shares=server.shares)
+    trials = Trials(counter, layout, _distinct_decoys(prompt, draws))
+    for trials_of_round in [first_round(len(prompt.names)), *rounds]:
+        trials.evaluate(trials_of_round)
+    return TrialCount(counter.token_forwards, counter.num_prompts)
+
+
+def _distinct_decoys(prompt: SourcePrompt, draws: int) -> list[np.ndarray]:
+    """Return decoys_DL of each source that share no token, so that prompts share no more than they
+    must. Their tokens are negative, which no text has."""
+    decoys = list[np.ndarray]()
+    next_token = -1
+    for parts in prompt.parts_of_sources:
+        for ids in parts:
+            num_tokens = draws * len(ids)
+            decoys.append((next_token - np.arange(num_tokens)).reshape(draws, len(ids)))
+            next_token -= num_tokens
+    return decoys

@@ -1,0 +1,95 @@
+"""Lay out a prompt with its answer: where its sources and statements are.
+
+Place in the flow: prompt (prompt.py) and answer (answer_tokens.py) → **layout**, with a unit for
+each source and a target for each statement (`lay_out`) → trials.py.
+
+    distant part                          │ local window        │ targets
+    source 0, text in view, …, source S−1 │ question, reasoning │ answer
+
+Dimension key: W tokens of the answer, R rows of losses, T statements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from olmo_sparsity.sources.answer_tokens import AnswerIds
+from olmo_sparsity.sources.prompt import SourcePrompt
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.windows import Block, Spans, Units, Windows
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A prompt with its answer."""
+
+    document: Document
+    windows: Windows
+    statements: Spans
+    """First and end token of each statement, within the answer."""
+
+    units: Units
+    """The places of each source, with what separates it from the next."""
+
+    text_ends: np.ndarray
+    """One past the last place of each source's own text, which decoys replace."""
+
+    @cached_property
+    def block(self) -> Block:
+        """The answer as targets; all sources lie in the distant part."""
+        start = int(self.windows.short) + self.num_distant
+        return self.windows.block(self.document.tokens, start, len(self.document.tokens))
+
+    @property
+    def num_distant(self) -> int:
+        """Number of tokens up to the end of the last source."""
+        return int(self.units.end.max())
+
+    @property
+    def before_question(self) -> np.ndarray:
+        """The tokens up to the last source, with the prefix."""
+        return self.block.tokens[: self.block.num_prefix + self.block.num_distant]
+
+    def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
+        """Return losses_TR: the sum over the tokens of each statement."""
+        # Summed in fp64: many small numbers in fp32 would lose digits.
+        losses_RW = losses_RW.astype(float)
+        return np.stack([losses_RW[:, first:end].sum(1) for first, end in self.statements])
+
+
+def lay_out(prompt: SourcePrompt, answer: AnswerIds) -> Layout:
+    """Return the prompt with this answer, and where its sources and statements are."""
+    num_sources = len(prompt.names)
+    first = np.zeros(num_sources, dtype=np.int64)
+    end = np.zeros(num_sources, dtype=np.int64)
+    text_ends = np.zeros(num_sources, dtype=np.int64)
+    place = 0
+    for piece in prompt.pieces:
+        text_end = place + len(piece.text_ids)
+        piece_end = text_end + len(piece.after_ids)
+        if piece.source is not None:
+            first[piece.source] = place
+            text_ends[piece.source] = text_end
+            end[piece.source] = piece_end
+        place = piece_end
+
+    tokens = prompt.ids_before_answer
+    answer_start = len(tokens)
+    for ids in answer.pieces:
+        tokens += ids
+    document = Document(np.array(tokens, dtype=np.int64), tokenizer=prompt.model.tokenizer)
+
+    # The local window is what follows the last source, so that all sources are distant.
+    num_local = answer_start - int(end.max())
+    num_targets = len(tokens) - answer_start
+    windows = Windows("all", num_local, num_targets, tuple(prompt.prefix_ids))
+    windows.check()
+    prompt.model.check_positions(windows.num_positions(len(tokens)), "give fewer sources")
+
+    # Statements are found in the answer by itself, so that an open quotation or code of a source
+    # does not reach into it.
+    statements = answer.statement_spans(prompt.model.tokenizer)
+    return Layout(document, windows, statements, Units(first, end), text_ends)
