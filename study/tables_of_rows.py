@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.files import (
-    read_json,
-    read_parquet,
-    verify_manifest,
-    write_json,
-    write_manifest,
-    writing,
-)
+from olmo_sparsity.base.files import read_json, read_parquet, write_json, writing
+from olmo_sparsity.base.manifest import find_damage, write_manifest
 
 Row = TypeVar("Row")
 
@@ -35,7 +29,7 @@ def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dic
     if not path.is_file():
         raise DataError(f"'{path.parent}' has no {path.name}; make it with `{made_by}`")
     remedy = f"make it again with `{made_by}`"
-    if problem := verify_manifest(path.parent, (path.name, "meta.json")):
+    if problem := find_damage(path.parent, (path.name, "meta.json")):
         raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
     table = read_parquet(path, remedy)
     meta = read_json(path.with_name("meta.json"), dict, remedy)

@@ -1,5 +1,6 @@
 """Tests of olmo_sparsity. A killed owner's folder is taken over after a second, not minutes."""
 
-from olmo_sparsity.base import folders
+from olmo_sparsity.base import locks
 
-folders.REFRESH_S, folders.STALE_S = 0.1, 1.0
+locks.REFRESH_S = 0.1
+locks.STALE_S = 1.0

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from olmo_sparsity import attribute, estimate_cost, load_model
-from olmo_sparsity.base.folders import cache_folder
+from olmo_sparsity.base.model_cache import cache_folder
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig

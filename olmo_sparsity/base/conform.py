@@ -35,7 +35,7 @@ def parse_json(content: bytes, kind: type[T]) -> T:
     if too_deep:
         raise ValueError("it is nested too deep")
     if isinstance(value, dict):
-        value = check_crc(value)
+        value = without_crc(value)
     return conform(value, kind)
 
 
@@ -59,7 +59,7 @@ def with_crc(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "crc32": _crc(value)}
 
 
-def check_crc(value: dict[str, Any]) -> dict[str, Any]:
+def without_crc(value: dict[str, Any]) -> dict[str, Any]:
     """Check and remove the CRC-32; ValueError if it differs. Older versions wrote none."""
     rest = {key: item for key, item in value.items() if key != "crc32"}
     if len(rest) < len(value) and value["crc32"] != _crc(rest):

@@ -133,7 +133,7 @@ def labels_of_folders(folders: Sequence[str | Path]) -> list[str]:
     return labels
 
 
-def refuse_equal_labels(labels: Sequence[str]) -> None:
+def check_labels_differ(labels: Sequence[str]) -> None:
     """Raise ConfigError if two curves would have the same entry in the legend."""
     for label in labels:
         if labels.count(label) > 1:

@@ -102,7 +102,7 @@ def naming_panics(origin: str) -> Iterator[None]:
         ) from None
 
 
-def refuse_half_characters(text: str, name: str) -> None:
+def check_encodable(text: str, name: str) -> None:
     """Raise DataError if a string holds half of a surrogate pair, which no tokenizer reads and no
     file in UTF-8 stores. JSON can spell it, and Python reads it from names that are not UTF-8.
     `name`: what the error calls the string."""

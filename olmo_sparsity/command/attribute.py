@@ -14,7 +14,7 @@ from typing import Any
 
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
-from olmo_sparsity.base.files import refuse_suffix
+from olmo_sparsity.base.files import check_suffix
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.command import arguments
 from olmo_sparsity.config.schema import given_options
@@ -65,7 +65,7 @@ def _attribute_one(options: argparse.Namespace) -> int:
     if options.messages is None:
         _refuse(options, "requires --messages", ["passages"])
     if options.html is not None:
-        refuse_suffix("--html", options.html, ".html")
+        check_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
         raise ConfigError("--source requires --question: pass the question that was answered")
     keywords = given_options(options, AttributeRequest.names()) | _read_inputs(options)

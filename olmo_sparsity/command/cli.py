@@ -25,7 +25,7 @@ from olmo_sparsity.base.errors import (
     UserError,
     naming_extras,
 )
-from olmo_sparsity.base.files import refuse_suffix, refuse_tilde, write_atomically
+from olmo_sparsity.base.files import check_no_tilde, check_suffix, write_atomically
 from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     _refuse_blank(parser, options, words)
     try:
         for name in ("out", "html"):
-            refuse_tilde(f"--{name}", getattr(options, name, None))
+            check_no_tilde(f"--{name}", getattr(options, name, None))
         with naming_extras():
             code = options.run(options)
         ending.flush_results()
@@ -246,7 +246,7 @@ def explain(options: argparse.Namespace) -> int:
 
     keep_freed_memory()
     if options.html is not None:
-        refuse_suffix("--html", options.html, ".html")
+        check_suffix("--html", options.html, ".html")
     request = explanation.ExplainRequest.of(**_explain_keywords(options))
     if options.dry_run:
         print(explanation.count_cost(request, options.check))
@@ -425,7 +425,7 @@ def compare(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results.summary import describe_comparison
 
     if options.out is not None:
-        refuse_suffix("--out", options.out, ".csv")
+        check_suffix("--out", options.out, ".csv")
     pairs = _compared(options)
     tables = []
     for first, second in pairs:
@@ -466,7 +466,7 @@ def report(options: argparse.Namespace) -> int:
 
     if options.max_documents is not None and options.max_documents < 1:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
-    refuse_suffix("--out", options.out, ".html")
+    check_suffix("--out", options.out, ".html")
     out = Path(options.out)
     measured = measurements_in(options.results) or [("", options.results)]
     for name, folder in measured:

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.base.files import refuse_tilde, write_atomically
-from olmo_sparsity.base.folders import leaves
+from olmo_sparsity.base.differences import leaves
+from olmo_sparsity.base.files import check_no_tilde, write_atomically
 from olmo_sparsity.config.schema import Rules, build, enforce, read_given, read_yaml, to_yaml, used
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 
@@ -19,8 +19,8 @@ from olmo_sparsity.config.sections import ModelConfig, RunConfig
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Read and check the settings of a run."""
     config = config_from_dict(read_given(path, overrides), str(path))
-    refuse_tilde("run_folder", config.run_folder)
-    refuse_tilde("data.folder", config.data.folder)
+    check_no_tilde("run_folder", config.run_folder)
+    check_no_tilde("data.folder", config.data.folder)
     return config
 
 

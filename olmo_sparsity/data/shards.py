@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.base.conform import conform, with_crc
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.files import Listed, read_json, stays_inside, verify_files, write_atomically
+from olmo_sparsity.base.files import read_json, write_atomically
+from olmo_sparsity.base.manifest import FileEntry, find_damaged_file, stays_inside
 from olmo_sparsity.data.token_files import (
     FileState,
     is_verified,
@@ -61,12 +62,12 @@ class ShardFile:
     groups: str
     groups_sha256: str
 
-    def contents(self, token_size: int) -> dict[str, Listed]:
+    def contents(self, token_size: int) -> dict[str, FileEntry]:
         """Return the SHA-256 and the size of each file; a token has `token_size` bytes."""
         return {
-            self.tokens: Listed(self.tokens_sha256, self.num_tokens * token_size),
-            self.ends: Listed(self.ends_sha256, self.num_documents * 8),
-            self.groups: Listed(self.groups_sha256, self.num_documents * 8),
+            self.tokens: FileEntry(self.tokens_sha256, self.num_tokens * token_size),
+            self.ends: FileEntry(self.ends_sha256, self.num_documents * 8),
+            self.groups: FileEntry(self.groups_sha256, self.num_documents * 8),
         }
 
     @property
@@ -151,10 +152,10 @@ def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] 
     names_to_hash: set[str] = set()
     for file in hashed:
         names_to_hash |= set(file.names)
-    listed: dict[str, Listed] = {}
+    listed: dict[str, FileEntry] = {}
     for file in manifest.files:
         listed |= file.contents(size)
-    problem = verify_files(folder, listed, names_to_hash.__contains__)
+    problem = find_damaged_file(folder, listed, names_to_hash.__contains__)
     if problem is not None:
         raise DataError(f"{folder}/{problem}; {_remedy(folder)}")
 

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer
 
+from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics
 from olmo_sparsity.base.files import naming_written_file, sync, write_atomically
-from olmo_sparsity.base.folders import WorkFolder, differences, locked, refuse_changes
 from olmo_sparsity.base.launch import read_launch
+from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.base.work_folder import WorkFolder, check_unchanged
 from olmo_sparsity.config.schema import applies
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.shard_writer import ShardWriter
@@ -295,7 +297,7 @@ def _begin_or_resume(data: DataConfig, folder: Path, shared: Tokenizer | None) -
             changed.append(f"another tokenizer than {path or 'that of the other files'} is now")
     if changed and not manifest.files:
         return _begin(data, folder, settings)  # it has no shards to lose
-    refuse_changes(f"data.folder={folder}", changed)
+    check_unchanged(f"data.folder={folder}", changed)
     check_files(folder, manifest, manifest.files if manifest.complete else ())
     if manifest.complete:
         open_tokenizer(folder, manifest)
@@ -327,7 +329,7 @@ def refuse_other_settings(data: DataConfig) -> None:
         return
     manifest = Manifest.load(Path(data.folder))
     changed = differences(manifest.settings, _decisive_settings(data))
-    refuse_changes(f"data.folder={data.folder}", changed)
+    check_unchanged(f"data.folder={data.folder}", changed)
 
 
 def _decisive_settings(data: DataConfig) -> dict[str, Any]:

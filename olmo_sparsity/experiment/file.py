@@ -21,7 +21,7 @@ from typing import Any, Literal
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.options import ModelOptions, Settings, TextOptions
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.files import refuse_tilde, write_atomically
+from olmo_sparsity.base.files import check_no_tilde, write_atomically
 from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.schema import build, find_config, kinds_of, option, read_given
@@ -189,7 +189,7 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
     """Return the experiment of a file, with all of its models and measurements."""
     if not file.folder or not file.models:
         raise ConfigError(f"{path}: an experiment needs `folder` and `models`")
-    refuse_tilde("folder", file.folder)
+    check_no_tilde("folder", file.folder)
     _refuse_own_keys(file, path, overrides)
     section, options = _split_measure(file, path)
     steps: list[int] = []

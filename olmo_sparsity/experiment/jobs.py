@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from olmo_sparsity.base.errors import ReportedElsewhere
-from olmo_sparsity.base.files import MANIFEST, read_bounded, write_atomically
-from olmo_sparsity.base.folders import Owner, holder, locked
+from olmo_sparsity.base.files import read_bounded, write_atomically
+from olmo_sparsity.base.locks import Owner, find_holder, locked
+from olmo_sparsity.base.manifest import MANIFEST
 from olmo_sparsity.config.run import flatten
 from olmo_sparsity.experiment.file import Experiment, Measurement, Model
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
@@ -83,13 +84,13 @@ class Job:
             return State("done")
         dead = ""
         for folder in sorted(self.locks.glob("*")):
-            owner, alive = holder(folder)
-            if owner is None:
+            holder = find_holder(folder)
+            if holder is None:
                 continue
             # One process alive is enough: it takes over the documents of those that died.
-            if alive:
-                return State("running", detail=_place_of(owner))
-            dead = f"died {_place_of(owner)}"
+            if holder.seems_alive:
+                return State("running", detail=_place_of(holder.owner))
+            dead = f"died {_place_of(holder.owner)}"
         if self.note.is_file():
             return State("failed", detail=_read_note(self.note))
         return State("failed" if dead else "waiting", detail=dead)
@@ -192,16 +193,16 @@ def _state_of_training(model: Model, note: Path) -> State:
     saved = next((int(path.name[4:]) for path in list_checkpoints(model.folder)), 0)
     if saved >= model.num_steps:
         return State("done", saved)
-    owner, alive = holder(model.folder)
-    if owner is None and not note.is_file():
+    holder = find_holder(model.folder)
+    if holder is None and not note.is_file():
         return State("waiting", saved)
     logged = [row["step"] for row in read_metrics(model.folder / "metrics.jsonl")]
     step = max(logged, default=0)
-    if owner is None:
+    if holder is None:
         return State("failed", step, _read_note(note))
-    if alive:
-        return State("running", step, _place_of(owner))
-    return State("failed", step, f"died {_place_of(owner)}")
+    if holder.seems_alive:
+        return State("running", step, _place_of(holder.owner))
+    return State("failed", step, f"died {_place_of(holder.owner)}")
 
 
 def _place_of(owner: Owner) -> str:

@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import DataError, unreadable
-from olmo_sparsity.base.files import (
-    read_json,
-    refuse_unreadable,
-    verify_manifest,
-    write_json,
-    write_tensors,
-)
-from olmo_sparsity.base.folders import differences
+from olmo_sparsity.base.files import read_json, write_json, write_tensors
+from olmo_sparsity.base.manifest import check_readable_now, find_damage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -157,7 +152,7 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
             if match and (folder / name).is_dir():
                 by_step.append((int(match[1]), folder / name))
     except OSError as error:
-        refuse_unreadable(folder, error)
+        check_readable_now(folder, error)
         return []
     return [path for _, path in sorted(by_step, reverse=True)]
 
@@ -168,7 +163,7 @@ def verified_checkpoints(
     """Yield the checkpoints of a run, newest first, each with what its manifest shows to be wrong;
     None if it is intact. `skip`: the beginning of names that are not verified."""
     for folder in list_checkpoints(run_folder):
-        yield folder, verify_manifest(folder, skip=skip)
+        yield folder, find_damage(folder, skip=skip)
 
 
 def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:

@@ -33,7 +33,8 @@ from olmo_sparsity.base.errors import (
     one_line,
 )
 from olmo_sparsity.base.files import follow_umask, remove_partial, sha256_of, writing
-from olmo_sparsity.base.folders import cache_folder, locked, make_folder
+from olmo_sparsity.base.locks import locked
+from olmo_sparsity.base.model_cache import cache_folder, make_cache_folder
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.transformers_folder import (
     NO_CODE,
@@ -91,7 +92,7 @@ def convert_gguf(file: Path) -> Path:
     place = cache_folder() / "gguf" / file_sha256
     folder = place / f"model-{CONVERTER}"
     if not folder.is_dir():
-        make_folder(place)
+        make_cache_folder(place)
         with locked(place, waits=True):
             remove_partial(place)
             if not folder.is_dir():  # or another process has converted it

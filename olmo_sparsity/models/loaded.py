@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from olmo_sparsity.base.errors import ConfigError, DataError, naming_panics, refuse_half_characters
+from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable, naming_panics
 from olmo_sparsity.base.renamed import OldAttribute
 from olmo_sparsity.models.compatibility import SHORTER, PositionLimit, position_limit
 from olmo_sparsity.models.huggingface import HuggingFaceLM
@@ -141,7 +141,7 @@ class LoadedModel:
 
     def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         for text in texts:
-            refuse_half_characters(text, f"a text for '{self.name}'")
+            check_encodable(text, f"a text for '{self.name}'")
         with naming_panics(f"'{self.name}'"):
             encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
         ids_of_texts = [encoding.ids for encoding in encoded]

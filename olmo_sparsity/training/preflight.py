@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, UserError
-from olmo_sparsity.base.folders import differences
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import Attempts, step_of

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.conform import conform, parse_json, with_crc
 from olmo_sparsity.base.devices import device_name
+from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.files import (
     naming_written_file,
@@ -24,9 +25,9 @@ from olmo_sparsity.base.files import (
     write_json,
     writing,
 )
-from olmo_sparsity.base.folders import WorkFolder, differences
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import provenance, typed_command
+from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.models.checkpoint_files import list_checkpoints

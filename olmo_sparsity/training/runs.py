@@ -13,7 +13,7 @@ import torch
 
 from olmo_sparsity.base.devices import multiplies
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.files import MANIFEST, verify_manifest
+from olmo_sparsity.base.manifest import MANIFEST, find_damage
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.models.checkpoint_files import (
@@ -39,7 +39,7 @@ class Runs:
 
     def find(self, path: Path) -> Path | None:
         if (path / MANIFEST).is_file():
-            problem = verify_manifest(path, skip=OPTIMIZER_STATE)
+            problem = find_damage(path, skip=OPTIMIZER_STATE)
             if problem:
                 raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
             return path

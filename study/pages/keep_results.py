@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from olmo_sparsity.analysis.results.statistics import has_spans, tokens_of_targets
 from olmo_sparsity.analysis.results.tables import with_current_columns
 from olmo_sparsity.base.files import write_atomically, writing
-from olmo_sparsity.base.folders import locked
+from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.renamed import with_current_names
 from olmo_sparsity.training.run_folder import read_metrics
 from study.pages import stored

@@ -18,9 +18,10 @@ from olmo_sparsity.base.conform import with_crc
 from olmo_sparsity.base.devices import choose_device, device_name
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of, write_atomically
-from olmo_sparsity.base.folders import WorkFolder, locked
+from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.provenance import provenance
+from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.config.schema import merge
 from study.tables_of_rows import write_rows
 from study.tasks.results import TABLE, Row

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from olmo_sparsity.base.folders import WorkFolder
 from olmo_sparsity.base.progress import Progress, format_duration
 from olmo_sparsity.base.provenance import provenance
+from olmo_sparsity.base.work_folder import WorkFolder
 from study.tables_of_rows import write_rows
 from study.theory import bounds
 from study.theory.learning import learn, training_lengths

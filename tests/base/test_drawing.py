@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from olmo_sparsity.base.drawing import labels_of_folders, refuse_equal_labels, short_labels
+from olmo_sparsity.base.drawing import check_labels_differ, labels_of_folders, short_labels
 from olmo_sparsity.base.errors import ConfigError
 
 
@@ -38,6 +38,6 @@ def test_a_folder_that_is_named_twice_is_refused() -> None:
 
 
 def test_equal_labels_are_refused_with_a_remedy() -> None:
-    refuse_equal_labels(["a", "b"])
+    check_labels_differ(["a", "b"])
     with pytest.raises(ConfigError, match="'a' is there twice; give each run a label of its own"):
-        refuse_equal_labels(["a", "b", "a"])
+        check_labels_differ(["a", "b", "a"])

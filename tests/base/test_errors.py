@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.errors import DataError, printable, refuse_half_characters, unreadable
+from olmo_sparsity.base.errors import DataError, check_encodable, printable, unreadable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main
 
@@ -44,9 +44,9 @@ def test_names_in_progress_are_text_too(
 
 
 def test_half_of_a_surrogate_pair_is_named_with_its_place() -> None:
-    refuse_half_characters("naïve 日本語 🙂 \ufffd", "text")
+    check_encodable("naïve 日本語 🙂 \ufffd", "text")
     with pytest.raises(DataError, match=r"^prompt: '\\udcff', its character 3, is half of a"):
-        refuse_half_characters("ab\udcff", "prompt")
+        check_encodable("ab\udcff", "prompt")
 
 
 def test_a_file_that_its_owner_alone_may_read_is_not_called_damaged(

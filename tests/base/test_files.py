@@ -1,23 +1,14 @@
-"""Files that are whole or not there, and manifests that vouch for every byte."""
+"""Files that are whole or not there, and are read with bounds."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError, UserError
-from olmo_sparsity.base.files import (
-    path_of,
-    read_bounded,
-    read_json,
-    verify_manifest,
-    write_atomically,
-    writing,
-)
-from tests.support.models import steps
+from olmo_sparsity.base.files import path_of, read_bounded, read_json, write_atomically, writing
 
 
 def test_processes_that_write_the_same_file_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -61,32 +52,6 @@ def test_a_full_disk_is_said_of_the_file(tmp_path: Path) -> None:
         with pytest.raises(type(other)), writing(tmp_path / "weights"):
             raise other
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_manifest_vouches_for_every_byte_and_leads_nowhere_else(tmp_path: Path) -> None:
-    (folder,) = steps(tmp_path, 1)
-    assert verify_manifest(folder) is None
-    state = folder / "engine" / "optimizer.bin"
-    for damage, problem in (
-        (b"momentz", "engine/optimizer.bin does not have the SHA-256"),
-        (b"moment", "engine/optimizer.bin has 6 bytes, manifest.json says 7"),
-        (None, "engine/optimizer.bin is missing"),
-    ):
-        state.unlink() if damage is None else state.write_bytes(damage)
-        assert str(verify_manifest(folder)).startswith(problem)
-        assert verify_manifest(folder, {"config.yaml", "model.safetensors"}) is None
-    assert verify_manifest(folder, {"other"}) == "manifest.json does not list other"
-    content = json.loads((folder / "manifest.json").read_text())
-    content["files"]["../../outside"] = content["files"]["config.yaml"]
-    (tmp_path / "outside").write_bytes((folder / "config.yaml").read_bytes())
-    for text, problem in (
-        ("{", "not a readable list"),
-        ("[]", "not a readable list"),
-        ('{"files": {"config.yaml": 3}}', "not a readable list"),
-        (json.dumps(content), "'../../outside', which is outside of the folder"),
-    ):
-        (folder / "manifest.json").write_text(text)
-        assert problem in str(verify_manifest(folder))
 
 
 def test_what_never_ends_or_fills_the_memory_is_refused_by_name(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(
     data: DataConfig, name: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(data)
-    monkeypatch.setattr("olmo_sparsity.base.folders.locked", None)
+    monkeypatch.setattr("olmo_sparsity.base.work_folder.locked", None)
     assert prepare(data).complete, "a finished folder may be read-only"
     path = Path(data.folder) / "manifest.json"
     content = json.loads(path.read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_sparsity.base import files
+from olmo_sparsity.base import manifest
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import DataConfig, PositionsConfig
 from olmo_sparsity.data import batches as batches_module
@@ -24,13 +24,13 @@ def hashed(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for path in Path(data.folder).iterdir():
         os.utime(path, (10**9, 10**9))
     names: list[str] = []
-    compute = files.sha256_of
+    compute = manifest.sha256_of
 
     def noting(path: Path) -> str:
         names.append(path.name)
         return compute(path)
 
-    monkeypatch.setattr(files, "sha256_of", noting)
+    monkeypatch.setattr(manifest, "sha256_of", noting)
     return names
 
 

@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
-from olmo_sparsity.base.folders import LOCK, locked
+from olmo_sparsity.base.locks import LOCK, locked
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
 from olmo_sparsity.data import tokenizer, tokens

@@ -17,8 +17,8 @@ import pytest
 
 from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.folders import LOCK, STALE_S, Owner
 from olmo_sparsity.base.launch import EXIT_STOPPED
+from olmo_sparsity.base.locks import LOCK, STALE_S, Owner
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
@@ -261,9 +261,7 @@ def test_an_experiment_is_stopped_goes_on_and_says_what_failed(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    monkeypatch.setattr(
-        "olmo_sparsity.base.folders.STALE_S", 60.0
-    )  # the run refreshes as users' do
+    monkeypatch.setattr("olmo_sparsity.base.locks.STALE_S", 60.0)  # the run refreshes as users' do
     assert Outcome.STOPPED_BY_SIGNAL == EXIT_STOPPED
     path = make_grid(grid={"optimizer.max": {"ok": {}, "bad": {"optimizer.learning_rate": 1e30}}})
     words = ["experiment", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]

@@ -22,7 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.folders import cache_folder
+from olmo_sparsity.base.model_cache import cache_folder
 from olmo_sparsity.models import gguf as module
 from olmo_sparsity.models import smollm2
 from tests.support.gguf_files import round_weights, write_gguf

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
-from olmo_sparsity.base.files import write_manifest
+from olmo_sparsity.base.manifest import write_manifest
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.find import DTYPES

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
-from olmo_sparsity.base.folders import cache_folder
+from olmo_sparsity.base.model_cache import cache_folder
 from olmo_sparsity.models import huggingface
 from olmo_sparsity.models.attention import causal_bias, find_documents
 from olmo_sparsity.models.huggingface import HuggingFaceLM

@@ -10,7 +10,7 @@ import transformers
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from olmo_sparsity.base.files import write_manifest
+from olmo_sparsity.base.manifest import write_manifest
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import PositionsConfig

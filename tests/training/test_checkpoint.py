@@ -20,9 +20,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.base import files as io
+from olmo_sparsity.base import manifest as io
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError, UserError
-from olmo_sparsity.base.files import verify_manifest
+from olmo_sparsity.base.manifest import find_damage
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.models.load import load_model
@@ -170,7 +170,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert path.name in shown
     assert f"resuming from {before}" in shown
     assert weights.read_bytes() == trained_to, "the same step was trained again"
-    assert verify_manifest(last) is None
+    assert find_damage(last) is None
 
 
 def damage(run_folder: Path) -> list[Path]:
@@ -221,7 +221,7 @@ def test_a_run_that_starts_over_keeps_what_was_there_and_then_resumes(
     after = content(kept / "checkpoints", kept / "metrics.jsonl")
     assert list(after.values()) == list(before.values())
     assert f"what is left is in {kept}" in capsys.readouterr().err
-    assert [verify_manifest(path) for path in checkpoints] == [None, None]
+    assert [find_damage(path) for path in checkpoints] == [None, None]
     # The flag may stay in the script of a job that is requeued.
     assert train(make_config(start_over=True)) is Outcome.FINISHED
     assert f"resuming from {checkpoints[0]}" in capsys.readouterr().err
@@ -271,7 +271,7 @@ def test_a_damaged_later_checkpoint_is_none_of_those_kept(
             writer.wait()
     saved = damaged.with_name("step000006")
     assert list_checkpoints(config.run_folder) == [damaged, saved]
-    assert verify_manifest(saved) is None
+    assert find_damage(saved) is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import olmo_sparsity
-from olmo_sparsity.base.files import write_manifest
+from olmo_sparsity.base.manifest import write_manifest
 
 COMMAND = str(Path(sys.executable).with_name("olmo-sparsity"))
 TEXTS = [

@@ -36,8 +36,8 @@ from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.selectors.influence import find_selector
-from olmo_sparsity.base.errors import ConfigError, DataError, refuse_half_characters
-from olmo_sparsity.base.files import refuse_suffix, write_atomically
+from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable
+from olmo_sparsity.base.files import check_suffix, write_atomically
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.renamed import OldAttribute, accepts_old_names
 from olmo_sparsity.models.loaded import LoadedModel, using
@@ -244,7 +244,7 @@ class Explanation:
 
     def save(self, path: str | Path) -> None:
         """Write .json, or .parquet: a row for each distant unit, with the columns of its target."""
-        refuse_suffix("path", path, ".json", ".parquet")
+        check_suffix("path", path, ".json", ".parquet")
         if Path(path).suffix == ".json":
             return write_atomically(Path(path), to_json(self))
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ class ExplainRequest(Request):
             raise ConfigError(f"text={text!r:.80} must be a string, or a Path to a file; {DECODE}")
         for name, words in (("text", text), ("prompt", prompt), ("target", target)):
             if isinstance(words, str):
-                refuse_half_characters(words, name)
+                check_encodable(words, name)
         if isinstance(text, str) and os.path.isfile(text):
             raise ConfigError(f"text={text} is a file name; pass Path('{text}') or its text")
         if settings.chat and self.loading.prefix != "auto":

@@ -45,9 +45,9 @@ from olmo_sparsity.analysis.results.statistics import (
 from olmo_sparsity.analysis.results.summary import describe_induction, describe_sink
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import MANIFEST, verify_manifest
-from olmo_sparsity.base.folders import locked
 from olmo_sparsity.base.launch import Launch, read_launch
+from olmo_sparsity.base.locks import locked
+from olmo_sparsity.base.manifest import MANIFEST, find_damage
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.provenance import provenance
 from olmo_sparsity.models.loaded import using
@@ -65,7 +65,7 @@ def measure(request: MeasureRequest) -> Results | None:
             f"out=None: {num_processes} processes need a folder to share; pass out=FOLDER"
         )
     if out is not None:
-        results_folder(out).refuse_others()
+        results_folder(out).check_no_other_work()
     planned = plan(request)
     folder_of_results = tempfile.TemporaryDirectory() if out is None else nullcontext(out)
     with folder_of_results as folder:
@@ -137,7 +137,7 @@ class _Measuring:
             "token_forwards_of_last_start": self.plan.scorer.token_forwards,
         }
         with locked(self.out, waits=True):  # another launch may be at the same point
-            if is_damaged or verify_manifest(self.out, FILES) is not None:
+            if is_damaged or find_damage(self.out, FILES) is not None:
                 targets = self.chosen.reset_index(drop=True)
                 _sum_up(self.plan, self.parts, targets, meta, self.out)
             return read_results(self.out)

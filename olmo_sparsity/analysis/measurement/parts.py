@@ -34,19 +34,12 @@ from olmo_sparsity.analysis.results.tables import (
     write_table,
 )
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.files import (
-    MANIFEST,
-    is_partial,
-    read_json,
-    verify_manifest,
-    write_manifest,
-    writing,
-    writing_folder,
-)
-from olmo_sparsity.base.folders import WorkFolder
+from olmo_sparsity.base.files import is_partial, read_json, writing
+from olmo_sparsity.base.manifest import MANIFEST, find_damage, write_manifest, writing_folder
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import versions_of_numbers
 from olmo_sparsity.base.renamed import with_current_names
+from olmo_sparsity.base.work_folder import WorkFolder
 
 
 def results_folder(out: str | Path) -> WorkFolder:
@@ -79,12 +72,12 @@ def _write_part(part: Path, tables: Mapping[str, pa.Table], contents: _Contents)
 def _verify_part(part: Path, identity: str, consequence: str) -> _Contents | None:
     """Return the contents of a part, or None if it is damaged or of another measurement, and say
     so, with the consequence."""
-    problem = verify_manifest(part, ["finished.json"])
+    problem = find_damage(part, ["finished.json"])
     contents = None
     if problem is None:
         try:
             contents = read_json(part / "finished.json", _Contents, "")
-            problem = verify_manifest(part, [f"{name}.parquet" for name in contents.rows])
+            problem = find_damage(part, [f"{name}.parquet" for name in contents.rows])
             if problem is None:
                 for name in contents.rows:
                     check_columns(part / f"{name}.parquet", name)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.results.view import DIRECTIONS
-from olmo_sparsity.base.files import refuse_suffix, write_atomically
+from olmo_sparsity.base.files import check_suffix, write_atomically
 
 _FOLDER = Path(__file__).parent
 _HEAD = """\
@@ -45,7 +45,7 @@ def write_html(
 ) -> None:
     """Write `template`, a file of this folder, with its `{{slots}}` filled and only those of its
     optional parts that `parts` names. `style` follows the template's own; `script` is a file."""
-    refuse_suffix("path", path, ".html")
+    check_suffix("path", path, ".html")
     code = _read(script) if script else ""
     head, own_style, body = re.split(r"(?<=<style>)|(?=</style>)", _HEAD + _read(template))
     style = _read("page.css") + own_style + style

@@ -35,7 +35,8 @@ from olmo_sparsity.analysis.results.statistics import (
 from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import MANIFEST, read_json, verify_manifest
+from olmo_sparsity.base.files import read_json
+from olmo_sparsity.base.manifest import MANIFEST, find_damage
 from olmo_sparsity.base.renamed import with_current_names
 
 
@@ -224,7 +225,7 @@ def _check_intact(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         remedy = "run the same `measure` command again, or with --partial"
         raise DataError(f"{folder}: not finished ({MANIFEST} is missing); {remedy}")
-    problem = verify_manifest(folder, FILES)
+    problem = find_damage(folder, FILES)
     if problem is not None:
         if "does not list" in problem:
             raise DataError(f"{folder} is of another version: {problem}; use another folder")

@@ -25,8 +25,8 @@ from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import writing
-from olmo_sparsity.base.folders import Pieces, WorkFolder
 from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.base.work_folder import Pieces, WorkFolder
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.losses import place_edges
 from olmo_sparsity.models.prompts import Prompt

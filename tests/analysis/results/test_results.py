@@ -47,7 +47,7 @@ from olmo_sparsity.analysis.results.summary import (
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import write_manifest
+from olmo_sparsity.base.manifest import write_manifest
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 
 

@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.results.summary import (
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, write_as_json, write_table
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.files import write_manifest
+from olmo_sparsity.base.manifest import write_manifest
 from tests.support.measurements import losses_table
 
 ROW: dict[str, Any] = {"target_set": "gap", "units": "tokens", "selector": "add_one", "k": 1}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError, UserError
-from olmo_sparsity.base.folders import locked
+from olmo_sparsity.base.locks import locked
 from study.pages.stored import others
 from study.theory import planted as P
 from study.theory.experiment import run

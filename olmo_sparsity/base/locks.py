@@ -1,0 +1,300 @@
+"""Let one process at a time write into a folder, on disks that several machines share.
+
+`locked` is the entry. The owner of a folder is named by a file `lock` in it, which it touches every
+20 seconds. A process that finds the file does one of four things:
+
+    its owner has certainly died on this machine   remove it, at once
+    it is touched while this process looks on      give up, or wait with `waits`
+    it stays unchanged for two minutes             remove it: its owner was killed elsewhere
+    otherwise                                      look again
+
+This is our own because no library does it: some look only for dead processes of the same machine,
+so that a job that SLURM has moved to another node would wait for ever, and on some network disks
+`flock` holds within one machine only (docs/development.md compares them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from olmo_sparsity.base.conform import parse_json
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.files import age_s, read_bounded
+from olmo_sparsity.base.progress import say
+
+LOCK = "lock"
+"""Name of the file that names the owner of a folder."""
+
+CLAIM = "lock.next"
+"""Name of the file of the one process that may remove a dead lock."""
+
+REFRESH_S = 20.0
+"""How often an owner touches its lock."""
+
+STALE_S = 120.0
+"""A lock that was watched for so long and not touched has lost its owner. Network disks may show
+changes a minute late. Clocks of two machines are never compared: one of them may be hours off."""
+
+POLL_S = 0.1
+"""How often a waiting process looks at the lock."""
+
+ANNOUNCE_AFTER_S = 2.0
+"""A process that waits for a lock says so after this time."""
+
+LARGEST_LOCK = 2**16
+"""Bytes. A lock has a few hundred; more are not read, whatever somebody has put there."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that holds a lock, as the lock's file names it."""
+
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    slurm_job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
+    since: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Random, so that no two owners are equal."""
+
+    process: str | None = None
+    """Tells this process from all others since the machine was started; None if unknown."""
+
+    @staticmethod
+    def here() -> Owner:
+        """Return this process as an owner."""
+        return Owner(process=_identify_process(os.getpid()))
+
+    @property
+    def has_died_here(self) -> bool:
+        """Return whether this was a process of this machine that is certainly gone.
+
+        A process in another container on this machine has numbers of its own. Nothing is certain
+        about it, so the answer is False."""
+        if self.process is None or self.host != socket.gethostname():
+            return False
+        machine = _identify_machine()
+        is_of_this_machine = machine is not None and self.process.startswith(machine)
+        return is_of_this_machine and self.process != _identify_process(self.pid)
+
+
+def _identify_machine() -> str | None:
+    """Return a text that differs after each start of the machine, and between its containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # It ends in a space: _identify_process appends a number, and has_died_here compares this
+        # beginning.
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} "
+    except OSError:  # not Linux
+        return None
+
+
+class _ProcessStatus(NamedTuple):
+    """The fields of /proc/PID/stat that tell whether a process is the one it was."""
+
+    state: str
+    start_ticks: str
+    """Clock ticks from the start of the machine to that of the process."""
+
+
+def _read_status(pid: int) -> _ProcessStatus | None:
+    """Return the status of a process; None if it does not run, or the system is not Linux."""
+    try:
+        # The second field, the name of the program in parentheses, may hold spaces and parentheses.
+        _, _, after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return None
+    fields_after_name = after_name.split()
+    # proc(5) counts from 1 and from the number of the process: these are its fields 3 and 22.
+    return _ProcessStatus(state=fields_after_name[0], start_ticks=fields_after_name[19])
+
+
+def _identify_process(pid: int) -> str | None:
+    """Return a text that only the running process with this number has; None if none runs.
+
+    It holds when the process began, as the system gives the numbers of ended processes to new
+    ones."""
+    machine = _identify_machine()
+    status = _read_status(pid)
+    if machine is None or status is None:
+        return None
+    if status.state in ("Z", "X"):  # it has ended, and its parent has not asked for its code
+        return None
+    return f"{machine}{status.start_ticks}"
+
+
+@contextmanager
+def locked(folder: Path, waits: bool = False) -> Iterator[None]:
+    """Hold the folder's lock. If another process holds it, wait for it with `waits`; otherwise
+    raise UserError when the other process touches the lock, after REFRESH_S seconds at most."""
+    path = folder / LOCK
+    this_process = Owner.here()
+    _acquire(path, this_process, waits)
+
+    ended = threading.Event()
+    refresher = threading.Thread(target=_refresh, args=(path, this_process, ended), daemon=True)
+    refresher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        refresher.join()
+        # Another process may have taken the lock over, if this one was stopped for minutes.
+        if _read_owner(path) == this_process:
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What can be seen of the process that holds a folder's lock."""
+
+    owner: Owner
+    seems_alive: bool
+    """False if it has certainly died on this machine, or its lock was not touched for STALE_S
+    seconds. For display alone: the second is by the clock of the disk, and `locked` does not rely
+    on it."""
+
+
+def find_holder(folder: Path) -> Holder | None:
+    """Return the process that holds the folder's lock; None if there is no lock, or none that
+    names its owner."""
+    path = folder / LOCK
+    owner = _read_owner(path)
+    if owner is None:
+        return None
+    is_fresh = abs(age_s(path)) <= STALE_S
+    return Holder(owner, seems_alive=is_fresh and not owner.has_died_here)
+
+
+# --- take the lock of a dead owner ----------------------------------------------------------------
+
+
+class _Watch:
+    """Watches a file: how long it has not changed while this process was looking, by its clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last_look: tuple[int, bytes] | None = None
+        self.unchanged_since = 0.0
+
+    def look(self) -> bool:
+        """Return whether the file changed since the last look; the first look is no change."""
+        previous = self.last_look
+        self.last_look = _content_of(self.path)
+        if self.last_look != previous:
+            self.unchanged_since = time.monotonic()
+        # A file that appears or goes is not one that its owner has touched.
+        was_touched = previous is not None and self.last_look is not None
+        return was_touched and self.last_look != previous
+
+    @property
+    def unchanged_s(self) -> float:
+        """Return for how long the file has not changed; 0 if it is not there."""
+        return 0.0 if self.last_look is None else time.monotonic() - self.unchanged_since
+
+    @property
+    def is_as_at_last_look(self) -> bool:
+        """Return whether the file is there, as it was at the last look."""
+        return self.last_look is not None and _content_of(self.path) == self.last_look
+
+
+def _content_of(path: Path) -> tuple[int, bytes] | None:
+    """Return time of modification and content of a file; None if it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return path.stat().st_mtime_ns, file.read(LARGEST_LOCK)
+    return None
+
+
+def _acquire(path: Path, this_process: Owner, waits: bool) -> None:
+    """Create the lock as soon as it has no living owner."""
+    lock = _Watch(path)
+    claim = _Watch(path.with_name(CLAIM))
+    announce_at = time.monotonic() + ANNOUNCE_AFTER_S
+    while not _create(path, json.dumps(vars(this_process), indent=1)):
+        owner_is_alive = lock.look()  # only a living owner changes its lock
+        if owner_is_alive and not waits:
+            raise UserError(_describe_use(path))
+
+        owner = _read_owner(path)
+        has_died_here = owner is not None and owner.has_died_here
+        if has_died_here or lock.unchanged_s > STALE_S:
+            _remove_dead(lock, claim)
+
+        if time.monotonic() > announce_at:
+            say(f"waiting: {_describe_use(path)}")
+            announce_at = math.inf  # once
+        time.sleep(POLL_S)
+
+
+def _create(path: Path, text: str) -> bool:
+    """Create a file, and return whether it did not exist. Only one of several processes does."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except FileExistsError:
+        if not path.is_file() and path.exists():
+            raise UserError(f"{path} is not a regular file; delete it") from None
+        return False
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    return True
+
+
+def _remove_dead(lock: _Watch, claim: _Watch) -> None:
+    """Remove the lock as it was at the last look.
+
+    Several processes may find it dead at once, and one may already have created the next lock when
+    another comes to remove. So only the process that creates the file `lock.next`, the claim, looks
+    again and removes."""
+    if not _create(claim.path, uuid.uuid4().hex):
+        claim.look()
+        if claim.unchanged_s > STALE_S:  # its process was killed before it could delete it
+            claim.path.unlink(missing_ok=True)
+        return
+    if lock.is_as_at_last_look:
+        lock.path.unlink(missing_ok=True)
+    claim.path.unlink(missing_ok=True)
+
+
+def _refresh(path: Path, this_process: Owner, ended: threading.Event) -> None:
+    """Touch the lock until `ended`. A process that was stopped for minutes may find that another
+    one has taken it over: then it ends, as two would write into one folder."""
+    while not ended.wait(REFRESH_S):
+        owner = _read_owner(path)
+        if owner is not None and owner != this_process:
+            say(f"{path} was taken over by process {owner.pid} on {owner.host}: this one ends")
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        # A disk that is away for a moment is no reason to end a run of days.
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _describe_use(path: Path) -> str:
+    """Return the message that a folder is locked, and by whom."""
+    owner = _read_owner(path)
+    writer = "another"
+    if owner is not None:
+        writer = f"process {owner.pid} on {owner.host}, since {owner.since}"
+    return f"{path.parent} is being written by {writer}; wait until it ends, or stop it"
+
+
+def _read_owner(path: Path) -> Owner | None:
+    """Return the owner that a lock names; None if it names none, or is being written."""
+    try:
+        return parse_json(read_bounded(path, LARGEST_LOCK), Owner)
+    except (OSError, ValueError):
+        return None

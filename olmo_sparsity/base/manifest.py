@@ -1,0 +1,162 @@
+"""Write folders that are whole or not there, and find files in them that were damaged since.
+
+A manifest is a file `manifest.json` with the size and the SHA-256 of each other file of a folder.
+It is written last, so a folder with a manifest was finished.
+
+    with writing_folder(Path("step000100")) as partial:
+        save_file(weights, partial / "model.safetensors")
+
+    problem = find_damage(Path("step000100"))  # None, or such as "model.safetensors is missing"
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+
+from olmo_sparsity.base.conform import parse_json
+from olmo_sparsity.base.errors import UnreadableNowError
+from olmo_sparsity.base.files import read_bounded, sha256_of, write_json, writing
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """What a manifest says of a file."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    files: dict[str, FileEntry]
+
+
+def make_entry(path: Path) -> FileEntry:
+    """Return what a manifest would say of a file now."""
+    return FileEntry(sha256_of(path), path.stat().st_size)
+
+
+@contextmanager
+def writing_folder(final: Path) -> Iterator[Path]:
+    """Yield a folder to write into, then add a manifest and rename it to `final`."""
+    with writing(final) as partial:
+        partial.mkdir()
+        yield partial
+        write_manifest(partial)
+
+
+def write_manifest(
+    folder: Path,
+    names: Collection[str] | None = None,
+    known: Mapping[str, FileEntry] = MappingProxyType({}),
+) -> None:
+    """Write the manifest of all files below the folder, or of those in `names`. `known` holds
+    entries of files that another process has hashed."""
+    paths = folder.rglob("*") if names is None else (folder / name for name in names)
+    entries = {}
+    for path in sorted(paths):
+        if path.is_file() and path.name != MANIFEST:
+            name = path.relative_to(folder).as_posix()
+            entries[name] = known.get(name) or make_entry(path)
+    write_json(folder / MANIFEST, asdict(_Manifest(entries)))
+
+
+def find_damage(
+    folder: str | Path, only: Collection[str] | None = None, skip: str = ""
+) -> str | None:
+    """Return a description of what is damaged in a folder; None if it is intact.
+
+    Raise UnreadableNowError if that cannot be found out now.
+
+    `only` names the files to check. `skip` is the beginning of the names of files that are not
+    checked: analysis needs no optimizer state, which is most of the bytes."""
+    folder = Path(folder)
+    try:
+        entries = parse_json(read_bounded(folder / MANIFEST), _Manifest).files
+    except (OSError, ValueError) as error:
+        check_readable_now(folder / MANIFEST, error)
+        return f"{MANIFEST} is not a readable list of files"
+    if only is not None:
+        names = sorted(only)
+    else:
+        names = sorted(name for name in entries if not skip or not name.startswith(skip))
+    for name in names:
+        if name not in entries:
+            return f"{MANIFEST} does not list {name}"
+        if not stays_inside(name):
+            return f"{MANIFEST} names '{name}', which is outside of the folder"
+    return find_damaged_file(folder, {name: entries[name] for name in names})
+
+
+def find_damaged_file(
+    folder: Path,
+    entries: Mapping[str, FileEntry],
+    is_hashed: Callable[[str], bool] = lambda name: True,
+) -> str | None:
+    """Return a description of a file that is missing or has another size than its entry, or another
+    content if `is_hashed` says so for its name; None without any."""
+
+    def problem_of(name: str) -> str | None:
+        path = folder / name
+        entry = entries[name]
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            size = path.stat().st_size
+            if size != entry.bytes:
+                return (
+                    f"{name} has {size:,} bytes, {MANIFEST} says {entry.bytes:,}: "
+                    "truncated or overwritten"
+                )
+            if is_hashed(name) and sha256_of(path) != entry.sha256:
+                return f"{name} does not have the SHA-256 that {MANIFEST} gives"
+        except OSError as error:
+            check_readable_now(path, error)
+            return f"{name} cannot be read: {error.strerror}"
+        return None
+
+    # A core hashes 0.5 to 2 GB/s, and hashing releases Python's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = pool.map(problem_of, entries)
+        return next(filter(None, problems), None)
+
+
+def stays_inside(name: object) -> bool:
+    """Return whether a name in a manifest is inside its folder.
+
+    A manifest may be anybody's, and `../../secret` must not be read. Links are allowed: the hub's
+    cache consists of them, and whoever creates one can read its target."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+_ERRORS_OF_DAMAGE = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,  # `read_bounded`: it is a pipe or a device
+    errno.EFBIG,  # `read_bounded`: it is too large
+}
+"""Errors that say what is on the disk. All others (permission, stale handle, failing disk, …) may
+be gone when the file is read again, so that no work may be thrown away because of them."""
+
+
+def check_readable_now(path: Path, error: Exception) -> None:
+    """Raise UnreadableNowError unless the error shows that the file is missing or another one."""
+    if isinstance(error, OSError) and error.errno not in _ERRORS_OF_DAMAGE:
+        raise UnreadableNowError(path, error.strerror or error) from None
