@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -28,7 +29,7 @@ PICTURE = ROOT / "docs/figures/readme.png"
 TRAINED_LENGTH = 256
 WINDOWS = (128, 256, 480, 960)
 SELECTOR = "add_one_screened"
-PLACEBO_LINE = ":"
+PLACEBO_LINE: Literal[":"] = ":"
 
 
 @dataclass(frozen=True)
