@@ -433,7 +433,7 @@ def compare_numbers() -> Iterator[Row]:
     import torch
 
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
-    from olmo_sparsity.models.attention import distant_error
+    from olmo_sparsity.models.distant_attention import distant_error
 
     torch.set_num_threads(1)  # for models this small more of them take longer
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

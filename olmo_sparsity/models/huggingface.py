@@ -27,7 +27,6 @@ from olmo_sparsity.models.attention import (
     OWN_ATTENTION,
     USUAL,
     Documents,
-    can_share_distant,
     causal_bias,
     keeps_much,
 )
@@ -37,6 +36,7 @@ from olmo_sparsity.models.compatibility import (
     refuse_unfit,
     windows_of,
 )
+from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.use import in_this_thread, in_use, state_of

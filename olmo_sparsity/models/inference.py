@@ -36,13 +36,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.models.attention import (
-    attend_to_distant,
-    can_share_distant,
-    causal_bias,
-    keeps_much,
-)
+from olmo_sparsity.models.attention import causal_bias, keeps_much
 from olmo_sparsity.models.block import PositionedBlock
+from olmo_sparsity.models.distant_attention import attend_to_distant, can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.layers import RMSNorm, alibi_bias, count_keys, rms_norm
 from olmo_sparsity.models.rope import rotary_tables, rotated_width

@@ -26,9 +26,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from olmo_sparsity.models.attention import (
     USUAL,
     AttentionWindow,
-    attend_to_distant,
     attend_within,
 )
+from olmo_sparsity.models.distant_attention import attend_to_distant
 from olmo_sparsity.models.distant_states import DistantStates
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})

@@ -1,8 +1,7 @@
-"""Attention by blocks and beside shared distant states."""
+"""Attention of rows by each kernel, of documents, and through windows."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +77,7 @@ def case(
     key_heads: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Packed:
-    for name, first in (("_KERNEL", 0), ("_KERNEL_BACKWARD", 1)):
+    for name, first in (("CPU_KERNEL", 0), ("CPU_KERNEL_BACKWARD", 1)):
         monkeypatch.setattr(attention, name, of_equal_heads(getattr(attention, name), first))
     return packed_case(request.param, key_heads, rows_of_bias)
 
@@ -109,7 +108,7 @@ def packed_case(dtype: torch.dtype, key_heads: int, rows_of_bias: int) -> Packed
 
 def test_documents_begin_where_the_number_of_a_place_changes() -> None:
     case = packed_case(torch.float, key_heads=1, rows_of_bias=0)
-    assert case.documents[0].tolist() == [0, 1, 6, 206, 250, 500]
+    assert case.documents.starts_on_host.tolist() == [0, 1, 6, 206, 250, 500]
 
 
 def test_documents_attend_as_behind_a_dense_mask(case: Packed) -> None:
@@ -120,7 +119,7 @@ def test_documents_attend_as_behind_a_dense_mask(case: Packed) -> None:
 
 def test_documents_one_by_one_attend_alike(case: Packed) -> None:
     """As on GPUs in fp32."""
-    starts = case.documents[0]
+    starts = case.documents.starts_on_host
     one_by_one = attention._attend_one_by_one(*case.inputs, starts, case.bias, 0.0)
     allowed = 1e-5 if case.q.dtype == torch.float else 0.05
     assert (one_by_one - case.attended()).abs().max() <= allowed
@@ -156,10 +155,10 @@ def test_flash_attention_takes_documents_one_after_the_other(
 def of_equal_heads(kernel: Any, first: int) -> Any:
     """That of older versions of PyTorch takes no grouped heads."""
 
-    def checking(*given: Any) -> Any:
-        q, k, v = given[first : first + 3]
+    def checking(*tensors: Any, **options: Any) -> Any:
+        q, k, v = tensors[first : first + 3]
         assert q.shape[1] == k.shape[1] == v.shape[1]
-        return kernel(*given)
+        return kernel(*tensors, **options)
 
     return checking
 
@@ -176,53 +175,6 @@ def packed(q: Tensor, k: Tensor, v: Tensor, *starts_and_lengths: Any, **how: Any
         for own in zip(*parts, strict=True)
     ]
     return torch.cat(each, 1).transpose(0, 1)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("num_distant", [0, 1, 7, 16])
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-@pytest.mark.parametrize("hidden", ["nothing", "of rows", "of queries"])
-def test_distant_and_own_places_are_attended_to_as_one(
-    num_distant: int, key_heads: int, hidden: str
-) -> None:
-    generator, lowest = torch.Generator().manual_seed(num_distant), torch.finfo(torch.float).min
-    q, k, v, distant_k, distant_v = (
-        torch.randn(3, heads, length, 8, generator=generator)
-        for heads, length in ((4, 3), *[(key_heads, 5)] * 2, *[(key_heads, num_distant)] * 2)
-    )
-    scale = own_bias = distant_bias = None
-    own = attention.causal_bias(5, torch.device("cpu"), 3).expand(3, 1, -1, -1)
-    distant = torch.zeros(3, 3, num_distant)
-    if hidden == "of rows":
-        distant[1:, :, ::2], distant[2] = lowest, lowest
-        distant_bias = distant[:, 0]
-    if hidden == "of queries":
-        scale, own_bias = 0.3, own + torch.randn(3, 1, 3, 5, generator=generator)
-        distant[1, 1:, ::2], own, distant_bias = lowest, own_bias, distant
-    keys, values = torch.cat((distant_k, k), 2), torch.cat((distant_v, v), 2)
-    scores = q @ keys.repeat_interleave(4 // key_heads, 1).mT * (scale or 8**-0.5)
-    scores += torch.cat((distant[:, None], own), -1)
-    expected = scores.softmax(-1) @ values.repeat_interleave(4 // key_heads, 1)
-    found = attention.attend_to_distant(
-        q, k, v, distant_k, distant_v, distant_bias, scale, own_bias
-    )
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("num_keys", [1, 16, 20])
-def test_rows_of_a_bias_begin_at_multiples_of_16(
-    num_keys: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(attention, "_KERNEL", lambda *_, **named: given.update(named))
-    q, k, bias = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, num_keys, 8), torch.ones(2, 1, 1, 20)
-    bias[..., 0] = torch.finfo(torch.float).min
-    attention._attend_with_sum(q, k, k, bias[..., :num_keys], None)
-    mask = given["attn_mask"]
-    assert mask.shape == (2, 3, 4, num_keys)
-    assert mask.stride()[0] == -(-num_keys // 16) * 16
-    assert (mask[..., 1:] == 1).all()
-    assert (mask[..., 0].double() * 1.5 > torch.finfo(torch.float).min).all(), "not -inf"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +229,7 @@ def test_which_hardware_packs_documents(monkeypatch: pytest.MonkeyPatch) -> None
         ((8, 0), True, cuda, half, 264, False),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: of)
-        monkeypatch.setattr(attention, "_PACKING_IS_THERE", is_there)
+        monkeypatch.setattr(attention, "_HAS_PACKING", is_there)
         assert attention.packs(device, dtype, width) == expected
 
 
@@ -304,78 +256,3 @@ def test_activations_beyond_two_gib_are_much() -> None:
     assert not attention.keeps_much(2**13, 32, 8, 1, 2**8, 4)
     assert attention.keeps_much(2**13 + 1, 32, 8, 1, 2**8, 4)
     assert not attention.keeps_much(2**13, 16, 8, 2, 2**8, 4)
-
-
-CPU = torch.device("cpu")
-
-
-@torch.no_grad()
-def test_states_are_shared_where_distant_places_are_more_than_local_ones() -> None:
-    assert attention.can_share_distant(CPU, torch.float, 16, num_distant=8, length=7)
-    assert not attention.can_share_distant(CPU, torch.float, 16, num_distant=7, length=7)
-
-
-def test_states_are_not_shared_with_gradients() -> None:
-    assert not attention.can_share_distant(CPU, torch.float, 16, num_distant=8, length=7)
-
-
-@torch.no_grad()
-def test_states_are_not_shared_under_autocast() -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not attention.can_share_distant(CPU, torch.float, 16, num_distant=8, length=7)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "allowed"), [(torch.float, 32 * 2.0**-23), (torch.bfloat16, 4 * 2.0**-7)]
-)
-def test_the_error_of_sharing_is_a_multiple_of_what_rounding_allows(
-    dtype: torch.dtype, allowed: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = attention.attend_to_distant
-    monkeypatch.setattr(attention, "attend_to_distant", lambda *given: right(*given) + 1)
-    error = attention.distant_error(CPU, dtype, 16)
-    assert error == pytest.approx(1 / allowed, rel=2 * allowed)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
-def test_states_of_integers_or_8_bits_are_not_shared(dtype: torch.dtype) -> None:
-    assert not attention._distant_attends_apart.__wrapped__(CPU, dtype, 16)
-
-
-@pytest.mark.parametrize(("error", "is_exact"), [(1.0, True), (1.01, False)])
-def test_states_are_shared_up_to_the_error_that_rounding_allows(
-    error: float, is_exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "distant_error", lambda *_: error)
-    assert attention._distant_attends_apart.__wrapped__(CPU, torch.float, 16) == is_exact
-
-
-def test_a_full_memory_says_nothing_about_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> float:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(attention, "distant_error", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        attention._distant_attends_apart.__wrapped__(CPU, torch.float, 16)
-
-
-@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
-def test_sharing_distant_states_is_tried_on_the_hardware_that_is_there(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = attention._distant_attends_apart.__wrapped__
-    for head_width in (10, 16, 64):
-        assert tried(torch.device("cpu"), dtype, head_width)
-    assert not tried(torch.device("cpu"), torch.int8, 16)
-    right = attention._attend_with_sum
-
-    def other_base(*inputs: Any) -> tuple[Tensor, Tensor]:
-        mixed, sums = right(*inputs)
-        return mixed, sums / math.log(2)
-
-    def missing(*inputs: Any) -> tuple[Tensor, Tensor]:
-        raise RuntimeError("no kernel for this dtype")
-
-    for wrong in (other_base, missing):
-        monkeypatch.setattr(attention, "_attend_with_sum", wrong)
-        assert not tried(torch.device("cpu"), dtype, 16)

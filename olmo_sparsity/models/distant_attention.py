@@ -1,0 +1,162 @@
+"""Attend to distant tokens whose keys and values many rows share, without a copy for each row.
+
+`attend_to_distant` computes attention to the shared states and to a row's own places separately,
+and joins the two. `can_share_distant` says where that is possible and worth it: it tries the
+kernels of the hardware once.
+
+Dimension key: B rows, L queries, K local places, F distant places, H heads.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from olmo_sparsity.base.errors import is_out_of_memory
+from olmo_sparsity.models.attention import CPU_KERNEL, causal_bias
+
+
+def attend_to_distant(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    distant_k: Tensor,
+    distant_v: Tensor,
+    distant_bias: Tensor | None,
+    scale: float | None = None,
+    local_bias: Tensor | None = None,
+) -> Tensor:
+    """Return attention of L queries to distant and to local places, as of one softmax over both,
+    without gradients.
+
+    Let a_d and a_l be the attention to either part alone, and z_d and z_l the log-sum-exp of its
+    scores. Then the result is (1 − share) · a_l + share · a_d with share = sigmoid(z_d − z_l). So
+    distant keys and values that rows share (as views) are not copied for each of them.
+
+    q               (B, H, L, width of a head)
+    k, v            (B, heads of keys, K, width): local places
+    distant_k, distant_v    (B, heads of keys, F, width)
+    distant_bias    (B, F), or (B, L, F) where queries differ; None: all are visible
+    scale           the factor of scores; None: width ** −0.5
+    local_bias      (B, 1, L, K); None: causal
+    """
+    # The kernels themselves check few sizes, and read beyond the end of a tensor that is too short.
+    num_rows = len(q)
+    num_distant = distant_k.shape[2]
+    assert num_rows == len(k) == len(v) == len(distant_k) == len(distant_v)
+    if distant_bias is not None:
+        assert distant_bias.shape[0] == num_rows
+        assert distant_bias.shape[-1] == num_distant
+    num_queries = q.shape[2]
+    num_heads, num_keys = k.shape[1:3]
+    if local_bias is None:
+        local_bias = causal_bias(num_keys, q.device, num_queries)
+
+    # Query heads that read the same keys become more queries of one head: (B, heads of keys,
+    # queries of the heads of a group, …). So keys and values are not copied for each query head,
+    # and a bias over queries is repeated for each head of a group instead.
+    grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)
+    group_size = grouped.shape[2] // num_queries
+    local_bias = local_bias.repeat(1, 1, group_size, 1)
+    local, local_sum = _attend_with_sum(grouped, k, v, local_bias, scale)
+    if num_distant == 0:
+        return local.unflatten(2, (-1, num_queries)).flatten(1, 2)
+
+    grouped_bias = None
+    if distant_bias is not None and distant_bias.dim() == 3:
+        grouped_bias = distant_bias[:, None].repeat(1, 1, group_size, 1)
+    elif distant_bias is not None:
+        grouped_bias = distant_bias[:, None, None]
+    distant, distant_sum = _attend_with_sum(grouped, distant_k, distant_v, grouped_bias, scale)
+
+    distant_share = (distant_sum - local_sum).sigmoid()[..., None]
+    mixed = torch.lerp(local.to(distant_share), distant.to(distant_share), distant_share)
+    return mixed.to(local.dtype).unflatten(2, (-1, num_queries)).flatten(1, 2)
+
+
+def _attend_with_sum(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return attention, and the log-sum-exp of each query's scores."""
+    if bias is not None:
+        num_keys = bias.shape[-1]
+        # Half the lowest number: the kernel of CUDA multiplies scores by log2(e), and a query that
+        # sees nothing but -inf gets NaN, which no weight of 0 takes out again.
+        bias = bias.to(q).clamp(min=torch.finfo(q.dtype).min / 2)
+        # The kernel of CUDA requires that rows of a bias begin at multiples of 16 bytes.
+        aligned = F.pad(bias, (0, -num_keys % 16))
+        bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
+    if q.device.type == "cpu":
+        return CPU_KERNEL(q, k, v, attn_mask=bias, scale=scale)
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    mixed, sum_BHL, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
+    return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # the kernel pads the sums
+
+
+def can_share_distant(
+    device: torch.device, dtype: torch.dtype, head_width: int, num_distant: int, length: int
+) -> bool:
+    """Return whether `attend_to_distant` can and should serve a model with weights of this dtype.
+    Where there are fewer distant places than local ones, copying their states costs less."""
+    return (
+        num_distant > length
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(device.type)
+        and _computes_right_numbers(device, dtype, head_width)
+    )
+
+
+@functools.cache
+def _computes_right_numbers(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+    """Return whether `attend_to_distant` computes right numbers on this device. It is tried,
+    because the hardware decides which kernels exist, and for which dtypes and widths."""
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        return False
+    try:
+        return distant_error(device, dtype, head_width) <= 1
+    except RuntimeError as error:
+        # These say nothing about the kernel, and the answer is kept as long as the process lives.
+        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+            raise
+        return False
+
+
+def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> float:
+    """Return the largest difference between `attend_to_distant` and attention to all places,
+    divided by what rounding allows. A kernel that does not take these sizes raises RuntimeError."""
+    # Sizes of several blocks of any kernel, and no multiples of a block.
+    num_queries = 40
+    num_distant = 300
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 1, num_distant + num_queries, 2, head_width)
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float)
+    k_1HLK, v_1HLK = numbers.to(dtype).transpose(2, 3)
+    q_1HLK = v_1HLK[:, :, -num_queries:].repeat_interleave(2, dim=1)  # grouped heads
+
+    # Four rows: they see all distant places, the second half, the first half, and none.
+    lowest = torch.finfo(torch.float).min
+    bias_BF = torch.zeros(4, num_distant, dtype=torch.float)
+    bias_BF[1, : num_distant // 2] = lowest
+    bias_BF[2, num_distant // 2 :] = lowest
+    bias_BF[3] = lowest
+
+    # The expected result: one softmax over all places, in double precision, by plain products.
+    distant_bias = bias_BF[:, None, None].expand(-1, -1, num_queries, -1)
+    local_bias = causal_bias(num_queries, bias_BF.device).expand(4, -1, -1, -1)
+    k_1HLK_double = k_1HLK.double().repeat_interleave(2, dim=1)
+    v_1HLK_double = v_1HLK.double().repeat_interleave(2, dim=1)
+    scores = q_1HLK.double() @ k_1HLK_double.mT * head_width**-0.5
+    scores = scores + torch.cat((distant_bias, local_bias), dim=-1)
+    expected = scores.softmax(-1) @ v_1HLK_double
+
+    # Rows share keys and values as views, as they do in use.
+    q, k, v = (part.to(device).expand(4, -1, -1, -1) for part in (q_1HLK, k_1HLK, v_1HLK))
+    distant = (k[:, :, :num_distant], v[:, :, :num_distant])
+    local = (k[:, :, num_distant:], v[:, :, num_distant:])
+    with torch.no_grad():
+        computed = attend_to_distant(q, *local, *distant, bias_BF.to(device)).cpu().double()
+    allowed = 4 * max(torch.finfo(dtype).eps, 8 * torch.finfo(torch.float).eps)
+    return float((computed - expected).abs().max()) / allowed
