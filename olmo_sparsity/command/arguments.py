@@ -16,7 +16,8 @@ from olmo_sparsity.analysis import options as settings
 from olmo_sparsity.analysis.options import ModelOptions
 from olmo_sparsity.base.errors import ConfigError, readable
 from olmo_sparsity.base.launch import read_launch
-from olmo_sparsity.config.schema import add_options, arguments_of, kinds_of, spell
+from olmo_sparsity.config.command_line import add_options, arguments_of
+from olmo_sparsity.config.schema import kinds_of, spell
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,7 +17,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.files import check_suffix
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.command import arguments
-from olmo_sparsity.config.schema import given_options
+from olmo_sparsity.config.command_line import given_options
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
 TEXTS = ("question", "answer", "reasoning")

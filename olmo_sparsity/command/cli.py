@@ -30,7 +30,7 @@ from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
-from olmo_sparsity.config.schema import given_options
+from olmo_sparsity.config.command_line import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
@@ -117,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def configs(options: argparse.Namespace) -> int:
-    from olmo_sparsity.config.schema import list_configs, read_config
+    from olmo_sparsity.config.installed import list_configs, read_config
 
     if options.name is None:
         print(list_configs())

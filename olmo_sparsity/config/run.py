@@ -12,8 +12,9 @@ from typing import Any
 
 from olmo_sparsity.base.differences import leaves
 from olmo_sparsity.base.files import check_no_tilde, write_atomically
-from olmo_sparsity.config.schema import Rules, build, enforce, read_given, read_yaml, to_yaml, used
+from olmo_sparsity.config.schema import Rules, build, enforce, used
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.yaml_files import read_given, read_yaml, to_yaml
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

@@ -23,10 +23,12 @@ from olmo_sparsity.analysis.options import ModelOptions, Settings, TextOptions
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.files import check_no_tilde, write_atomically
 from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
+from olmo_sparsity.config.installed import find_config
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.config.schema import build, find_config, kinds_of, option, read_given
+from olmo_sparsity.config.schema import build, kinds_of, option
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.windows import Long, long_window
+from olmo_sparsity.config.yaml_files import read_given
 
 FILE_NAME = "experiment.yaml"
 """In the folder of an experiment: its file as it was when it last began."""

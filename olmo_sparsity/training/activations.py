@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from olmo_sparsity.config.schema import to_yaml
 from olmo_sparsity.config.sections import ModelConfig, Precision
+from olmo_sparsity.config.yaml_files import to_yaml
 
 LENGTH = 256
 """Tokens of the traced row. What is kept grows in proportion; longer rows take longer to trace."""

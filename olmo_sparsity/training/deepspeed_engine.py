@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from olmo_sparsity.base.differences import leaves
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import read_json
-from olmo_sparsity.config.schema import CONFIGS
+from olmo_sparsity.config.installed import CONFIGS
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.training.distributed import Processes, start_alone

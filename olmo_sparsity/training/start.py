@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.run import check_model, flatten
-from olmo_sparsity.config.schema import to_yaml
 from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig, StageConfig
+from olmo_sparsity.config.yaml_files import to_yaml
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.mixture import Weights, find_order
 from olmo_sparsity.data.order import choose_order

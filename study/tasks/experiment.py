@@ -22,7 +22,7 @@ from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.provenance import provenance
 from olmo_sparsity.base.work_folder import WorkFolder
-from olmo_sparsity.config.schema import merge
+from olmo_sparsity.config.yaml_files import merge
 from study.tables_of_rows import write_rows
 from study.tasks.results import TABLE, Row
 from study.tasks.settings import (

@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.options import (
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.arguments import build_parser
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.config.schema import given_options
+from olmo_sparsity.config.command_line import given_options
 from olmo_sparsity.text.documents import Documents
 from tests.support.measurements import SETTINGS, VOCAB, loaded, untrained
 

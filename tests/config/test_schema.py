@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.installed import CONFIGS, read_config, shipped_configs
 from olmo_sparsity.config.run import flatten, load_config, load_saved_config, save_config
-from olmo_sparsity.config.schema import CONFIGS, read_config, read_given, shipped_configs
+from olmo_sparsity.config.yaml_files import read_given
 from olmo_sparsity.experiment.file import read_experiment
 
 

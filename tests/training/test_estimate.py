@@ -12,8 +12,8 @@ import torch
 from benchmarks.memory import estimates_of, launch
 from olmo_sparsity.base.devices import find_gpu, known_gpu
 from olmo_sparsity.command.cli import main
+from olmo_sparsity.config.installed import CONFIGS
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.config.schema import CONFIGS
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.choose_engine import check_engine

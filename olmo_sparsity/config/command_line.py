@@ -1,0 +1,93 @@
+"""Derive options of the command line from a schema, and their help from docstrings.
+
+A function of `analysis/api.py` describes its arguments once, under `Args:` of its docstring. The
+schema of its settings gives their types, defaults and choices. Both together are the options:
+
+    add_options(parser, Settings, help=arguments_of(measure))
+    Settings(**given_options(parser.parse_args(), names))
+
+An option that the user leaves out is absent, so that defaults are in one place, the schema. The
+text of a wrong value is left as it is: `schema.build` names it with the option's range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import Field
+from typing import Any, Literal, get_args, get_origin
+
+from olmo_sparsity.config.schema import kinds_of, spell
+
+
+def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what the docstring of a function says of each of its arguments (`Args:`)."""
+    _, _, section = (inspect.getdoc(function) or "").partition("Args:")
+    help_of: dict[str, str] = {}
+    # An entry begins in the fourth column; its further lines are indented more.
+    for entry in re.split(r"\n    (?=\w)", section):
+        names, _, text = entry.partition(": ")
+        text = " ".join(text.split()).removesuffix(".")
+        help_of |= dict.fromkeys(names.split(", "), text[:1].lower() + text[1:])
+    return help_of
+
+
+def add_options(
+    parser: argparse.ArgumentParser, *schemas: type, help: Mapping[str, str] | None = None
+) -> None:
+    """Add an option for each field of the schemas. If several schemas have a field of one name, the
+    first decides. `help` is for fields that have none of their own."""
+    added = set[str]()
+    for schema in schemas:
+        for name, (item, kind) in kinds_of(schema).items():
+            if item.metadata.get("hidden") or name in added:
+                continue
+            added.add(name)
+            text = item.metadata.get("help") or (help or {})[name]
+            flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
+            parser.add_argument(flag, dest=name, **_keywords_of(item, kind, text))
+
+
+def _keywords_of(item: Field, kind: Any, text: str) -> dict[str, Any]:
+    """Return the keywords of argparse's `add_argument` for a field. `text`: its help."""
+    default = spell(item.default)
+    if default:
+        text += f" ({default})"
+    # argparse formats the help with %.
+    keywords: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+    if "parse" in item.metadata:
+        keywords["metavar"] = item.metadata.get("metavar")  # `build` reads the text
+    elif kind is bool:
+        keywords["action"] = "store_true"
+    elif get_origin(kind) is Literal:
+        keywords["choices"] = get_args(kind)
+    else:
+        metavar = "A,B,…" if get_origin(kind) is tuple else None
+        keywords["metavar"] = item.metadata.get("metavar", metavar)
+        keywords["type"] = _reader_of(kind)
+    return keywords
+
+
+def _reader_of(kind: Any) -> Callable[[str], Any]:
+    """Return the function that reads the text of an option of this type."""
+
+    def read(text: str, kind: Any = kind) -> Any:
+        if get_origin(kind) is tuple:
+            (kind_of_items, *_) = get_args(kind)
+            return tuple(read(word, kind_of_items) for word in text.split(","))
+        for number in (int, float):
+            if number in (kind, *get_args(kind)):
+                try:
+                    return number(text)
+                except ValueError:
+                    continue
+        return text
+
+    return read
+
+
+def given_options(options: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
+    """Return the options of these names that were given."""
+    return {name: value for name, value in vars(options).items() if name in names}

@@ -1,0 +1,67 @@
+"""Find the configs that are installed with the package, and list them.
+
+A config is named by its path below `configs/`, such as figure2.yaml or experiments/c4_1b.yaml. A
+user's file of the same name comes first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from textwrap import shorten
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.renamed import current_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+"""The folder of installed configs."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return shipped configs by name: figure2.yaml, experiments/c4_ladder.yaml."""
+    return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
+
+
+def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
+    """Return the file of this name, as seen from the folder of another one, or else the installed
+    config of this name. The path of the missing file, if there is neither."""
+    path = Path(name) if seen_from is None else seen_from.parent / name
+    # A copy of an installed config may name the original as its base.
+    if path.exists() and path != seen_from:
+        return path
+    installed_name = current_config(Path(name).as_posix().removeprefix("configs/"))
+    return shipped_configs().get(installed_name, path)
+
+
+def suggest_config(path: Path) -> str:
+    """Return a hint at the config that a missing one may be meant for; empty without any."""
+    if path.exists():
+        return ""
+    names = [*map(str, path.parent.glob("*.yaml")), *shipped_configs()]
+    close = difflib.get_close_matches(str(path).removeprefix("configs/"), names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def list_configs() -> str:
+    """Return a line for each installed config: its name, and the first sentence of its comment."""
+    configs = shipped_configs()
+    width = max(map(len, configs))
+    return "\n".join(f"{name:<{width}}  {_purpose(path)}" for name, path in configs.items())
+
+
+def _purpose(path: Path) -> str:
+    """Return the first sentence of a config's comment."""
+    lines = path.read_text().split("\n")
+    comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
+    first_sentence = re.split(r"(?<=[.?])\s", comment, maxsplit=1)[0]
+    return shorten(first_sentence, 90, placeholder=" …")
+
+
+def read_config(name: str) -> str:
+    """Return the text of an installed config, for a copy that works in any folder."""
+    path = shipped_configs().get(current_config(name.removeprefix("configs/")))
+    if path is None:
+        raise ConfigError(f"no config '{name}' is installed; `olmo-sparsity configs` lists them")
+    # `../c4.yaml` holds in the folder of installed configs alone; `c4.yaml` is found anywhere.
+    return path.read_text().replace("../", "")
