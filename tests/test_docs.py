@@ -296,6 +296,8 @@ def test_pypi_has_what_is_pinned() -> None:
 
 
 NAMED_FILE = re.compile(r"`((?:[\w.]+/)+[\w.]+\.(?:py|ya?ml|sh|sbatch))(?::\w+)?`")
+NAMED_SCRIPT = re.compile(r"[\w/]+\.sbatch\b")
+"""A job script is also named without its folder, and within commands."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -307,3 +309,5 @@ def test_the_files_that_a_page_names_exist(page: Path) -> None:
     for name in NAMED_FILE.findall(page.read_text(encoding="utf-8")):
         made_by_the_reader = name.startswith(("your_", "my_", "runs/", "results/", "data/"))
         assert made_by_the_reader or any((place / name).exists() for place in places), name
+    for name in NAMED_SCRIPT.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / "slurm" / name.removeprefix("slurm/")).exists(), name
