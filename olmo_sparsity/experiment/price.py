@@ -26,11 +26,16 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.experiment.file import Experiment, Measurement
 from olmo_sparsity.experiment.jobs import Job, jobs_of
+from olmo_sparsity.experiment.price_training import (
+    TrainingPrice,
+    describe_texts,
+    price_training,
+)
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.load import LoadedModel, describe_model
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.training.estimate import Hardware, count_parameters, gpu_hours
+from olmo_sparsity.training.estimate import Hardware, count_parameters
 from olmo_sparsity.training.memory import without_memory
 from olmo_sparsity.training.runs import training_text
 from olmo_sparsity.training.start import cost_of
@@ -45,26 +50,32 @@ FROM_HUB = ("c4", "c4_files")
 def format_price(
     experiment: Experiment, hardware: Hardware | None, gpu: str | None, gpu_hour: float | None
 ) -> str:
-    """Return what each unfinished job costs, and their sum. `gpu_hour`: dollars a GPU-hour."""
+    """Return what each unfinished job costs, and their sum. `gpu_hour`: dollars a GPU-hour. Raise
+    ConfigError, with the model's name, for a training that would not start."""
     if gpu_hour is not None and not gpu_hour > 0:
         raise ConfigError(f"--gpu-hour={gpu_hour:g} must be above 0: dollars a GPU-hour")
     jobs = [job for job in jobs_of(experiment) if job.kind != "figure"]
     todo = [job for job in jobs if job.state().name != "done"]
     lines = []
+    trainings: list[TrainingPrice] = []
     hours = {"train": 0.0, "measure": 0.0}
     num_unknown = 0
     known = Known()
     choosing_options = experiment.measurements[0].options if experiment.measurements else {}
     for job in todo:
+        line: object
         hours_of_job: float | None
-        if job.kind == "train":
-            line, hours_of_job = _price_training(job, hardware)
+        if job.model is not None:
+            line = training = price_training(job.model, hardware)
+            trainings.append(training)
+            hours_of_job = training.gpu_hours
         else:
             assert job.measurement is not None
             line, hours_of_job = _price_measurement(job.measurement, choosing_options, gpu, known)
             num_unknown += hours_of_job is None
         lines.append(f"{job.name}: {line}")
         hours[job.kind] += hours_of_job or 0.0
+    lines += describe_texts(trainings)
     counts = [f"{_count(todo, 'train')} of {_count(jobs, 'train')} models to train"]
     if experiment.measurements:
         counts.append(f"{_count(todo, 'measure')} of {_count(jobs, 'measure')} to measure")
@@ -83,18 +94,6 @@ def format_price(
 
 def _count(jobs: list[Job], kind: str) -> int:
     return sum(job.kind == kind for job in jobs)
-
-
-def _price_training(job: Job, hardware: Hardware | None) -> tuple[str, float]:
-    """Return the price of a training as text, and its GPU-hours; 0 without hardware."""
-    assert job.model is not None
-    config, machine, cost = cost_of(job.model.settings, hardware)
-    num_tokens, _, num_steps = cost["tokens in all"].partition(" in ")
-    folder = cost["disk"].rpartition(", ")[2]
-    size = f"{cost['parameters']} parameters, {num_tokens} tokens in {num_steps}"
-    if "time" not in cost:
-        return f"{size}; {cost['FLOPs in all']} FLOPs; {folder}", 0.0
-    return f"{size}; {cost['time']}; {folder}", gpu_hours(config, machine)
 
 
 def _price_measurement(

@@ -76,6 +76,7 @@ def submit(experiment: Experiment, flags: Flags) -> int:
     jobs = jobs_of(experiment)
     submitted = queued(experiment)
     todo = _to_submit(jobs, submitted)
+    _check_texts(_trainings(todo))
     experiment.save()
     for job in todo:
         job.note.unlink(missing_ok=True)
@@ -118,6 +119,25 @@ def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
         todo = [job for job in todo if job.kind != "figure"]
         todo += [job for job in jobs if job.kind == "figure" and job.name not in numbers]
     return todo
+
+
+def _check_texts(trainings: Sequence[Job]) -> None:
+    """Raise ConfigError for a training whose text is not prepared: no job of SLURM prepares it, and
+    nodes often have no internet."""
+    from olmo_sparsity.data.tokens import is_prepared  # imports what [train] installs
+
+    for job in trainings:
+        model = job.model
+        assert model is not None
+        data = model.settings.data
+        if is_prepared(data):
+            continue
+        options = [word for word in model.overrides if word.startswith("--data.")]
+        line = shlex.join(["olmo-sparsity", "prepare", model.config, *options])
+        raise ConfigError(
+            f"{model.name}: data.folder={data.folder} is not prepared, and no job prepares it; "
+            f"nothing was submitted. Run first, where there is internet: {line}"
+        )
 
 
 def _trainings(jobs: Sequence[Job]) -> list[Job]:

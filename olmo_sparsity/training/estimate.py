@@ -326,31 +326,25 @@ def estimate(
 
 def _saves(config: RunConfig, hardware: Hardware, parameters: int) -> dict[str, str]:
     """Return lines on main memory, on disks, and on how long a save takes."""
-    training = config.training
     count = hardware.count
-    saved = 12 * parameters  # weights and two moments, in fp32
-    saved_by_each = saved / count
+    saved_by_each = 12 * parameters / count
 
     at_start = main_memory_at_start(config)
-    in_main_memory = max(at_start, saved_by_each) + (LIBRARIES_BYTES if hardware.gpu else 0)
-    of_node = in_main_memory * count / hardware.nodes
+    of_process = main_memory_of(config, hardware)
+    of_node = of_process * count / hardware.nodes
 
-    kept = config.checkpoint
-    num_kept = kept.keep + 1 + kept.num_staying(0, training.num_steps)
-    token_size = 2 if config.model.vocab_size <= 2**16 else 4
-    text = training.batch_size * training.length * training.num_steps * token_size
-
+    disk = disk_of(config)
     pause_s = saved_by_each / COPIED_BYTES_PER_S
     save_s = pause_s + saved_by_each / WRITTEN_BYTES_PER_S
     enough = "within" if save_s <= GRACE_S else "more than"
     return {
         "main memory": (
-            f"{in_main_memory / 2**30:.1f} GiB a process (the start takes {at_start / 2**30:.1f}, "
+            f"{of_process / 2**30:.1f} GiB a process (the start takes {at_start / 2**30:.1f}, "
             f"a copy for a save {saved_by_each / 2**30:.1f}); {of_node / 2**30:.0f} GiB a node"
         ),
         "disk": (
-            f"text {text / 1e9:.1f} GB if read once; a checkpoint {saved / 1e9:.1f} GB, the run "
-            f"folder {saved * num_kept / 1e9:.1f} GB"
+            f"text {disk.text / 1e9:.1f} GB if read once; a checkpoint {disk.checkpoint / 1e9:.1f} "
+            f"GB, the run folder {disk.run_folder / 1e9:.1f} GB"
         ),
         "a save": (
             f"{save_s:.0f} s, {enough} the {GRACE_S} s that clusters give a preempted job; "
@@ -359,9 +353,43 @@ def _saves(config: RunConfig, hardware: Hardware, parameters: int) -> dict[str, 
     }
 
 
+@dataclass(frozen=True)
+class Disk:
+    """Bytes on disk of a run and its text."""
+
+    text: int
+    """Of the tokens that the run reads, if it reads none of them twice."""
+
+    checkpoint: int
+    run_folder: int
+    """Of all checkpoints that are there at once, with the one that is being written."""
+
+
+def disk_of(config: RunConfig) -> Disk:
+    """Return what a run takes on disk. The vocabulary of the config must be known."""
+    training = config.training
+    token_size = 2 if config.model.vocab_size <= 2**16 else 4
+    # Weights and two moments, in fp32.
+    checkpoint = 12 * count_parameters(without_memory(config.model))
+    kept = config.checkpoint
+    num_kept = kept.keep + 1 + kept.num_staying(0, training.num_steps)
+    return Disk(
+        text=training.batch_size * training.length * training.num_steps * token_size,
+        checkpoint=checkpoint,
+        run_folder=checkpoint * num_kept,
+    )
+
+
 def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
     """Return the GPU-hours of a run on a known GPU."""
     return cost_with(config, hardware).gpu_hours
+
+
+def main_memory_of(config: RunConfig, hardware: Hardware) -> float:
+    """Return the bytes of main memory that a process needs at its peak: the start, or a save."""
+    saved_by_each = disk_of(config).checkpoint / hardware.count
+    libraries = LIBRARIES_BYTES if hardware.gpu else 0
+    return max(main_memory_at_start(config), saved_by_each) + libraries
 
 
 def main_memory_at_start(config: RunConfig) -> float:

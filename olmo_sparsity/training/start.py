@@ -448,11 +448,18 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     print(to_yaml(config))
     for name, value in lines.items():
         print(f"# {name}: {value}")
+    check_run(config, None if hardware is None else assumed_hardware)
+
+
+def check_run(config: RunConfig, hardware: Hardware | None) -> None:
+    """Raise ConfigError for a run that cannot be on this hardware, or that reads its text too
+    often. `config`: resolved by `cost_of`; `hardware`: None if it is not known."""
     shards = open_prepared(config)
-    if shards is not None:
+    # A run that has begun goes on, however often it reads its text.
+    if shards is not None and not list_checkpoints(Path(config.run_folder)):
         refuse_repeated_text(config, count_epochs(config, shards))
     if hardware is not None:
-        refuse_too_large(config, assumed_hardware)
+        refuse_too_large(config, hardware)
 
 
 def cost_of(

@@ -24,13 +24,14 @@ from olmo_sparsity.config.run import save_config
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
 from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of, reason_to_skip
 from olmo_sparsity.experiment.slurm import Flags
-from olmo_sparsity.training.estimate import Hardware, gpu_hours
+from olmo_sparsity.training.estimate import Hardware, disk_of, gpu_hours
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.run_folder import read_metrics
 from olmo_sparsity.training.start import cost_of
 from tests.conftest import until
 
 MakeGrid = Callable[..., str]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -304,6 +305,21 @@ def test_an_experiment_is_stopped_goes_on_and_says_what_failed(
     assert capfd.readouterr().out.strip() == format_states([first, second])
 
 
+SAY_AND_NUMBER = 'echo "$@" >>said; echo $((40 + $(wc -l <said)))'
+"""An sbatch that writes down its words, and numbers jobs from 41 on."""
+
+
+def pretend_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Make `folder` look like the root of a clone on a machine with these commands of SLURM."""
+    (folder / "slurm").mkdir()
+    for name in ("train", "measure"):
+        (folder / f"slurm/{name}.sbatch").touch()
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
 def test_slurm_gets_the_unfinished_runs_as_an_array(
     make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,17 +327,26 @@ def test_slurm_gets_the_unfinished_runs_as_an_array(
     first = read_experiment(path).models[0]
     (first.folder / "checkpoints/step000006").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "slurm").mkdir()
-    (tmp_path / "slurm/train.sbatch").touch()
-    (tmp_path / "slurm/measure.sbatch").touch()
-    pretend = tmp_path / "sbatch"
-    pretend.write_text('#!/bin/sh\necho "$@" >>said; echo $((40 + $(wc -l <said)))\n')
-    pretend.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    pretend_slurm(tmp_path, monkeypatch, sbatch=SAY_AND_NUMBER)
     flags = ["--slurm=--time=1:00", "--max-jobs=4"]
     assert main(["experiment", path, *flags]) == 0
     said = f"--parsable --time=1:00 --array=1,2%4 slurm/train.sbatch {path}\n"
     assert Path("said").read_text() == said
+
+
+def test_slurm_gets_nothing_while_a_text_is_not_prepared(
+    make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]})
+    monkeypatch.chdir(tmp_path)
+    pretend_slurm(tmp_path, monkeypatch, sbatch="touch submitted; echo 41")
+    words = ["experiment", path, "--data.folder=text of 100 lines", "--slurm=--time=1:00"]
+    assert main(words) == EXIT_BAD_INPUT
+    refusal = capsys.readouterr().err
+    assert "tiny_seed1: data.folder=text of 100 lines is not prepared" in refusal
+    line = "olmo-sparsity prepare tiny.yaml '--data.folder=text of 100 lines'"
+    assert refusal.strip().endswith(line)
+    assert not Path("submitted").exists()
 
 
 def test_slurm_measures_when_trainings_have_ended_well_or_not(
@@ -329,16 +354,8 @@ def test_slurm_measures_when_trainings_have_ended_well_or_not(
 ) -> None:
     path = make_grid(measure=MEASURE | {"shards": 2})
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "slurm").mkdir()
-    for name in ("train", "measure"):
-        (tmp_path / f"slurm/{name}.sbatch").touch()
-    for name, script in {
-        "sbatch": 'echo "$@" >>said; echo $((40 + $(wc -l <said)))',
-        "squeue": "echo 41 0; echo 42 0; echo 42 1; echo 43 0; echo 44 0; echo 45 N/A",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    queue = "echo 41 0; echo 42 0; echo 42 1; echo 43 0; echo 44 0; echo 45 N/A"
+    pretend_slurm(tmp_path, monkeypatch, sbatch=SAY_AND_NUMBER, squeue=queue)
     words = ["experiment", path, "--slurm=--gpus=8", "--measure-slurm=--gpus=1"]
     assert main(words) == 0
     train, *measures, last = Path("said").read_text().splitlines()
@@ -359,7 +376,7 @@ def test_an_experiment_has_a_price_before_anything_is_trained(
     (models[0].folder / "checkpoints/step000600").mkdir(parents=True)
     words = ["experiment", path, "--dry-run", "--gpus", "2", "--gpu", "h100"]
     assert main([*words, "--gpu-hour", "2.5"]) == 0
-    *runs, total = capsys.readouterr().out.splitlines()
+    *runs, _, _, total = capsys.readouterr().out.splitlines()
     assert [run.partition(":")[0] for run in runs] == [model.name for model in models[1:]]
     assert "parameters, 115,200 tokens in 1,800 steps; " in runs[-1]
     assert re.fullmatch(r"3 of 4 models to train: [\d.e-]+ GPU-hours .* at \$2.5 a .*", total)
@@ -368,6 +385,76 @@ def test_an_experiment_has_a_price_before_anything_is_trained(
     assert hours[1] == pytest.approx(3 * hours[0])
     assert main(["experiment", path, "--dry-run"]) == 0
     assert "3 of 4 models to train: pass --gpus N" in capsys.readouterr().out
+
+
+def test_the_price_has_the_memory_and_disk_of_train_and_counts_a_shared_text_once(
+    make_grid: MakeGrid, tmp_path: Path, capsys: Capture
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]})
+    hardware = ["--gpus", "2", "--gpu", "h100"]
+    assert main(["train", str(tmp_path / "tiny.yaml"), "--dry-run", *hardware]) == 0
+    printed = capsys.readouterr().out
+    peak = re.search(r"# memory of a process, ddp: (\S+ GiB)", printed)
+    of_node = re.search(r"# main memory: .*; (\S+ GiB a node)", printed)
+    assert peak is not None
+    assert of_node is not None
+    assert main(["experiment", path, "--dry-run", *hardware]) == 0
+    first, second, text, disk, _ = capsys.readouterr().out.splitlines()
+    for line in (first, second):
+        assert f"; {peak[1]} a GPU (ddp, fits, micro-batches of " in line
+        assert f"main memory {of_node[1]}; the run folder " in line
+    settings = read_experiment(path).models[0].settings
+    folder = Path(settings.data.folder)
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    assert text == f"text: {folder} is prepared, {size / 1e9:.1f} GB"
+    resolved, _, _ = cost_of(settings, Hardware.of("h100", 2, 1))
+    of_runs = 2 * disk_of(resolved).run_folder
+    assert disk == (
+        f"disk: {(of_runs + size) / 1e9:,.1f} GB, of which run folders {of_runs / 1e9:,.1f} and "
+        f"texts {size / 1e9:,.1f}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--training.max_epochs=0.001", "times, above training.max_epochs=0.001"),
+        ("--training.batch_size=1000000", "sequences of"),
+    ],
+)
+def test_what_the_dry_run_of_a_training_refuses_is_not_priced(
+    option: str, reason: str, make_grid: MakeGrid, tmp_path: Path, capsys: Capture
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]})
+    hardware = ["--gpus", "2", "--gpu", "h100"]
+    assert main(["train", str(tmp_path / "tiny.yaml"), "--dry-run", *hardware, option]) == 2
+    assert reason in capsys.readouterr().err
+    assert main(["experiment", path, "--dry-run", *hardware, option]) == EXIT_BAD_INPUT
+    refusal = capsys.readouterr().err
+    assert "tiny_seed1: " in refusal
+    assert reason in refusal
+
+
+def test_a_run_that_has_begun_is_priced_however_often_it_reads_its_text(
+    make_grid: MakeGrid, capsys: Capture
+) -> None:
+    """It goes on, as a start does."""
+    path = make_grid()
+    model = read_experiment(path).models[0]
+    (model.folder / "checkpoints/step000002").mkdir(parents=True)
+    assert main(["experiment", path, "--dry-run", "--training.max_epochs=0.001"]) == 0
+    assert "1 of 1 models to train" in capsys.readouterr().out
+
+
+def test_a_text_that_is_not_prepared_is_said_in_one_line_and_priced(
+    make_grid: MakeGrid, tmp_path: Path, capsys: Capture
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]})
+    folder = tmp_path / "later"
+    assert main(["experiment", path, "--dry-run", f"--data.folder={folder}"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if str(folder) in line]
+    assert line.startswith(f"text: {folder} is not prepared; run `olmo-sparsity prepare` first. ")
+    assert "How often it is read is not checked" in line
 
 
 def test_a_measurement_of_an_untrained_model_has_the_price_of_the_trained_one(

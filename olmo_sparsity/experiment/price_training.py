@@ -1,0 +1,125 @@
+"""Estimate what the trainings of an experiment cost: hours, memory and disk of each model, and the
+disk of the texts that they share.
+
+Place in the flow: file → jobs → **price of the trainings** → price. Each model is checked as
+`train --dry-run` checks it, so that an experiment is not priced whose trainings would not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.experiment.file import Model
+from olmo_sparsity.training.estimate import (
+    Cost,
+    Disk,
+    Hardware,
+    cost_with,
+    disk_of,
+    main_memory_of,
+)
+from olmo_sparsity.training.start import check_run, cost_of, open_prepared
+
+
+@dataclass(frozen=True)
+class TrainingPrice:
+    """What the training of one model costs."""
+
+    model: Model
+    config: RunConfig
+    """Resolved for the hardware."""
+
+    hardware: Hardware
+    """What the run is assumed to be on: the given GPUs, or one process here."""
+
+    cost: Cost
+    disk: Disk
+    lines: dict[str, str]
+    """What `train --dry-run` prints, by title."""
+
+    @property
+    def gpu_hours(self) -> float:
+        """Return the GPU-hours; 0 if the GPU is not known."""
+        return self.cost.gpu_hours
+
+    def __str__(self) -> str:
+        num_tokens, _, num_steps = self.lines["tokens in all"].partition(" in ")
+        parts = [f"{self.lines['parameters']} parameters, {num_tokens} tokens in {num_steps}"]
+        parts.append(self.lines.get("time", f"{self.lines['FLOPs in all']} FLOPs"))
+        parts.append(self._describe_memory())
+        parts.append(f"the run folder {self.disk.run_folder / 1e9:.1f} GB")
+        if self.config.training.batch_size % self.hardware.count:
+            parts.append(f"training.batch_size: {self.lines['batch']}")
+        return "; ".join(parts)
+
+    def _describe_memory(self) -> str:
+        """Return the memory of a GPU and the main memory of a node; on a CPU they are one."""
+        cost = self.cost
+        fits = "fits" if cost.fits else "DOES NOT FIT"
+        place = "a GPU" if self.hardware.gpu else "a process"
+        memory = (
+            f"{cost.peak / 2**30:.1f} GiB {place} ({cost.engine}, {fits}, micro-batches of "
+            f"{cost.micro_batch_size})"
+        )
+        if self.hardware.gpu is None:
+            return memory
+        processes_of_node = self.hardware.count / self.hardware.nodes
+        of_node = main_memory_of(self.config, self.hardware) * processes_of_node
+        return f"{memory}, main memory {of_node / 2**30:.0f} GiB a node"
+
+
+def price_training(model: Model, hardware: Hardware | None) -> TrainingPrice:
+    """Return the price of a training. Raise ConfigError, with the model's name, if
+    `train --dry-run` refuses it. `hardware`: None for one process here."""
+    try:
+        config, assumed_hardware, lines = cost_of(model.settings, hardware)
+        check_run(config, None if hardware is None else assumed_hardware)
+    except UserError as error:
+        raise ConfigError(f"{model.name}: {error}") from None
+    return TrainingPrice(
+        model=model,
+        config=config,
+        hardware=assumed_hardware,
+        cost=cost_with(config, assumed_hardware),
+        disk=disk_of(config),
+        lines=lines,
+    )
+
+
+def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
+    """Return a line for each text with its size on disk, and one with the disk of everything."""
+    by_folder: dict[str, list[TrainingPrice]] = {}
+    for training in trainings:
+        by_folder.setdefault(training.config.data.folder, []).append(training)
+    if not by_folder:
+        return []
+    lines = []
+    num_bytes_of_texts = 0
+    for folder, readers in by_folder.items():
+        if open_prepared(readers[0].config) is None:
+            # The largest that a model reads of it: more may be prepared, and is then larger.
+            num_bytes = max(training.disk.text for training in readers)
+            reason = readers[0].lines["text"]
+            state = f"{reason}. How often it is read is not checked; {num_bytes / 1e9:.1f} GB if"
+            lines.append(f"text: {state} it is read once")
+        else:
+            num_bytes = _size_of_folder(Path(folder))
+            lines.append(f"text: {folder} is prepared, {num_bytes / 1e9:.1f} GB")
+        num_bytes_of_texts += num_bytes
+    num_bytes_of_runs = sum(
+        training.disk.run_folder for readers in by_folder.values() for training in readers
+    )
+    total = num_bytes_of_runs + num_bytes_of_texts
+    lines.append(
+        f"disk: {total / 1e9:,.1f} GB, of which run folders {num_bytes_of_runs / 1e9:,.1f} and "
+        f"texts {num_bytes_of_texts / 1e9:,.1f}"
+    )
+    return lines
+
+
+def _size_of_folder(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
