@@ -518,13 +518,35 @@ def describe_comparison(
         differences = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in differing.items()]
         lines.append(f"measured with different {'; '.join(differences)}")
     lines += _format_comparison(table, columns)
+    lines += _describe_intervals_of_comparison(table, transfers)
+    return table, "\n".join(lines)
+
+
+def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> list[str]:
+    """Return how the intervals of a comparison are made, and why some rows have none."""
+    has_few = has_few_targets(table) | has_few_targets(table, "placebo_")
+    lines = []
+    if has_few.any():
+        row = table[has_few].iloc[0]
+        if transfers:
+            reason = describe_few(row, has_net=False)
+        else:
+            reason = (
+                f"{num_of(row['num_documents'], 'document')} with targets and "
+                f"{row['num_placebo_documents']} with placebo targets in both measurements; "
+                f"{MIN_DOCUMENTS} are the minimum"
+            )
+        which = "" if has_few.all() else f" in {num_of(int(has_few.sum()), 'row')}"
+        lines.append(f"no intervals{which}: {reason}; measure more documents (--max-documents)")
+    if has_few.all():
+        return lines
     intervals = f"intervals: {BOOTSTRAP}"
     counts = _counts_of_documents(table)
     if not transfers and table[counts][table.net_nats.notna()].min(axis=None) < FEW_FOR_BOOTSTRAP:
         intervals += (
             f"; by Student's t in rows of fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo)"
         )
-    return table, "\n".join([*lines, intervals])
+    return [*lines, intervals]
 
 
 def _counts_of_documents(table: pd.DataFrame) -> list[str]:

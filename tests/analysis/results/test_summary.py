@@ -308,6 +308,23 @@ def test_a_comparison_has_the_rows_of_its_table(results: Results, transfers: boo
         assert line.startswith(row["target_set"])
 
 
+def test_a_comparison_without_intervals_says_why_in_one_line(results: Results) -> None:
+    """As the table of one measurement does, instead of dashes alone."""
+    assert "no intervals" not in describe_comparison(results, results, False)[1]
+    reported = results.targets[results.targets.distant_part == "document"].document.unique()
+    few = results.targets[results.targets.document.isin(reported[:3])]
+    recovery = results.recovery[results.recovery.document.isin(few.document)]
+    of_three = replace(results, targets=few, recovery=recovery)
+    table, said = describe_comparison(of_three, results, False)
+    assert table.net_nats_low.isna().all()
+    reason = said.splitlines()[-1]
+    placebo = few[few.distant_part == "placebo"].document.nunique()
+    assert reason == (
+        f"no intervals: 3 documents with targets and {placebo} with placebo targets in both "
+        "measurements; 5 are the minimum; measure more documents (--max-documents)"
+    )
+
+
 REMOVAL = {"removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}
 
 
