@@ -23,7 +23,7 @@ from olmo_sparsity.base.differences import differences, leaves
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.answers import StoredAnswer, StoredCell, StoredStatement, identity_in
 from olmo_sparsity.sources.gate_report import Check, check_of
-from olmo_sparsity.sources.server import OTHER_NATS, distance, read_probe
+from olmo_sparsity.sources.probe import OTHER_NATS, distance, read_probe
 
 NOISE = 3.0
 """Standard errors of a difference of means over decoys that a changed verdict must exceed."""

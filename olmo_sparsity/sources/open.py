@@ -27,7 +27,7 @@ from olmo_sparsity.models.smollm2 import find_smollm2_gguf
 from olmo_sparsity.models.transformers_folder import NO_CODE
 from olmo_sparsity.sources.connection import PATIENCE_S, TIMEOUT_S, parse_url
 from olmo_sparsity.sources.llama import LlamaCpp
-from olmo_sparsity.sources.server import Servers
+from olmo_sparsity.sources.servers import Servers
 
 LLAMA = "llama:"
 
@@ -71,7 +71,7 @@ def open_prompt_model(
         patience_s=PATIENCE_S if patience is None else patience,
         # Who says how long to wait may have started the server just now.
         first_patience_s=patience,
-        meet=not only_counts,
+        are_checked=not only_counts,
     )
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": fast_tokenizer.to_str()} | first.card

@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.models.smollm2 import find_smollm2_gguf
-from olmo_sparsity.sources.server import Servers
+from olmo_sparsity.sources.servers import Servers
 
 SERVER = os.environ.get("LLAMA_SERVER", "")
 """examples/server/server.py of llama-cpp-python, or llama.cpp's own llama-server."""

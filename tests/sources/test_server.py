@@ -16,11 +16,10 @@ from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.models.pretrained_tokenizer import as_tokenizer
 from olmo_sparsity.models.prompts import Prompt
-from olmo_sparsity.sources import connection
-from olmo_sparsity.sources import server as module
+from olmo_sparsity.sources import connection, server_checks
 from olmo_sparsity.sources.connection import API_KEY
 from olmo_sparsity.sources.dialects import DIALECTS
-from olmo_sparsity.sources.server import Servers
+from olmo_sparsity.sources.servers import Servers
 from tests.support.explanations import make_tokenizer
 from tests.support.fake_server import VOCABULARY, WRONG, FakeServer, TableModel
 
@@ -35,7 +34,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(connection, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(connection, "NEW_PATIENCE_S", 0.03)  # less than a restart takes
     monkeypatch.setattr(connection, "say", messages.append)
-    monkeypatch.setattr(module, "say", messages.append)
+    monkeypatch.setattr(server_checks, "say", messages.append)
     return messages
 
 

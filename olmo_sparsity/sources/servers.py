@@ -1,0 +1,143 @@
+"""Share prompts among servers of one model.
+
+Place in the flow: prompts of trials.py → **log p** (`Servers.score`), by threads that each ask one
+server (server.py). A server that stops replying leaves its prompts to the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.models.prompts import Prompt, PromptModel
+from olmo_sparsity.sources.connection import PATIENCE_S, TIMEOUT_S, ServerGone
+from olmo_sparsity.sources.probe import PROBE_FILE, read_probe
+from olmo_sparsity.sources.server import Server, check_not_constant
+from olmo_sparsity.sources.server_checks import meet
+from olmo_sparsity.sources.threads import in_threads
+
+PromptKey = tuple[tuple[int, ...], tuple[int, ...]]
+"""Token IDs of a prompt and of its continuation: `Prompt.key`."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Prompts that threads score together."""
+
+    waiting: deque[PromptKey]
+    log_p: dict[PromptKey, np.ndarray] = field(default_factory=dict)
+    """By prompt, what was scored."""
+
+    gone: dict[Server, str] = field(default_factory=dict)
+    """Servers that have stopped replying, with the reason."""
+
+
+class Servers(PromptModel):
+    """Servers of one model, each with `at_once` requests at a time; with one, if nothing in a reply
+    tells which prompt it is of."""
+
+    device = torch.device("cpu")  # nothing is left to compute here
+
+    dtype_name = "of the server"
+    vocab_size = 0
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        tokenizer: Any,
+        *,
+        at_once: int = 8,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+        first_patience_s: float | None = None,
+        are_checked: bool = True,
+    ) -> None:
+        """`are_checked`: check the servers' numbers; without it, no request is sent."""
+        self.servers = [
+            Server(url, tokenizer, timeout_s, patience_s, first_patience_s) for url in urls
+        ]
+        self.at_once = at_once
+        self.vocab_size = 1 + max(tokenizer.get_vocab().values())
+        if are_checked:
+            for server in self.servers:
+                meet(server, like=self.servers[0])
+
+    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Return log p of each prompt's continuation. Threads take the sorted prompts in turn, so
+        that neighbours meet what a server's cache holds of them. `token_forwards` counts what is
+        sent."""
+        different = sorted({prompt.key for prompt in prompts})
+        work = _Work(deque(different))
+        for server in self.servers:
+            server.distrust()
+        while work.waiting:
+            alive = [server for server in self.servers if server not in work.gone]
+            if not alive:
+                raise DataError(f"no server is left: {'; '.join(work.gone.values())}")
+            in_threads([partial(_score_waiting, server, work) for server in self._workers(alive)])
+        self._check_replies(work)
+        self.token_forwards += sum(
+            len(prefix) + len(continuation) - 1 for prefix, continuation in different
+        )
+        return [work.log_p[prompt.key] for prompt in prompts]
+
+    def _workers(self, alive: Sequence[Server]) -> list[Server]:
+        """Return the server that each thread asks: in turn, so that few prompts are shared."""
+        workers = [*alive]
+        for _ in range(self.at_once - 1):
+            workers += [server for server in alive if server.identifies_prompts]
+        return workers
+
+    def _check_replies(self, work: _Work) -> None:
+        """Raise if all tokens have the same number, over all replies: each may be too short to show
+        it."""
+        ids = list[int]()
+        every_log_p = list[float]()
+        for (_, continuation), log_p in work.log_p.items():
+            ids += continuation
+            every_log_p += log_p.tolist()
+        check_not_constant(ids, every_log_p, self.servers[0].url)
+
+    def recognize_in(self, folder: Path) -> None:
+        """Write the first server's numbers for the probe into a folder of results, or raise if
+        they differ from those in it."""
+        server = self.servers[0]
+        stored_log_p = read_probe(folder)
+        if stored_log_p is None:
+            write_atomically(folder / PROBE_FILE, json.dumps(server.probe_log_p.tolist()))
+        else:
+            when = f"than when {folder} was begun"
+            server.check_same_model(server.probe_log_p, stored_log_p, when)
+
+    def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
+        return self.servers[0].generate(ids, max_new_tokens)
+
+
+def _score_waiting(server: Server, work: _Work) -> None:
+    """Score the prompts that are waiting, until the server does not reply."""
+    while server not in work.gone:
+        try:
+            prefix, continuation = work.waiting.popleft()
+        except IndexError:
+            return
+        try:
+            server.recognize()
+            log_p = server.score([*prefix, *continuation], len(prefix))
+            server.recognize()  # it may have been restarted meanwhile
+            work.log_p[prefix, continuation] = log_p
+        except ServerGone as error:
+            work.waiting.append((prefix, continuation))
+            work.gone[server] = str(error)
+        except BaseException:
+            work.waiting.clear()  # other threads end, too
+            raise
