@@ -1,7 +1,11 @@
 """Store the answers to questions, one file each, and read them again.
 
 Place in the flow: questions.py writes them; gate.py and index_page.py read them. A folder of
-results holds `questions/000000.json` and so on, and `identity.json`, which says what they are of.
+results holds
+
+    identity.json           model, tokenizer, questions and settings that the answers are of
+    questions/000000.json   tables of the first answer, and under `gate` its `StoredAnswer`
+    …
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from olmo_sparsity.analysis.results.tables import to_json_value, write_as_json
 from olmo_sparsity.base.conform import conform, with_crc
@@ -21,14 +25,21 @@ from olmo_sparsity.base.files import read_json, sha256_of
 from olmo_sparsity.sources.statements import Attribution
 
 VERSION = 3
-"""Of stored answers; grows when a verdict may become another one, or a key changes."""
+"""Version of stored answers. It grows when a verdict may become another one, or a key changes."""
 
 IDENTITY = "identity.json"
 
 
+class Effect(NamedTuple):
+    """A mean over decoys, and its standard error."""
+
+    nats: float
+    se: float
+
+
 @dataclass(frozen=True)
 class StoredCell:
-    """Numbers of a statement and a source; see docs/sources.md."""
+    """Numbers of a statement and a source; see docs/sources.md. None: not evaluated."""
 
     gives: float | None
     lost: float | None
@@ -37,25 +48,29 @@ class StoredCell:
     above: float | None
 
     @property
-    def means(self) -> list[tuple[float, float] | None]:
-        """What the source gives, and what is lost, with standard errors; None: not evaluated."""
+    def effects(self) -> list[Effect | None]:
+        """What the source gives, and what is lost without it. None: not evaluated."""
         pairs = (self.gives, self.se_gives), (self.lost, self.se_lost)
-        return [None if nats is None or se is None else (nats, se) for nats, se in pairs]
+        return [None if nats is None or se is None else Effect(nats, se) for nats, se in pairs]
 
     @property
-    def most(self) -> float:
-        """The larger of both effects, in nats."""
+    def largest_effect(self) -> float:
+        """The larger of both effects, in nats; minus infinity if none was evaluated."""
         evaluated = [nats for nats in (self.gives, self.lost) if nats is not None]
         return max(evaluated, default=-inf)
 
 
 @dataclass(frozen=True)
 class StoredStatement:
+    """A row of `Attribution.statements`, with its rows of the matrix."""
+
     number: int
+    """The number of the statement in its answer, from 0."""
+
     text: str
     kind: str
     nats: float
-    """That all sources give."""
+    """Nats that all sources give together."""
 
     sources: list[str]
     open: list[str]
@@ -65,7 +80,7 @@ class StoredStatement:
     """Sources that it relies on, also through reasoning."""
 
     is_undecided: bool
-    """The statement, or a sentence of the reasoning that it relies on."""
+    """Whether the statement, or a sentence of the reasoning that it relies on, is undecided."""
 
     verdict: str
     cells: dict[str, StoredCell]
@@ -76,22 +91,26 @@ class StoredStatement:
         return not self.origins and not self.is_undecided
 
     @property
-    def most(self) -> float:
-        """The largest effect: of all sources together, or of one of them."""
-        return max([self.nats, *(cell.most for cell in self.cells.values())])
+    def largest_effect(self) -> float:
+        """The largest effect, in nats: of all sources together, or of one of them."""
+        return max([self.nats, *(cell.largest_effect for cell in self.cells.values())])
 
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """The key `gate` of a file of `questions/`."""
+    """What the gate needs of an answer: the key `gate` of a file of `questions/`."""
 
     question: int
+    """The number of the question in its file, from 0."""
+
     id: str
+    """The question's id in the file; empty if it has none."""
+
     asked: str
     """The text of the question."""
 
     seconds: float
-    """That the question took."""
+    """How long the question took."""
 
     source_texts: dict[str, str]
     """A hash of the text of each source."""
@@ -170,7 +189,7 @@ def _statement_without_sources(number: int, text: str) -> StoredStatement:
 
 
 def identity_in(folder: str | Path) -> dict[str, Any]:
-    """Return what `identity_of_questions` was of the results in a folder."""
+    """Return what the results in a folder are of, as `identity_of_questions` returned it."""
     identity = read_json(Path(folder) / IDENTITY, dict, "measure the questions again")
     if identity.get("version") != VERSION or not isinstance(identity.get("num_questions"), int):
         raise DataError(f"{folder} is not of version {VERSION}; measure the questions again")
@@ -207,6 +226,7 @@ def read_stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[s
 
 
 def answer_file(folder: Path, number: int) -> Path:
+    """Return the file of the answer to a question."""
     return folder / "questions" / f"{number:06d}.json"
 
 

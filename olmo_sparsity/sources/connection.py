@@ -1,7 +1,12 @@
 """Send requests to an HTTP server, again where that may help, and never show what is secret.
 
-Place in the flow: server.py asks; this module returns parsed JSON, or raises a sentence that the
-user can act on.
+Place in the flow: server.py asks; `Connection.request` returns parsed JSON, or raises a sentence
+that the user can act on. What may happen to a request:
+
+    reply                     parsed JSON
+    busy, late, cut off       sent again, until `patience_s` is over: `ServerGone`
+    connection lost           the same, and the server may be another one afterwards
+    another status, a page    an error at once, as the same request would fail again
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -25,11 +30,11 @@ from olmo_sparsity.base.progress import say
 API_KEY = "OLMO_SPARSITY_API_KEY"
 """Environment variable. Its value is sent as a bearer token and written nowhere."""
 
-AGAIN = {408, 425, 429, 500, 502, 503, 504}
+PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 """Status codes after which the same request may succeed."""
 
 TIMEOUT_S = 600.0
-"""Seconds that one request may take, by default."""
+"""Seconds that one request may take, by default. A long prompt on a slow machine takes minutes."""
 
 PATIENCE_S = 300.0
 """Seconds for which a request is repeated that was not answered, by default."""
@@ -66,9 +71,15 @@ class _NoReply(Exception):
         self.is_lost = is_lost
 
 
-def parse_url(url: str) -> tuple[str, str]:
-    """Return the URL of a server, and the name of the model behind its #. No message repeats a
-    URL that could hold a password."""
+class ServerAddress(NamedTuple):
+    url: str
+    model: str
+    """The name behind the # of the URL. Empty: it has none."""
+
+
+def parse_url(url: str) -> ServerAddress:
+    """Return the URL of a server and the name of a model on it. No message repeats a URL that could
+    hold a password."""
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -79,11 +90,11 @@ def parse_url(url: str) -> tuple[str, str]:
     if not is_url:
         raise ConfigError(f"'{printable(url)[:100]}' is not a URL like http://127.0.0.1:8000")
     root = parts.path.rstrip("/").removesuffix("/v1")
-    return f"{parts.scheme}://{parts.netloc.decode()}{root}", parts.fragment
+    return ServerAddress(f"{parts.scheme}://{parts.netloc.decode()}{root}", parts.fragment)
 
 
 def safe(text: object) -> str:
-    """Return what may be shown of a text from outside: one line without the key, which a server
+    """Return a text from outside as it may be shown: in one line, without the key, which a server
     may repeat, and without control characters."""
     key = os.environ.get(API_KEY, "").strip()
     if key:
@@ -108,7 +119,8 @@ class Connection:
         """Whether the connection was lost since somebody set this to False: the server may have
         been restarted, with another model."""
 
-        self._has_said = False
+        # Since the last reply; requests of several threads share it.
+        self._has_reported = False
         self._client = httpx.Client(
             verify=ssl.create_default_context() if url.startswith("https") else False,
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, NEW_PATIENCE_S)),
@@ -118,30 +130,33 @@ class Connection:
         )
         weakref.finalize(self, self._client.close)
 
-    def refused(self, problem: str) -> DataError:
+    def error(self, problem: str) -> DataError:
         """Return the error that says what is wrong with this server."""
         return DataError(f"{self.url} {problem}")
 
     def request(self, path: str, body: Mapping | None = None) -> Any:
         """Return the reply to a request, sent again for as long as `patience_s`."""
         wait_s = FIRST_WAIT_S
-        ends = math.inf
+        deadline = math.inf
         while True:
             try:
                 return self._send(path, body)
             except _NoReply as error:
                 self.may_be_another |= error.is_lost
-                if ends == math.inf:
-                    patience_s = self._patience_s()
-                    ends = time.monotonic() + patience_s
+                # Patience counts from the first failure: the request itself may take long.
+                if deadline == math.inf:
+                    patience_s = self._current_patience_s
+                    deadline = time.monotonic() + patience_s
                     say(f"{self.url}: {error}; trying again for {patience_s:g} s")
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
-                if time.monotonic() + wait_s > ends:
-                    raise ServerGone(f"{self.url} {_problem(error)}") from None
+                if time.monotonic() + wait_s > deadline:
+                    raise ServerGone(f"{self.url} {_problem_of(error)}") from None
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _patience_s(self) -> float:
+    @property
+    def _current_patience_s(self) -> float:
+        """Seconds for which a request that fails now is sent again."""
         if self.has_replied:
             return self.patience_s
         if self.first_patience_s is None:
@@ -154,7 +169,7 @@ class Connection:
         method = "GET" if body is None else "POST"
         content = b"" if body is None else json.dumps(body).encode()
         most_bytes = REPLY_BYTES + REPLY_SHARE * len(content)
-        ends = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + self.timeout_s
         too_late = _NoReply(f"no whole reply within {self.timeout_s:g} s")
         raw = bytearray()
         try:
@@ -168,22 +183,22 @@ class Connection:
                 for part in response.iter_raw():
                     raw += part
                     # httpx limits the seconds between two parts, not those of all of them.
-                    if time.monotonic() > ends:
+                    if time.monotonic() > deadline:
                         raise too_late
                     if len(raw) > most_bytes:
-                        raise self.refused(f"replied with more than {most_bytes:,} bytes to {path}")
+                        raise self.error(f"replied with more than {most_bytes:,} bytes to {path}")
         except (httpx.ReadTimeout, httpx.WriteTimeout):
             raise too_late from None
         except httpx.HTTPError as error:
             reason = safe(f"{type(error).__name__}: {error}")
             raise _NoReply(reason, is_lost=True) from None
-        self._refuse_status(response, path, raw)
+        self._check_status(response, path, raw)
         return self._parsed(path, raw)
 
-    def _refuse_status(self, response: httpx.Response, path: str, raw: bytearray) -> None:
+    def _check_status(self, response: httpx.Response, path: str, raw: bytearray) -> None:
         """Raise unless the request succeeded."""
         status = response.status_code
-        if status in AGAIN:
+        if status in PASSING_STATUS:
             retry_after = response.headers.get("Retry-After", "")
             # Nine digits, as a number of thousands of digits cannot be read.
             after_s = float(retry_after[:9]) if retry_after.isdecimal() else 0.0
@@ -191,7 +206,7 @@ class Connection:
         if status != 200:
             remedy = f"; set {API_KEY}" if status in (401, 403) else ""
             text = safe(raw.decode(errors="replace"))
-            raise self.refused(f"replied to {path} with status {status} ({text}){remedy}")
+            raise self.error(f"replied to {path} with status {status} ({text}){remedy}")
 
     def _parsed(self, path: str, raw: bytearray) -> Any:
         try:
@@ -201,7 +216,7 @@ class Connection:
             if raw.lstrip()[:1] == b"<":
                 remedy = "pass the URL of its API, such as http://127.0.0.1:8000"
                 problem = f"replied to {path} with a web page, not JSON; {remedy}"
-                raise self.refused(problem) from None
+                raise self.error(problem) from None
             raise _NoReply("its reply is cut off, or not JSON") from None
 
     @contextmanager
@@ -209,24 +224,24 @@ class Connection:
         """Print a line if a reply takes long: the time limit may be many minutes away."""
         waiting = f"has not replied to {path} for {HANGING_S:g} s"
         line = f"{self.url} {waiting}; a request ends after {self.timeout_s:g} s (--timeout)"
-        timer = threading.Timer(HANGING_S, self._say_once, (line,))
+        timer = threading.Timer(HANGING_S, self._report_once, (line,))
         timer.daemon = True
         timer.start()
         try:
             yield
-            self._has_said = False
+            self._has_reported = False
         finally:
             timer.cancel()
 
-    def _say_once(self, line: str) -> None:
+    def _report_once(self, line: str) -> None:
         """Print a line unless one was printed since the last reply: requests of other threads hang
         at the same time."""
-        if not self._has_said:
-            self._has_said = True
+        if not self._has_reported:
+            self._has_reported = True
             say(line)
 
 
-def _problem(error: _NoReply) -> str:
+def _problem_of(error: _NoReply) -> str:
     """Return what was wrong with all replies to a request, or that there were none."""
     if error.is_lost:
         return f"did not reply ({error}); start it"

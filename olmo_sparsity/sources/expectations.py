@@ -1,6 +1,14 @@
 """Read what a questions file expects of verdicts, and compare a verdict with it.
 
-Place in the flow: field `expect` of a line → **expectations** → gate.py.
+Place in the flow: field `expect` of a line → **expectations** (`read_expectations`) → gate.py,
+which asks of each whether a stored statement `fits` it. Forms of `expect`, for all statements
+together or in a list with one for each:
+
+    "faq.md"                          names this source
+    "none"                            rests on no source
+    {"both": ["a.md", "b.md"]}        names both
+    {"either": ["a.md", "b.md"]}      names one of them, or both
+    {"sources": "a.md", "nats": 2}    names it, with an effect of at least 2 nats
 """
 
 from __future__ import annotations
@@ -23,23 +31,24 @@ class Expectation:
     """What a statement, or all statements together, must rely on."""
 
     sources: tuple[str, ...]
-    """That the verdict must name. Empty: it must name none."""
+    """Sources that the verdict must name. Empty: it must name none."""
 
     nats: float = 0.0
-    """That each of them must give, or that must be lost without it."""
+    """Nats that each of them must give, or that must be lost without it."""
 
     statement: int | None = None
-    """None: one statement must rely on the sources; or, without sources, none on any."""
+    """The number of the statement, from 0. None: one statement must rely on the sources; or,
+    without sources, none on any."""
 
     is_either: bool = False
-    """One of the sources is enough."""
+    """Whether one of the sources is enough."""
 
     def __str__(self) -> str:
         if not self.sources:
             return "no source"
-        least = f", {self.nats:g} nats or more" if self.nats else ""
+        least_nats = f", {self.nats:g} nats or more" if self.nats else ""
         joint = " or " if self.is_either else " and "
-        return joint.join(self.sources) + least
+        return joint.join(self.sources) + least_nats
 
 
 def read_expectations(path: str | Path) -> list[list[Expectation]]:
@@ -53,7 +62,7 @@ def _expectations_of(line: QuestionLine) -> list[Expectation]:
     expect = line.record.get("expect")
     if not isinstance(expect, list):
         return [] if expect is None else [_expectation(expect, None, line.place)]
-    _refuse_other_length(expect, line.record.get("answer"), line.place)
+    _check_length(expect, line.record.get("answer"), line.place)
     return [
         _expectation(entry, number, line.place)
         for number, entry in enumerate(expect)
@@ -61,7 +70,7 @@ def _expectations_of(line: QuestionLine) -> list[Expectation]:
     ]
 
 
-def _refuse_other_length(expect: list[Any], answer: Any, place: str) -> None:
+def _check_length(expect: list[Any], answer: Any, place: str) -> None:
     """Raise unless each statement has an entry. A text is split later, and checked then."""
     if not expect:
         raise DataError(f"{place}: expect=[] checks nothing; omit it, or write one for each")
@@ -75,20 +84,21 @@ def _refuse_other_length(expect: list[Any], answer: Any, place: str) -> None:
 
 
 def _expectation(entry: Any, statement: int | None, place: str) -> Expectation:
+    """Read one form of `expect`. `place`: the line, for messages."""
     names = entry
     nats: Any = 0.0
-    is_either = False
+    joint = ""
     if isinstance(entry, Mapping):
-        ways = [way for way in ("sources", "both", "either") if way in entry]
-        if len(ways) == 1 and set(entry) <= {ways[0], "nats"}:
-            names = entry[ways[0]]
+        joints = [key for key in ("sources", "both", "either") if key in entry]
+        if len(joints) == 1 and set(entry) <= {joints[0], "nats"}:
+            joint = joints[0]
+            names = entry[joint]
             nats = entry.get("nats", 0.0)
-            is_either = ways[0] == "either"
-            if ways[0] == "sources" and isinstance(names, list) and len(names) > 1:
-                # It would be read as "both" by some and as "either" by others.
-                several = json.dumps(names, ensure_ascii=False)
-                forms = f'{{"both": {several}}} or {{"either": {several}}}'
-                raise DataError(f"{place}: expect names several sources; write {forms}")
+    if joint == "sources" and isinstance(names, list) and len(names) > 1:
+        # It would be read as "both" by some and as "either" by others.
+        several = json.dumps(names, ensure_ascii=False)
+        forms = f'{{"both": {several}}} or {{"either": {several}}}'
+        raise DataError(f"{place}: expect names several sources; write {forms}")
     if isinstance(names, str):
         names = [names]
     is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
@@ -101,7 +111,7 @@ def _expectation(entry: Any, statement: int | None, place: str) -> Expectation:
         sources=() if names == ["none"] else tuple(names),
         nats=float(nats),
         statement=statement,
-        is_either=is_either,
+        is_either=joint == "either",
     )
 
 
@@ -109,7 +119,7 @@ def fits(expected: Expectation, row: StoredStatement, margin: float) -> bool:
     """Return whether a verdict is as expected, up to `margin` nats of an effect. An undecided
     statement rests on no source only if what it may lose is within the margin."""
     if not expected.sources:
-        return row.rests_on_none or (margin > 0 and row.most <= margin)
+        return row.rests_on_none or (margin > 0 and row.largest_effect <= margin)
     are_named = [_is_named(row, name, expected.nats, margin) for name in expected.sources]
     if expected.is_either:
         return any(are_named)
@@ -127,4 +137,4 @@ def _is_named(row: StoredStatement, name: str, nats: float, margin: float) -> bo
         # Through reasoning a source has no nats of its own.
         return name in row.origins and not nats
     is_near = margin > 0 and cell.above is not None and cell.above >= -margin
-    return (name in row.sources or is_near) and cell.most >= nats - margin
+    return (name in row.sources or is_near) and cell.largest_effect >= nats - margin

@@ -1,7 +1,8 @@
-"""Split what a model wrote before its answer into sentences.
+"""Find what a model wrote before its answer, and split it into sentences.
 
-Place in the flow: tokens of reasoning and answer → **spans of the reasoning's sentences**, each of
-which is a source of the answer, and a statement over what precedes it (prompt.py, statements.py).
+Place in the flow: tokens of a text → tokens of reasoning and of the answer (`num_reasoning`) →
+**spans of the reasoning's sentences** (`sentences`). Each sentence is a source of the answer, and
+is attributed itself to what precedes it (attributing.py).
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from olmo_sparsity.text.windows import Spans
 
 CLOSING = "</think>"
 
-TAGGED = re.compile(r"(\s*<[\w-]+>)?(.*?)(</[\w-]+>\s*)?", re.DOTALL)
-"""Opening tag, text, closing tag."""
+TAGGED = re.compile(r"(\s*<[\w-]+>)?(?P<text>.*?)(</[\w-]+>\s*)?", re.DOTALL)
+"""A text with or without an opening and a closing tag around it."""
 
 LEAST_TOKENS = 5
-"""Of a sentence. A shorter one is joined to the next, or the last one to that before."""
+"""Number of tokens of a sentence at least. A shorter one is joined to the next, or the last one to
+that before."""
 
 
 def num_reasoning(ids: Sequence[int], tokenizer: Tokenizer | None) -> int:
     """Return how many tokens precede the answer: those up to `</think>` and the white space after
     it, or 0."""
     texts = Document(np.array(ids), tokenizer=tokenizer).texts
-    before, closing, _ = "".join(texts).partition(CLOSING)
+    reasoning, closing, _ = "".join(texts).partition(CLOSING)
     if not closing:
         return 0
-    num = 1 + int(np.searchsorted(_ends(texts), len(before + closing)))
-    while num < len(texts) and not texts[num].strip():
-        num += 1
-    return num
+    num_tokens = 1 + int(np.searchsorted(_character_ends(texts), len(reasoning + closing)))
+    while num_tokens < len(texts) and not texts[num_tokens].strip():
+        num_tokens += 1
+    return num_tokens
 
 
 def sentences(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
@@ -42,26 +44,28 @@ def sentences(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
     texts = Document(np.array(ids), tokenizer=tokenizer).texts
     match = TAGGED.fullmatch("".join(texts))
     assert match is not None
-    ends = _ends(texts)
-    first = int(np.searchsorted(ends, match.start(2), side="right"))
-    last = int(np.searchsorted(ends, match.end(2), side="right"))
-    if last <= first or not match[2].strip():
+    ends = _character_ends(texts)
+    text_first = int(np.searchsorted(ends, match.start("text"), side="right"))
+    text_end = int(np.searchsorted(ends, match.end("text"), side="right"))
+    if text_end <= text_first or not match["text"].strip():
         return []
+
     # By themselves, as statements are: an open quotation before them does not reach into them.
-    inner = Document(np.array(ids[first:last]), tokenizer=tokenizer)
-    sentence_ends = first + inner.units("sentences", 0, last - first).end
+    inner = Document(np.array(ids[text_first:text_end]), tokenizer=tokenizer)
+    sentence_ends = text_first + inner.units("sentences", 0, text_end - text_first).end
     spans = list[tuple[int, int]]()
-    begin = first
+    first = text_first
     for end in sentence_ends.tolist():
-        if end - begin >= LEAST_TOKENS:
-            spans.append((begin, end))
-            begin = end
-    if begin < last:  # what is left is too short
+        if end - first >= LEAST_TOKENS:
+            spans.append((first, end))
+            first = end
+    if first < text_end:  # what is left is too short
         if spans:
-            begin = spans.pop()[0]
-        spans.append((begin, last))
+            first = spans.pop()[0]
+        spans.append((first, text_end))
     return spans
 
 
-def _ends(texts: Sequence[str]) -> np.ndarray:
+def _character_ends(texts: Sequence[str]) -> np.ndarray:
+    """Return one past the last character of each token in the whole text."""
     return np.cumsum([len(text) for text in texts], dtype=int)

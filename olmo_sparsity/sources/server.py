@@ -105,7 +105,7 @@ class Server:
         if None in scored:
             written = reply.log_p[first - reply.first + scored.index(None)]
             problem = f"returned {safe(repr(written))[:40]} as a log-probability"
-            raise self.refused(problem)
+            raise self.error(problem)
         check_not_constant(sent_ids, log_p, self.url)
         return ScoredPrompt(np.array(scored, dtype=float), reply.generated)
 
@@ -124,13 +124,13 @@ class Server:
             cause = error if isinstance(error, ValueError) else "its reply has another form"
             reason = f"{safe(cause)[:100]}; {REQUIRED}"
             problem = f"returns no log-probabilities of the prompt ({reason})"
-            raise self.refused(problem) from None
+            raise self.error(problem) from None
 
     def _check_request(self, reply: Reply, request_name: str) -> None:
         """Raise if the reply is to another request. A server that has named a request once names
         all of them."""
         if self._names_requests and reply.request != request_name:
-            raise self.refused("returned the reply to another request")
+            raise self.error("returned the reply to another request")
         self._names_requests |= reply.request == request_name
 
     def _check_tokens(self, tokens: Sequence[Any], sent_ids: list[int]) -> None:
@@ -141,7 +141,7 @@ class Server:
                 difference = f"{safe(repr(token))[:40]} for {expected}"
                 remedy = "pass the tokenizer of its model"
                 problem = f"replied about other tokens than were sent ({difference}); {remedy}"
-                raise self.refused(problem)
+                raise self.error(problem)
 
     def _is_same(self, token: Any, sent_id: int) -> bool:
         """Return whether a token of a reply, an ID or a text, is the token that was sent."""
@@ -182,7 +182,7 @@ class Server:
         except (KeyError, TypeError, IndexError):
             encoded = None
         if encoded is None:
-            raise self.refused("returned no text to /v1/completions; pass an answer")
+            raise self.error("returned no text to /v1/completions; pass an answer")
         return encoded
 
     def list_models(self) -> Any:
@@ -192,9 +192,9 @@ class Server:
     def _request(self, path: str, body: dict[str, Any]) -> Any:
         return self._connection.request(path, {"model": self.model} | body)
 
-    def refused(self, problem: str) -> DataError:
+    def error(self, problem: str) -> DataError:
         """Return the error that says what is wrong with this server."""
-        return self._connection.refused(problem)
+        return self._connection.error(problem)
 
     # --- tokens ---
 
@@ -241,7 +241,7 @@ class Server:
         if nats > max(OTHER_NATS, 3 * self.noise):
             numbers = f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
             problem = f"serves another model {compared_with}: one text's loss differs by {numbers}"
-            raise self.refused(problem)
+            raise self.error(problem)
 
 
 def as_log_p(written: Any) -> float | None:

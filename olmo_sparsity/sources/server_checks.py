@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.connection import safe
 from olmo_sparsity.sources.dialects import DIALECTS, ECHO
@@ -97,7 +97,7 @@ def meet(server: Server, like: Server) -> None:
     if server.noise > NOISIEST_NATS:
         numbers = f"{server.noise:.2f} nats a token between requests (most: {NOISIEST_NATS})"
         problem = f"gives one text log-probabilities that vary by {numbers}"
-        raise server.refused(problem)
+        raise server.error(problem)
     server.check_same_model(server.probe_log_p, like.probe_log_p, f"than {like.url}")
     _check_places(server)
     _check_context(server)
@@ -111,7 +111,7 @@ def _read_card(server: Server) -> dict[str, Any]:
         models = {str(card["id"]): dict(card) for card in listed["data"]}
     except (KeyError, TypeError, ValueError):
         problem = f"does not list models at /v1/models; {REQUIRED}"
-        raise server.refused(problem) from None
+        raise server.error(problem) from None
     if not server.model and len(models) != 1:
         names = safe(", ".join(models))
         raise ConfigError(f"{server.url} has the models {names}; append one: {server.url}#NAME")
@@ -137,10 +137,10 @@ def _check_places(server: Server) -> None:
         if not abs(in_prompt - generated.log_p) <= MISPLACED_NATS + 3 * server.noise:
             numbers = f"{generated.log_p:.2f} when it is generated, {in_prompt:.2f} in a prompt"
             problem = f"gives a token numbers that do not belong to it: {numbers}"
-            raise server.refused(f"{problem}; use another server")
+            raise server.error(f"{problem}; use another server")
     if num_tried == 0:
         problem = "does not return the token that it generates, to check its numbers"
-        raise server.refused(f"{problem}; {REQUIRED}")
+        raise server.error(f"{problem}; {REQUIRED}")
 
 
 def _check_context(server: Server) -> None:
@@ -157,7 +157,7 @@ def _check_context(server: Server) -> None:
         numbers = f"{nats:.3f} nats a token (at least: {least_nats:.3f})"
         change = f"a passage {len(between)} tokens before changes its numbers by {numbers}"
         remedy = "check that it does not truncate prompts, and scores them in context"
-        raise server.refused(f"does not read its context: {change}; {remedy}")
+        raise server.error(f"does not read its context: {change}; {remedy}")
 
 
 def _passage_and_filler(server: Server) -> tuple[list[int], list[int]]:
@@ -185,14 +185,14 @@ def _check_scale(server: Server) -> None:
         total = sum(map(math.exp, log_p))
         last_candidate = math.exp(min(log_p))
         if total > MORE_THAN_ALL or 1 - total > most_tokens * last_candidate + UNEXPLAINED:
-            _refuse_scale(server, f"those of {len(log_p)} tokens add up to {total:.2f}")
+            raise _scale_error(server, f"those of {len(log_p)} tokens add up to {total:.2f}")
         if LEAST_CONCENTRATED < total < MOST_CONCENTRATED:
             tails.append((1 - total) / (len(log_p) * last_candidate))
     # Probabilities fall slowly with their rank. Logarithms of another base raise them to a power,
     # so that they fall fast and still leave much to the other tokens.
     if len(tails) >= LEAST_PLACES and min(tails) > LONGEST_TAIL:
         others = f"other tokens would have {min(tails):.0f} times what the last candidates have"
-        _refuse_scale(server, f"{others}, as with logarithms of base 2")
+        raise _scale_error(server, f"{others}, as with logarithms of base 2")
 
 
 def _prompts_of_scale(probe_ids: list[int]) -> list[list[int]]:
@@ -206,7 +206,6 @@ def _prompts_of_scale(probe_ids: list[int]) -> list[list[int]]:
     return [repeated[:end] for end in (*in_first_copy, *in_further_copies)]
 
 
-def _refuse_scale(server: Server, numbers: str) -> NoReturn:
+def _scale_error(server: Server, numbers: str) -> DataError:
     remedy = "it must return natural logarithms, at temperature 1"
-    problem = f"gives numbers that are no log-probabilities ({numbers}); {remedy}"
-    raise server.refused(problem)
+    return server.error(f"gives numbers that are no log-probabilities ({numbers}); {remedy}")

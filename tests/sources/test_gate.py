@@ -66,7 +66,7 @@ def row_of(
         number=number,
         text=text,
         kind=["none", "one", "both"][len(named)],
-        nats=max((cell.most for cell in cells.values()), default=0.0),
+        nats=max((cell.largest_effect for cell in cells.values()), default=0.0),
         sources=named,
         open=[],
         origins=named,
