@@ -1,6 +1,12 @@
 """Read unrelated texts, and draw the decoys of each source from them.
 
-Place in the flow: prompt (prompt.py) + texts → **decoys, each as long as its source** → trials.py.
+Place in the flow: prompt (prompt.py) and texts (`read_decoys`) → **decoys, each as long as its
+source** (`draw_decoys`) → trials.py.
+
+A decoy joins texts in random order, and leaves out the middle of what is too long:
+
+    text 5  text 2  text 7                       joined
+    text 5  te             xt 7                  as long as the source
 
 Dimension key: D decoys of a source, L tokens of a source.
 """
@@ -24,34 +30,36 @@ TRIES = 20
 """Attempts for each decoy, before an error reports that no more of them differ."""
 
 LEAST_TEXTS = 100
-"""Texts that are read at least, where the input has so many."""
+"""Number of texts that are read at least, where the input has so many."""
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
     """Return the tokens of different texts that share no passage with a source. `decoys`: a mapping
     or list of texts, or any input that `open_documents` reads."""
-    longest = prompt.longest_length
+    longest_length = prompt.longest_length
     if isinstance(decoys, Mapping):
         decoys = list(decoys.values())
     if isinstance(decoys, list) and all(isinstance(text, str) for text in decoys):
         encoded = model.encode(decoys, control_tokens=False)
         texts = [np.array(ids, dtype=np.int64) for ids in encoded]
     else:
-        limit = max(LEAST_TEXTS, longest // 10)
+        # Enough for the longest source, even if texts have ten tokens each.
+        limit = max(LEAST_TEXTS, longest_length // 10)
         try:
             texts = [document.tokens for document in open_documents(decoys, model, limit=limit)]
         except UserError as error:
             raise type(error)(f"decoys: {error}") from None
+    # A decoy that repeats a source would give what the source gives.
     passages_of_prompt = _passages(prompt)
     different = dict[bytes, np.ndarray]()
     for text in texts:
         if len(text) and not _shares_a_passage(text, passages_of_prompt):
             different[text.tobytes()] = text
     num_tokens = sum(map(len, different.values()))
-    if num_tokens < longest:
+    if num_tokens < longest_length:
         raise DataError(
             f"decoys: {num_tokens:,} tokens share no passage with a source, and the longest source "
-            f"has {longest:,}; give more texts"
+            f"has {longest_length:,}; give more texts"
         )
     return list(different.values())
 
@@ -70,8 +78,10 @@ def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
 
 
 def _shares_a_passage(text: np.ndarray, passages_by_length: dict[int, set[bytes]]) -> bool:
+    """Return whether a text has any of these passages."""
     return any(
-        not known.isdisjoint(passages(text, length)) for length, known in passages_by_length.items()
+        not prompt_passages.isdisjoint(passages(text, length))
+        for length, prompt_passages in passages_by_length.items()
     )
 
 
@@ -89,7 +99,7 @@ def draw_decoys(
         )
     decoys_of_parts = list[np.ndarray]()
     for number, source_L in enumerate(prompt.ids_of_sources):
-        decoys_DL = _different(texts, source_L, draws, stream(seed, "decoys", number))
+        decoys_DL = _draw_different(texts, source_L, draws, stream(seed, "decoys", number))
         if len(decoys_DL) < draws:
             raise DataError(
                 f"decoys: the texts make only {len(decoys_DL)} different ones of {len(source_L)} "
@@ -100,33 +110,36 @@ def draw_decoys(
     return decoys_of_parts
 
 
-def _different(
+def _draw_different(
     texts: Sequence[np.ndarray], source_L: np.ndarray, draws: int, generator: np.random.Generator
 ) -> np.ndarray:
     """Return decoys_DL: fewer than `draws` if no more are found that differ from each other and
     from the source."""
     length = len(source_L)
     decoys = dict[bytes, np.ndarray]()
-    firsts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
-    for number, first in enumerate(firsts):
-        others = [text for text in generator.permutation(len(texts)).tolist() if text != first]
+    first_texts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
+    for number, first in enumerate(first_texts):
+        order = generator.permutation(len(texts)).tolist()
+        others = [texts[other] for other in order if other != first]
         # Each draw begins with another text. When all texts had their turn, it begins within one.
         begin = 0 if number < len(texts) else int(generator.integers(len(texts[first])))
-        in_order = [
-            texts[first][begin:],
-            *(texts[other] for other in others),
-            texts[first][:begin],
-        ]
-        ends = np.cumsum([len(text) for text in in_order])
-        num_texts = int(np.argmax(ends >= length)) + 1
-        joined = np.concatenate(in_order[:num_texts])
-        # The middle is left out, so that a decoy begins and ends as texts do: an end within a
-        # sentence would change how the question after it is read.
-        num_head = (length + 1) // 2
-        num_tail = length // 2
-        decoy_L = np.delete(joined, slice(num_head, len(joined) - num_tail))
+        in_order = [texts[first][begin:], *others, texts[first][:begin]]
+        decoy_L = _join_to_length(in_order, length)
         if not np.array_equal(decoy_L, source_L):
             decoys.setdefault(decoy_L.tobytes(), decoy_L)
         if len(decoys) == draws:
             break
     return np.array(list(decoys.values()), dtype=np.int64).reshape(-1, length)
+
+
+def _join_to_length(texts: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Return as many of these texts as needed, joined, without the middle of what is too long.
+
+    So a decoy begins and ends as texts do: an end within a sentence would change how the question
+    after it is read."""
+    ends = np.cumsum([len(text) for text in texts])
+    num_texts = int(np.argmax(ends >= length)) + 1
+    joined = np.concatenate(texts[:num_texts])
+    num_head = (length + 1) // 2
+    num_tail = length // 2
+    return np.delete(joined, slice(num_head, len(joined) - num_tail))

@@ -100,7 +100,7 @@ class Echo(Dialect):
     path = "/v1/completions"
     repeats_prompts = True
     num_candidates = 5
-    """The most that OpenAI's API returns."""
+    """Number of candidates that are asked for: the most that OpenAI's API returns."""
 
     def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
         return [self._completion(ids) | {"echo": True}]
@@ -167,15 +167,12 @@ class Sglang(Dialect):
         num_tokens = answer["prompt_tokens"]
         if num_tokens != len(ids):
             raise ValueError(f"{num_tokens!r:.20} tokens where {len(ids)} were sent")
-        rows = answer["input_token_logprobs"][first - len(ids) :]
-        tokens = [_token_of(row[1]) for row in rows]
-        log_p = [row[0] for row in rows]
-        generated = answer["output_token_logprobs"][0]
+        scored = [_scored(row) for row in answer["input_token_logprobs"][first - len(ids) :]]
         return Reply(
             first,
-            tokens,
-            log_p,
-            generated=Scored(_token_of(generated[1]), generated[0]),
+            [token for token, _ in scored],
+            [log_p for _, log_p in scored],
+            generated=_scored(answer["output_token_logprobs"][0]),
             request=answer.get("id"),
         )
 
@@ -183,7 +180,7 @@ class Sglang(Dialect):
         return self._generate(ids) | {"top_logprobs_num": self.num_candidates}
 
     def read_candidates(self, reply: Any) -> list[Any]:
-        return [row[0] for row in reply["meta_info"]["output_top_logprobs"][0]]
+        return [_scored(row).log_p for row in reply["meta_info"]["output_top_logprobs"][0]]
 
     def _generate(self, ids: list[int]) -> dict[str, Any]:
         return {
@@ -191,6 +188,11 @@ class Sglang(Dialect):
             "sampling_params": {"max_new_tokens": 1, "temperature": 0},
             "return_logprob": True,
         }
+
+
+def _scored(row: Any) -> Scored:
+    """Read a row of SGLang's: log-probability, token, and perhaps its text."""
+    return Scored(token=_token_of(row[1]), log_p=row[0])
 
 
 class LlamaServer(Dialect):
@@ -218,10 +220,10 @@ class LlamaServer(Dialect):
         tokens = [_token_of(item["id"]) for item in generated]
         log_p = [item["logprob"] for item in generated]
         num_forced = len(ids) - first
-        by_itself = None
+        unforced = None
         if len(generated) > num_forced:
-            by_itself = Scored(tokens[num_forced], log_p[num_forced])
-        return Reply(first, tokens[:num_forced], log_p[:num_forced], generated=by_itself)
+            unforced = Scored(tokens[num_forced], log_p[num_forced])
+        return Reply(first, tokens[:num_forced], log_p[:num_forced], generated=unforced)
 
     def candidates_request(self, ids: list[int]) -> dict[str, Any]:
         return self._completion(ids) | {"n_probs": self.num_candidates}

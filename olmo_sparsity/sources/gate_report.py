@@ -1,6 +1,7 @@
-"""The checks of a file of questions, as text, JUnit XML and JSON.
+"""Report the checks of a file of questions as text, JUnit XML and JSON.
 
-Place in the flow: gate.py and baseline.py make checks; this module reports them.
+Place in the flow: gate.py and baseline.py make each `Check`; a `GateReport` says whether enough of
+them pass, and writes gate.xml and gate.json.
 """
 
 from __future__ import annotations
@@ -20,26 +21,31 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.sources.answers import StoredAnswer
 
 VERSION = 3
-"""Of gate.json, whose checks have the fields of `Check` as keys."""
+"""Version of gate.json, whose checks have the fields of `Check` as keys."""
 
 
 @dataclass(frozen=True)
 class Check:
+    """What was expected of a statement, and what was found."""
+
     question: int | None
-    """From 1, as all numbers here. None: of the whole baseline."""
+    """The number of the question, from 1. None: the check is of the whole baseline."""
 
     statement: int | None
-    """None: all of them."""
+    """The number of the statement, from 1. None: the check is of all of them."""
 
     text: str
+    """The text of the statement, or of several, or of the question."""
+
     expected: str
     found: str
     passed: bool
     kind: str = "expect"
-    """Or "baseline", or "new": a statement that the baseline does not have."""
+    """What expects it: "expect" of the file, or "baseline"; "new": a statement that the baseline
+    does not have."""
 
     by_margin: bool = False
-    """It fails without the margin."""
+    """Whether it passes only by the margin."""
 
     id: str = ""
     """The question's id in the file; empty if it has none."""
@@ -48,7 +54,7 @@ class Check:
     """The text of the question."""
 
     seconds: float = 0.0
-    """That the question took."""
+    """How long the question took."""
 
     @property
     def place(self) -> str:
@@ -89,12 +95,13 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
+        """Whether enough checks pass."""
         if any(check.kind != "expect" for check in self.failures):
             return False
         num_expected = sum(check.kind == "expect" for check in self.checks)
         # In whole checks: 0.9 of 10 is 9, also where a product of floats is not.
-        least = math.ceil(self.must_pass * num_expected - 1e-9)
-        return num_expected - len(self.failures) >= least
+        num_must_pass = math.ceil(self.must_pass * num_expected - 1e-9)
+        return num_expected - len(self.failures) >= num_must_pass
 
     @property
     def passes_by_question(self) -> dict[int, bool]:

@@ -1,6 +1,7 @@
 """Write the index of a file of questions, and the page of a question without sources.
 
-Place in the flow: stored answers (answers.py) → **index.html**. page.py writes an answer's page.
+Place in the flow: stored answers (answers.py) → **index.html** (`write_index`), which links the
+pages of answers that page.py has written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Score prompts with llama.cpp in this process, from a quantized GGUF file as it is.
 
-Prompts are scored in sorted order. What a prompt shares with the one before it stays in llama.cpp's
-cache and is not computed again.
+Place in the flow: prompts of trials.py → **log p** (`LlamaCpp.score`), as from a server.
+
+Prompts are scored in sorted order, so that neighbours begin alike. What a prompt shares with the
+one before it stays in llama.cpp's cache and is not computed again.
 
 Dimension key: W tokens of a continuation, V tokens of the vocabulary.
 """
@@ -35,10 +37,12 @@ class LlamaCpp(PromptModel):
         import llama_cpp
 
         self.path = path
+        # "auto" lets llama.cpp use a GPU if it was built for one.
         self._on_gpu = device != "cpu"
         self._llama: Any = None
         self._num_places = 0
-        self._cached: list[int] = []  # tokens whose states the cache holds
+        # Tokens whose states the cache holds.
+        self._cached: list[int] = []
         model = self._open(2 * BATCH).model
         if llama_cpp.llama_model_has_encoder(model):
             raise DataError(f"'{path}' holds an encoder; pass a decoder-only model")
@@ -50,37 +54,40 @@ class LlamaCpp(PromptModel):
 
     def _open(self, num_places: int) -> Any:
         """Return a context with room for so many tokens: the open one, if it has that."""
-        import llama_cpp
-
         if num_places > self._num_places:
             # The next power of two, so that slightly longer prompts do not load the model again.
             self._num_places = 1 << (num_places - 1).bit_length()
-            threads = torch.get_num_threads()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    self._llama = llama_cpp.Llama(
-                        str(self.path),
-                        n_ctx=self._num_places,
-                        n_batch=BATCH,
-                        n_ubatch=BATCH,
-                        n_threads=threads,
-                        n_threads_batch=threads,
-                        n_gpu_layers=-1 if self._on_gpu else 0,
-                        swa_full=True,  # else what a prompt shares may have left the cache
-                        verbose=False,
-                    )
-            except ValueError as error:
-                raise DataError(f"llama.cpp cannot load '{self.path}': {error}") from None
+            self._llama = self._load()
             weakref.finalize(self, self._llama.close)  # before Python unloads what it needs
             self._cached = []
         return self._llama
+
+    def _load(self) -> Any:
+        import llama_cpp
+
+        num_threads = torch.get_num_threads()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return llama_cpp.Llama(
+                    str(self.path),
+                    n_ctx=self._num_places,
+                    n_batch=BATCH,
+                    n_ubatch=BATCH,
+                    n_threads=num_threads,
+                    n_threads_batch=num_threads,
+                    n_gpu_layers=-1 if self._on_gpu else 0,
+                    swa_full=True,  # else what a prompt shares may have left the cache
+                    verbose=False,
+                )
+        except ValueError as error:
+            raise DataError(f"llama.cpp cannot load '{self.path}': {error}") from None
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         different = sorted({prompt.key for prompt in prompts})
         lengths = [len(prefix) + len(continuation) for prefix, continuation in different]
         self._open(max(lengths, default=1))
-        self._keep(0)  # so that equal calls compute equal numbers
+        self._keep_in_cache(0)  # so that equal calls compute equal numbers
         log_p_by_key = {
             (prefix, continuation): self._log_p(list(prefix), list(continuation))
             for prefix, continuation in different
@@ -91,7 +98,7 @@ class LlamaCpp(PromptModel):
         import llama_cpp
 
         vocab = llama_cpp.llama_model_get_vocab(self._open(len(ids) + max_new_tokens).model)
-        self._keep(0)
+        self._keep_in_cache(0)
         logits_V = self._logits(ids, len(ids) - 1)[-1]
         generated = list[int]()
         while len(generated) < max_new_tokens:
@@ -115,23 +122,16 @@ class LlamaCpp(PromptModel):
         import llama_cpp
 
         # Tokens from `first` on are computed again, as only they return logits.
-        self._keep(min(_num_shared(self._cached, tokens), first))
+        self._keep_in_cache(min(_num_shared(self._cached, tokens), first))
         context = self._open(0).ctx
-        batch = self._batch
         rows = list[np.ndarray]()
         while len(self._cached) < len(tokens):
             begin = len(self._cached)
             part = tokens[begin : begin + BATCH]
-            batch.n_tokens = len(part)
-            for i, token in enumerate(part):
-                batch.token[i] = token
-                batch.pos[i] = begin + i
-                batch.n_seq_id[i] = 1
-                batch.seq_id[i][0] = 0
-                batch.logits[i] = begin + i >= first
-            code = llama_cpp.llama_decode(context, batch)
+            self._fill_batch(part, begin, first)
+            code = llama_cpp.llama_decode(context, self._batch)
             if code != 0:
-                self._keep(0)  # what the cache holds now is unknown
+                self._keep_in_cache(0)  # what the cache holds now is unknown
                 raise DataError(f"llama.cpp failed on {len(tokens):,} tokens ({code})")
             self.token_forwards += len(part)
             self._cached += part
@@ -141,22 +141,38 @@ class LlamaCpp(PromptModel):
                 rows.append(np.ctypeslib.as_array(pointer, (self.vocab_size,)).copy())
         return np.stack(rows)
 
-    def _keep(self, num: int) -> None:
+    def _fill_batch(self, tokens: Sequence[int], begin: int, first: int) -> None:
+        """Write tokens into the batch of llama.cpp, which is allocated once.
+
+        begin: The position of the first of these tokens.
+        first: The position from which on logits are wanted.
+        """
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = begin + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = begin + i >= first
+
+    def _keep_in_cache(self, num_tokens: int) -> None:
         """Forget all but the first tokens of the last prompt."""
         import llama_cpp
 
         memory = llama_cpp.llama_get_memory(self._open(0).ctx)
-        if num == 0 or not llama_cpp.llama_memory_seq_rm(memory, 0, num, -1):
-            llama_cpp.llama_memory_clear(memory, True)  # states of a recurrent model are one whole
-            num = 0
-        del self._cached[num:]
+        if num_tokens == 0 or not llama_cpp.llama_memory_seq_rm(memory, 0, num_tokens, -1):
+            # The state of a recurrent model holds all tokens, and cannot lose the last ones.
+            llama_cpp.llama_memory_clear(memory, True)
+            num_tokens = 0
+        del self._cached[num_tokens:]
 
 
 def _num_shared(cached: Sequence[int], tokens: Sequence[int]) -> int:
     """Return with how many equal tokens both begin."""
-    num = 0
+    num_shared = 0
     for cached_token, token in zip(cached, tokens, strict=False):
         if cached_token != token:
             break
-        num += 1
-    return num
+        num_shared += 1
+    return num_shared

@@ -46,14 +46,15 @@ def open_prompt_model(
     """Open a prompt model. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer;
     or a server's URL, or several with commas between them. `only_counts`: send no request to a
     server. For `timeout` and `patience` see `ServerOptions`."""
-    if name.startswith(LLAMA) and "://" in name:  # it may hold a password
+    is_llama = name.startswith(LLAMA)
+    if is_llama and "://" in name:  # it may hold a password
         raise ConfigError(f"{LLAMA} must be followed by a GGUF file, not by a URL")
-    urls = [] if name.startswith(LLAMA) else [url.strip() for url in name.split(",")]
+    urls = [] if is_llama else [url.strip() for url in name.split(",")]
     for url in urls:
         parse_url(url)  # from here on messages may repeat it: it has no password
     if dtype != "auto" or device_map is not None:
         raise ConfigError(f"dtype={dtype}, device_map={device_map}: '{name}' is loaded elsewhere")
-    if not urls:
+    if is_llama:
         if tokenizer is not None:
             raise ConfigError(f"tokenizer={tokenizer}: '{name}' has its own tokenizer; omit it")
         return _open_llama(name.removeprefix(LLAMA), name, device)
@@ -62,10 +63,28 @@ def open_prompt_model(
             f"tokenizer=None: '{name}' needs the tokenizer of its model; pass its folder, GGUF "
             "file or hub name"
         )
+    return _open_servers(
+        urls, tokenizer, timeout=timeout, patience=patience, only_counts=only_counts
+    )
+
+
+open_engine = open_prompt_model
+"""The name in the entry points of an installation of the last release. Delete it after this one."""
+
+
+def _open_servers(
+    urls: list[str],
+    tokenizer: Any,
+    *,
+    timeout: float | None,
+    patience: float | None,
+    only_counts: bool,
+) -> LoadedModel:
     transformers_tokenizer = _read_tokenizer(tokenizer)
     fast_tokenizer = as_tokenizer(transformers_tokenizer)
     model = Servers(
         urls,
+        # What a server returns continues a text, so no space must be put before it.
         without_space_before(fast_tokenizer),
         timeout_s=TIMEOUT_S if timeout is None else timeout,
         patience_s=PATIENCE_S if patience is None else patience,
@@ -86,10 +105,6 @@ def open_prompt_model(
         weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         find_transformers_tokenizer=lambda: transformers_tokenizer,
     )
-
-
-open_engine = open_prompt_model
-"""The name in the entry points of an installation of the last release. Delete it after this one."""
 
 
 def _limit(model: Servers) -> PositionLimit | None:
@@ -128,7 +143,7 @@ def _read_tokenizer(tokenizer: Any) -> Any:
         return read_gguf_tokenizer(Path(tokenizer))
     path = Path(tokenizer)
     if tokenizer in ("smollm2", "demo") or path.is_dir():
-        # A folder with a tokenizer alone is no model that `find_folder` takes.
+        # `find_folder` takes models only, and a folder may hold a tokenizer alone.
         folder = path if has_tokenizer(path) else find_folder(str(tokenizer))
         in_folder = read_transformers_tokenizer(folder)
         if in_folder is None:

@@ -1,15 +1,15 @@
 """Attribute the answers to many questions: a .jsonl file → **tables of all statements**.
 
-Place in the flow: questions_file.py reads the file, answers.py stores what is found, index_page.py
-lists the pages. Each finished question is one file, so that a killed run resumes, and processes
-share a folder.
+Place in the flow (`measure_questions`): questions_file.py reads the file, attributing.py answers
+each question, answers.py stores what it returns, index_page.py lists the pages. Each finished
+question is one file, so that a killed run resumes, and processes share a folder.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,9 @@ def measure_questions(
     shard: tuple[int, int] = (0, 1),
     pages: Path | None = None,
 ) -> pd.DataFrame | None:
-    """Explain each question of a .jsonl file (docs/sources.md). Writes statements.parquet and
-    matrix.parquet into `out`, and returns the first; None: other processes have questions left.
+    """Attribute the answer to each question of a .jsonl file (docs/sources.md). Write
+    statements.parquet and matrix.parquet into `out`, and return the first. None: other processes
+    have questions left.
 
     common: A loaded model, options, and `decoys`; default: the sources of other questions.
     shard: Number of this process, and of all that share the questions.
@@ -63,20 +64,20 @@ def measure_questions(
     lines = [*read_lines(questions)]
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
-    index, num_shards = shard
-    mine = range(len(requests))[index::num_shards]
-    left = [number for number in mine if not _is_finished(folder.path, pages, number)]
-    with using(model), Progress("explaining", len(mine), "questions") as progress:
-        measured = identity_of_questions(common, questions)
-        identity = folder.identify(measured, versions=versions_of_numbers())
+    shard_index, num_shards = shard
+    own_numbers = range(len(requests))[shard_index::num_shards]
+    unfinished = [n for n in own_numbers if not _is_finished(folder.path, pages, n)]
+    with using(model), Progress("explaining", len(own_numbers), "questions") as progress:
+        identity_keys = identity_of_questions(common, questions)
+        identity = folder.identify(identity_keys, versions=versions_of_numbers())
         if model.prompt_model is not None:
             model.prompt_model.recognize_in(folder.path)
-        progress.resume_at(len(mine) - len(left))
-        for number in left:
+        progress.resume_at(len(own_numbers) - len(unfinished))
+        for number in unfinished:
             line = lines[number]
             with naming(line.place):
-                answer, tables = _answered(model, requests[number], number, line.id, pages)
-            write_answer(folder.path, identity, answer, tables)
+                answered = _answer_question(model, requests[number], number, line.id, pages)
+            write_answer(folder.path, identity, answered.answer, answered.tables)
             progress.update(progress.done + 1)
     if not all(answer_file(folder.path, number).exists() for number in range(len(requests))):
         return None
@@ -87,29 +88,40 @@ def measure_questions(
 
 
 def _is_finished(folder: Path, pages: Path | None, number: int) -> bool:
+    """Return whether a question has its answer, and its page where pages are written."""
     has_page = pages is None or page_file(pages, number).exists()
     return has_page and answer_file(folder, number).exists()
 
 
-def _answered(
+@dataclass(frozen=True)
+class _Answered:
+    """What is stored of a question."""
+
+    answer: StoredAnswer
+    tables: dict[str, Any]
+    """What `Attribution.to_dict` returns."""
+
+
+def _answer_question(
     model: LoadedModel, request: AttributeRequest, number: int, id: str, pages: Path | None
-) -> tuple[StoredAnswer, dict[str, Any]]:
-    """Return a question's answer as it is stored, and its tables; write its page."""
+) -> _Answered:
+    """Attribute the answer to a question, and write its page."""
     if not read_turns(request.sources):
         # A prompt builder that finds nothing must not end the suite.
-        return _answered_without_sources(model, request, number, id, pages)
+        return _answer_without_sources(model, request, number, id, pages)
     began = time.monotonic()
     attribution = Attributing(model, request, quiet=True).run()
     seconds = time.monotonic() - began
     if pages is not None:
         attribution.to_html(page_file(pages, number))
     answer = StoredAnswer.of(number, request.question_text, attribution, id, seconds)
-    return answer, attribution.to_dict()
+    return _Answered(answer, attribution.to_dict())
 
 
-def _answered_without_sources(
+def _answer_without_sources(
     model: LoadedModel, request: AttributeRequest, number: int, id: str, pages: Path | None
-) -> tuple[StoredAnswer, dict[str, Any]]:
+) -> _Answered:
+    """Return that no statement of the answer rests on a source, without a model's forward."""
     assert request.answer is not None  # `read_questions` refused it
     texts = statement_texts(model, request.answer)
     answer = StoredAnswer.without_sources(number, request.question_text, texts, id)
@@ -117,7 +129,7 @@ def _answered_without_sources(
         write_page_without_sources(pages, number, request.question_text)
     columns = ("text", "nats", "kind", "sources", "open", "verdict", "origins")
     rows = [{key: getattr(row, key) for key in columns} for row in answer.statements]
-    return answer, {"statements": rows, "matrix": []}
+    return _Answered(answer, {"statements": rows, "matrix": []})
 
 
 def _write_tables(folder: Path, num_questions: int) -> pd.DataFrame:
@@ -128,6 +140,7 @@ def _write_tables(folder: Path, num_questions: int) -> pd.DataFrame:
 
 
 def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.DataFrame:
+    """Write the rows of all answers in one table. `name`: of the table in stored answers."""
     rows = [
         pd.DataFrame(stored[name]).assign(question=number) for number, stored in enumerate(answers)
     ]
@@ -154,11 +167,12 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
 
 def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:
     """Return what results are of: model, tokenizer, template, questions, settings, decoys."""
-    may_change = ("expect", "id")  # they change no number
+    # They change no number, so that they may be added to questions that were answered.
+    may_change = ("expect", "id")
     records = list[dict[str, Any]]()
     for line in read_lines(questions):
-        kept = {key: value for key, value in line.record.items() if key not in may_change}
-        records.append(kept)
+        record = {key: value for key, value in line.record.items() if key not in may_change}
+        records.append(record)
     return identity_of(common.model) | {
         "version": VERSION,
         "random_streams": STREAMS,
