@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,31 @@ def naming(place: str) -> Iterator[None]:
 
 class ConfigError(UserError):
     """A setting is wrong: names the field, its value and what to do."""
+
+
+def check_type(
+    name: str, value: object, kinds: type | tuple[type, ...], accepted: str, several: bool = False
+) -> None:
+    """Raise ConfigError unless the argument `name` is of one of these types; True and False are no
+    numbers. `accepted`: what it must be, in words. `several`: it is a list or tuple, and each of
+    its items must be of these types."""
+    if several:
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        items = list(value) if is_list else None  # type: ignore[call-overload] # a Sequence
+    else:
+        items = [value]
+    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+    if items is not None:
+        is_right = [
+            isinstance(item, allowed) and (bool in allowed or not isinstance(item, bool))
+            for item in items
+        ]
+        if all(is_right):
+            return
+    shown = printable(repr(value))
+    if len(shown) > 60:
+        shown = f"{shown[:60]}…"
+    raise ConfigError(f"{name}={shown} must be {accepted}")
 
 
 class DataError(UserError):

@@ -200,7 +200,7 @@ def path_of(name: str, path: object) -> Path:
 
 def check_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
     """Raise ConfigError if a file to be written has none of the suffixes; `name` is the option."""
-    if Path(path).suffix not in suffixes:
+    if path_of(name, path).suffix not in suffixes:
         raise ConfigError(f"{name}={path} must end in {' or '.join(suffixes)}")
 
 

@@ -214,7 +214,7 @@ def _convert(value: Any, item: Field, kind: Any, key: str) -> Any:
 
     kinds = (kind, *get_args(kind))
     if get_origin(kind) is tuple:
-        is_list = isinstance(value, Iterable) and not isinstance(value, str)
+        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
         value = tuple(value) if is_list else (value,)
     elif any(get_origin(k) is list for k in kinds) and isinstance(value, str | int | float):
         raise ValueError(f"{key} must be a list: {key}=[{value}]")

@@ -8,7 +8,7 @@ that compute elsewhere are opened by entry points of the group `olmo_sparsity.pr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,13 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity.base.devices import choose_device
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError, naming_extras
+from olmo_sparsity.base.errors import (
+    ConfigError,
+    DataError,
+    UserError,
+    naming_extras,
+    printable,
+)
 from olmo_sparsity.base.renamed import entry_points_of
 from olmo_sparsity.models.compatibility import reason_of
 from olmo_sparsity.models.find import DTYPES, find_folder
@@ -84,11 +90,12 @@ def load_model(
     request is repeated that it did not answer (300)."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
+    _check_device_map(device_map)
     device = str(choose_device(device))
     if not isinstance(path_or_hub_name, str | Path):
         raise ConfigError(
-            f"{path_or_hub_name!r} is neither a folder nor a name on the hub; a model in memory is "
-            "passed to measure, explain or attribute as it is"
+            f"{path_or_hub_name!r:.60} is neither a folder nor a name on the hub; a model in "
+            "memory is passed to measure, explain or attribute as it is"
         )
     name = str(path_or_hub_name)
     if re.match(r"llama:|\w+://", name):
@@ -119,6 +126,24 @@ def load_model(
         trained = loader.load(folder, name, dtype, device)
         loaded = describe_model(**vars(trained))
     return check_room_for_tokens(loaded)
+
+
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Ways of transformers to spread a model over devices."""
+
+
+def _check_device_map(device_map: Any) -> None:
+    """Raise ConfigError for a name that is neither a way to spread a model nor a device. A mapping
+    of modules to devices is checked by transformers."""
+    if device_map is None or device_map in DEVICE_MAPS or isinstance(device_map, Mapping):
+        return
+    try:
+        torch.device(device_map)
+    except (RuntimeError, TypeError):
+        ways = ", ".join(DEVICE_MAPS)
+        raise ConfigError(
+            f"device_map={device_map!r:.40} must be {ways}, or a device such as cuda:0"
+        ) from None
 
 
 def _find_opener(name: str) -> Callable[..., LoadedModel]:
@@ -183,7 +208,8 @@ def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not isinstance(base, PreTrainedModel):
         raise ConfigError(
-            f"{type(model).__name__} is not a transformers model in memory; load_model opens files"
+            f"model={printable(repr(model))[:60]} is not a transformers model in memory "
+            f"({type(model).__name__}); pass one, what load_model returned, or a name as a string"
         )
     return _fitted(model, whole_prompts)
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.identity import State, read_state, refuse_hooks
 
@@ -82,6 +82,9 @@ def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         scorer: Any = args[0] if args else kwargs["scorer"]
+        if not hasattr(scorer, "model"):
+            shown = printable(repr(scorer))[:60]
+            raise ConfigError(f"scorer={shown} must be a Scorer, such as Scorer(model)")
         with in_use(scorer.model):
             return function(*args, **kwargs)
 

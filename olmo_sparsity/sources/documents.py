@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.errors import ConfigError, check_type, printable
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -109,7 +109,14 @@ class Answer:
         return pieces
 
     def _checked_spans(self) -> list[tuple[int, int]]:
-        spans = sorted((int(first), int(end)) for first, end in self.spans)
+        check_type("answer: text", self.text, str, "a text")
+        try:
+            spans = sorted((int(first), int(end)) for first, end in self.spans)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"answer: spans={printable(repr(self.spans))[:60]} must be a list of pairs "
+                "(first, end) of characters"
+            ) from None
         if not spans:
             raise ConfigError(
                 "answer: it has no spans; give (first, end) of each statement, or a text"
@@ -130,7 +137,7 @@ def read_turns(sources: Sources | None) -> list[Turn]:
     """Return messages and their parts; without messages, one turn without a role."""
     if isinstance(sources, Mapping):
         sources = [Segment(name, text) for name, text in sources.items()]
-    if isinstance(sources, str) or not isinstance(sources, Sequence):
+    if isinstance(sources, str | bytes) or not isinstance(sources, Sequence):
         raise ConfigError(
             "sources must be {name: text, …}, or a list of Segment(name, text); of a folder, "
             "{path.name: path.read_text() for path in Path(folder).iterdir()}"
@@ -166,7 +173,7 @@ def _with_segments(items: Sequence[Any]) -> list[Any]:
     by their attributes, so that neither library needs to be installed. Chunks of one file are
     numbered."""
     converted = list[Any]()
-    names = {item.name for item in items if isinstance(item, Segment)}
+    names = {str(item.name) for item in items if isinstance(item, Segment)}
     for number, item in enumerate(items, start=1):
         metadata = getattr(item, "metadata", None)
         text = getattr(item, "page_content", None)

@@ -7,10 +7,11 @@ expectations.py compares one verdict with what is expected, baseline.py with tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.base.errors import ConfigError, DataError, printable
+from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.answers import IDENTITY, StoredAnswer, identity_in, read_answers
 from olmo_sparsity.sources.baseline import (
@@ -85,14 +86,18 @@ def _refuse_without_expectations(questions: str | Path) -> None:
 
 
 def refuse_margin(margin: float) -> None:
+    accepted = f"a number of nats from 0 to {MOST_MARGIN:g}"
+    check_type("margin", margin, Real, accepted)
     if not 0 <= margin <= MOST_MARGIN:
-        raise ConfigError(f"margin={margin} must be a number of nats from 0 to {MOST_MARGIN:g}")
+        raise ConfigError(f"margin={margin} must be {accepted}")
 
 
 def refuse_share(must_pass: float) -> None:
     """Raise ConfigError unless some checks must pass, and no more than there are."""
+    accepted = "a share above 0 and at most 1, as 0.9"
+    check_type("must_pass", must_pass, Real, accepted)
     if not 0 < must_pass <= 1:
-        raise ConfigError(f"must_pass={must_pass} must be a share above 0 and at most 1, as 0.9")
+        raise ConfigError(f"must_pass={must_pass} must be {accepted}")
 
 
 def check(

@@ -180,7 +180,7 @@ def _as_log(messages: Messages) -> list[Message]:
         if system:
             log.append({"role": "system", "texts": _read_content(system, "system")[0]})
         messages = messages.get("messages") or ()
-    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(
             'messages must be a list of {"role": …, "content": …}, or a request with `messages`'
         )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from olmo_sparsity.analysis.explain.prompt import split_template, through_template
-from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.documents import Segment, Turn, parts_of, read_turns
@@ -265,6 +265,8 @@ def _candidate_names(parts: Sequence[Segment], candidates: Sequence[str] | None)
         raise ConfigError(f"two sources have one name, '{printable(duplicates[0])}'; rename one")
     if isinstance(candidates, str):
         candidates = [candidates]
+    if candidates is not None:
+        check_type("candidates", candidates, str, "a list of names of sources", several=True)
     unknown = sorted(set(candidates or ()) - set(names))
     if unknown:
         raise ConfigError(

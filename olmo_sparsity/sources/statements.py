@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -29,7 +30,8 @@ import pandas as pd
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
-from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.errors import ConfigError, check_type, printable
+from olmo_sparsity.base.files import path_of
 from olmo_sparsity.sources.evidence import Losses, mean_of_tried
 from olmo_sparsity.sources.layout import Layout
 from olmo_sparsity.sources.options import SourceSettings
@@ -263,8 +265,11 @@ class Attribution:
         with None, whether it (default: each) relies on none."""
         if source is not None and source not in self.names:
             raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
-        if statement is not None and not 0 <= statement < len(self.texts):
-            raise ConfigError(f"statement={statement} must be 0 to {len(self.texts) - 1}")
+        if statement is not None:
+            accepted = f"a whole number from 0 to {len(self.texts) - 1}"
+            check_type("statement", statement, Integral, accepted)
+            if not 0 <= statement < len(self.texts):
+                raise ConfigError(f"statement={statement} must be {accepted}")
         rows = self.statements if statement is None else self.statements.iloc[[statement]]
         if source is None:
             # Undecided is not "no source".
@@ -288,6 +293,7 @@ class Attribution:
         """Return the answer with a citation behind each statement that relies on a source: as
         `[1]`, `(1)`, `[^1]`, or `[name]`. Sources that each suffice share one (`[1/2]`).
         `references`: add a line for each source that is cited."""
+        check_type("citations", citations, str, "a text that holds 1 or name once, as in [1]")
         if (citations.count("1"), citations.count("name")) not in ((1, 0), (0, 1)):
             raise ConfigError(f"citations={citations} must hold 1 or name once, as in [1]")
         writer = _CitationWriter(citations)
@@ -370,7 +376,7 @@ class Attribution:
             prompt=self._prompt_texts(),
             chains=[list(self.chain(named)) for named in self.statements.sources],
         )
-        page.write(Path(path))
+        page.write(path_of("path", path))
 
     def _prompt_texts(self) -> list[NumberedText]:
         """Return the texts that precede the answer, each with the number of the source it is."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.options import ModelOptions, build
-from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.errors import check_type
+from olmo_sparsity.base.files import path_of, write_atomically
 from olmo_sparsity.config.schema import kinds_of
 from olmo_sparsity.sources import gate, questions
 from olmo_sparsity.sources.expectations import read_expectations
@@ -67,7 +69,12 @@ def check(
     loading = build(ModelOptions, options)
     gate.refuse_margin(margin)
     gate.refuse_share(must_pass)
-    path = _as_file(questions, Path(out))
+    check_type("new_need_source", new_need_source, bool, "True or False")
+    check_type("allow_other_model", allow_other_model, bool, "True or False")
+    for name, folder in (("baseline", baseline), ("pages", pages)):
+        if folder is not None:
+            path_of(name, folder)
+    path = _as_file(questions, path_of("out", out))
     # A wrong expectation is an error before a model is loaded, which may take minutes.
     read_expectations(path)
     serving = build(ServerOptions, options)
@@ -114,8 +121,10 @@ def run(
 
 def _as_file(questions: str | Path | Sequence[Mapping[str, Any]], out: Path) -> Path:
     """Return the file of the questions, which is written if they are objects."""
-    if isinstance(questions, str | Path):
-        return Path(questions)
+    if isinstance(questions, str | PathLike):
+        return path_of("questions", questions)
+    accepted = "a .jsonl file, or a list of its objects"
+    check_type("questions", questions, Mapping, accepted, several=True)
     # Beside the folder of results, which holds nothing else.
     path = out.with_name(f"{out.name}.questions.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.config.text import Control
@@ -57,6 +57,11 @@ class Document:
 
     def __post_init__(self) -> None:
         self.tokens = np.asarray(self.tokens)
+        if self.tokens.ndim != 1:
+            raise ConfigError(
+                f"tokens={printable(repr(self.tokens.tolist()))[:60]} of a document must be a list "
+                "of token IDs; encode text with the model's tokenizer"
+            )
         if len(self.tokens) and not np.issubdtype(self.tokens.dtype, np.integer):
             # A model would read the whole part of each number.
             shown = ", ".join(str(token) for token in self.tokens[:3].tolist())
@@ -122,6 +127,9 @@ class Documents(Sequence[Document]):
     grouped_by: str = ""
     """The field that groups them: unrelated texts come from other groups. Empty: their source."""
 
+    def __post_init__(self) -> None:
+        check_type("items", self.items, Document, "a list of Document", several=True)
+
     @staticmethod
     def of(texts: Sequence[np.ndarray], name: str = "documents") -> Documents:
         return Documents(name, [Document(text, number) for number, text in enumerate(texts)])
@@ -157,7 +165,7 @@ class Documents(Sequence[Document]):
     @property
     def have_targets(self) -> bool:
         """Return whether these are records of prompt and target."""
-        return self.items[0].target is not None
+        return bool(self.items) and self.items[0].target is not None
 
 
 def first_characters(texts: Sequence[str]) -> np.ndarray:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +21,7 @@ import numpy as np
 import pandas as pd
 from tokenizers import Tokenizer
 
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, check_type
 from olmo_sparsity.base.launch import read_launch
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.config.text import CorpusConfig, SplitAt
@@ -44,6 +45,8 @@ FORMS = (
     "these, a prepared one, owner/name or hub:NAME:CONFIG:SPLIT on the hub, - (standard input), "
     "builtin:embedded, builtin:python, builtin:c4, c4_files:GLOB or text:PATH"
 )
+
+OF_BYTES = "is bytes, and a text is read; decode it, as in text.decode('utf-8')"
 
 BUILT_IN = "builtin:"
 """Prefix of the name of an installed corpus; the bare name works where no such path exists."""
@@ -81,6 +84,8 @@ def open_documents(
     """
     if prompt_field is not None or target_field is not None:
         field, prompt_field = _fields_of_pairs(field, prompt_field, target_field)
+    if limit is not None:
+        check_type("limit", limit, Integral, "a whole number of documents, or None")
     if limit is not None and limit < 2:
         raise ConfigError(
             f"{limit=} documents (--max-documents): pass at least 2, as one half of them sets the "
@@ -186,6 +191,8 @@ def _open(
         corpus = _corpus(text, options)
         return corpus, read_records(corpus)
     rows: Any = text
+    if isinstance(text, bytes | bytearray):
+        raise ConfigError(f"text={bytes(text[:40])!r} {OF_BYTES}")
     if isinstance(text, pd.DataFrame):
         # NaN, pandas' missing value, would be a text that is none, and a group named nan.
         rows = text.astype(object).where(text.notna(), None).to_dict("records")
@@ -194,8 +201,11 @@ def _open(
             f"text={rows!r:.80} must be a path or name, or a list, Dataset or DataFrame; a set has "
             "no order, so pass sorted(text)"
         )
-    if isinstance(rows, Mapping):  # a DatasetDict
-        raise ConfigError(f"{name} has several splits, {', '.join(rows)}; pass one of them")
+    if isinstance(rows, Mapping):
+        keys = ", ".join(map(str, rows))[:60]
+        if all(hasattr(split, "column_names") for split in rows.values()):  # a DatasetDict
+            raise ConfigError(f"{name} has several splits, {keys}; pass one of them")
+        raise ConfigError(f"text is a mapping of {keys}; pass its texts, list(texts.values())")
     corpus = CorpusConfig("c4", hub_name="", **options)
     if set(corpus.fields) <= set(getattr(rows, "column_names", None) or ()):
         rows = rows.select_columns(corpus.fields)  # decodes no images of other columns
@@ -204,6 +214,8 @@ def _open(
 
 def _parse_rows(rows: Rows, name: str, corpus: CorpusConfig) -> Iterator[records.Record]:
     for number, row in enumerate(rows, start=1):
+        if isinstance(row, bytes | bytearray):
+            raise ConfigError(f"{name}:{number}: {bytes(row[:40])!r} {OF_BYTES}")
         fields_of_row = {corpus.field: row} if isinstance(row, str) else row
         yield records.parse_row(fields_of_row, f"{name}:{number}", corpus)
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.renamed import OldAttribute
 from olmo_sparsity.config.windows import AllEarlierText, FixedWindow, Long, long_window
@@ -49,6 +50,12 @@ class Windows:
 
     least: int = 1
     """With `long="all"`: the number of distant tokens of the first target; later ones have more."""
+
+    def __post_init__(self) -> None:
+        check_type("short", self.short, Integral, "a whole number of tokens")
+        check_type("stride", self.stride, Integral, "a whole number of tokens")
+        if self.long != "all":
+            check_type("long", self.long, Integral, 'a whole number of tokens, or "all"')
 
     @cached_property
     def long_window(self) -> FixedWindow | AllEarlierText:

@@ -37,7 +37,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable
-from olmo_sparsity.base.files import check_suffix, write_atomically
+from olmo_sparsity.base.files import check_suffix, path_of, write_atomically
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.renamed import OldAttribute, accepts_old_names
 from olmo_sparsity.models.loaded import LoadedModel, using
@@ -215,7 +215,7 @@ class Explanation:
             "numbers": check.html if check else "",
         }
         parts = {"explanation", "numbers"} if check else {"explanation"}
-        write_page(Path(path), results, [0], slots, parts)
+        write_page(path_of("path", path), results, [0], slots, parts)
 
     @property
     def _notes(self) -> str:
@@ -245,9 +245,10 @@ class Explanation:
     def save(self, path: str | Path) -> None:
         """Write .json, or .parquet: a row for each distant unit, with the columns of its target."""
         check_suffix("path", path, ".json", ".parquet")
-        if Path(path).suffix == ".json":
-            return write_atomically(Path(path), to_json(self))
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        path = path_of("path", path)
+        if path.suffix == ".json":
+            return write_atomically(path, to_json(self))
+        path.parent.mkdir(parents=True, exist_ok=True)
         targets = self.targets.rename(columns={"text": "target_text", "end": "target_end"})
         self.distant.merge(targets, on="target").to_parquet(path)
 

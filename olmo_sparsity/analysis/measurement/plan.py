@@ -51,8 +51,9 @@ from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.selectors.influence import find_selector
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, check_type
 from olmo_sparsity.base.extend import fingerprint_of_files
+from olmo_sparsity.base.files import path_of
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.config.windows import default_local
@@ -95,6 +96,9 @@ class MeasureRequest(Request):
     def checked(self) -> Self:
         """Check the request, and put `windows` and what `quick` means into the settings."""
         self._check_shard()
+        check_type("quick", self.quick, bool, "True or False")
+        if self.out is not None:
+            path_of("out", self.out)
         is_text = not isinstance(self.documents, Documents)
         if not is_text and self.reading != TextOptions():
             names = "field, group_field, prompt_field, …, max_documents and min_tokens"

@@ -197,6 +197,8 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else str(at)
         remedy = "pass tokens FIRST:END of the text"
     elif isinstance(at, str):
+        if not at.strip():
+            raise ConfigError(f"at={at!r} is blank; pass the words of a target, or omit it")
         spans = _find_words(document, at)
         shown = at
         remedy = "check spelling and case"

@@ -27,7 +27,8 @@ from olmo_sparsity.analysis.results.meta import Meta, main_set
 from olmo_sparsity.analysis.results.statistics import mean_gap
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base import drawing
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
+from olmo_sparsity.base.files import path_of
 from olmo_sparsity.config.windows import long_window
 
 _COLORS = (
@@ -123,6 +124,12 @@ def draw_figure2(
 ) -> None:
     """Write Figure 2 to `out`. `labels` name the results, or the runs and models that they are of.
     Default: the names of these. Results of one label are of one scheme, such as its seeds."""
+    if not isinstance(results, list | tuple) or not all(hasattr(one, "meta") for one in results):
+        shown = printable(repr(results))[:60]
+        raise ConfigError(f"results={shown} must be a list of what `measure` returned")
+    out = path_of("out", out)
+    if labels is not None:
+        check_type("labels", labels, str, "a list of names, one for each model", several=True)
     if not results and not missing:
         raise ConfigError("no results to draw; pass at least one folder")
     replaces = set()
@@ -137,7 +144,7 @@ def draw_figure2(
         names = [labels[runs.index(name)] for name in names]
         labels = None
     curves = curves_of(results, drawing.one_label_each(labels, names))
-    drawing.save(lambda: draw_headline(curves, missing), Path(out), **_SETTINGS)
+    drawing.save(lambda: draw_headline(curves, missing), out, **_SETTINGS)
 
 
 def _run_of(result: Drawn) -> str:

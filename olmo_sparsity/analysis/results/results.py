@@ -34,8 +34,8 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
 from olmo_sparsity.analysis.results.view import spell
-from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import read_json
+from olmo_sparsity.base.errors import DataError, check_type
+from olmo_sparsity.base.files import path_of, read_json
 from olmo_sparsity.base.manifest import MANIFEST, find_damage
 from olmo_sparsity.base.renamed import with_current_names
 
@@ -83,7 +83,7 @@ class Results:
         """Draw Figure 2 as .png, .pdf or .svg."""
         from olmo_sparsity.analysis.report.figures import draw_figure2  # imports matplotlib
 
-        draw_figure2([self], Path(path))
+        draw_figure2([self], path_of("path", path))
 
     def spell_set(self, name: str) -> str:
         """Return a readable name of a target set."""
@@ -103,8 +103,8 @@ def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     """Return net excess of the first measurement minus net excess of the second: a row for each
     target set, units, selector and k. Both must be of the same text in the same tokens. Intervals
     are paired, and by Student's t if documents are few."""
-    first = _read_if_folder(first)
-    second = _read_if_folder(second)
+    first = _read_if_folder("first", first)
+    second = _read_if_folder("second", second)
     for results in (first, second):
         if "placebo" not in set(results.targets.distant_part):
             remedy = "measure it with the default --control and without --targets"
@@ -119,8 +119,8 @@ def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     """Return the mean of two measurements in which two models evaluate each other's choices
     (`measure` with `choices`): their mean recovery, removal and so on, a row for each target set,
     units, selector and k."""
-    first = _read_if_folder(first)
-    second = _read_if_folder(second)
+    first = _read_if_folder("first", first)
+    second = _read_if_folder("second", second)
     for results in (first, second):
         if "choices" not in results.meta.targets:
             name = results.meta.model.get("name")
@@ -135,8 +135,12 @@ def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     return as_reported(both_ways(*_pairs(first, second)))
 
 
-def _read_if_folder(results: ResultsOrFolder) -> Results:
-    return read_results(results) if isinstance(results, str | Path) else results
+def _read_if_folder(name: str, results: ResultsOrFolder) -> Results:
+    """Return the results, read if they are a folder. `name`: of the argument, for messages."""
+    if isinstance(results, str | PathLike):
+        return read_results(results)
+    check_type(name, results, Results, "what `measure` returned, or its folder")
+    return results
 
 
 def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any, Any]]:
@@ -182,9 +186,8 @@ REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the c
 def read_results(folder: str | Path) -> Results:
     """Read the folder of a finished measurement. DataError says what else the folder is, or what it
     lacks."""
-    if not isinstance(folder, str | PathLike):
-        raise ConfigError(f"folder={folder!r:.80} must be the name of a folder of `measure`")
-    folder = Path(folder)
+    check_type("folder", folder, (str, PathLike), "the name of a folder of `measure`")
+    folder = path_of("folder", folder)
     _check_holds_measurement(folder)
     _check_intact(folder)
 

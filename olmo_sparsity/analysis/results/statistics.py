@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import SUMMARY
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import DataError, check_type
 from olmo_sparsity.text.windows import Windows
 
 INDUCTION_SHARE = 0.15
@@ -97,6 +97,9 @@ def half_of(document: int) -> str:
 
 def summarize(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each target set, kind of units, selector and k."""
+    tables = {"losses": losses, "targets": targets, "recovery": recovery}
+    for name, table in tables.items():
+        check_type(name, table, pd.DataFrame, f"the table {name} of results, a DataFrame")
     return summarize_pairs(pair(losses, targets, recovery))
 
 

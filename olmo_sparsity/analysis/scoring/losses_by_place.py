@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlac
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import writing
+from olmo_sparsity.base.files import path_of, writing
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.work_folder import Pieces, WorkFolder
 from olmo_sparsity.models.loaded import LoadedModel, using
@@ -58,6 +58,10 @@ class LossesRequest(Request):
 
     def checked(self) -> Self:
         self.settings.check()
+        if not self.models:
+            raise ConfigError("model=[] names no model; pass one, or a list of runs and models")
+        if self.out is not None:
+            path_of("out", self.out)
         in_memory = [model for model in self.models if not isinstance(model, str | Path)]
         if in_memory and (self.out is not None or len(self.models) > 1):
             raise ConfigError("a model in memory is read alone, without out; save it to compare it")
