@@ -83,9 +83,13 @@ if find_spec("olmo_sparsity.sources") is None:  # it can be left out of an insta
     _HOME = {name: module for name, module in _HOME.items() if not module.startswith("sources.")}
     __all__[:] = [name for name in __all__ if name in _HOME or name == "__version__"]
 
+# `from olmo_sparsity import *` imports all of the list, and few have OLMo-core, which this needs.
+# Its own import works; type checkers read the list above.
+__all__[:] = [name for name in __all__ if name != "OLMoCoreLosses"]
+
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

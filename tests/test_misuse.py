@@ -3,7 +3,10 @@ be. Without it, each of these ends in a traceback from deep inside, or runs on i
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,3 +165,29 @@ def test_what_was_received_is_shown_shortly() -> None:
     with pytest.raises(ConfigError, match=re.escape("…")) as caught:
         tool.Windows("1" * 5000, 8)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 200
+
+
+OLD_OLMO_CORE = """
+import olmo_sparsity
+from olmo_sparsity import *
+from olmo_sparsity.base.errors import ConfigError
+
+assert measure is olmo_sparsity.measure
+assert "OLMoCoreLosses" in dir(olmo_sparsity)
+try:
+    olmo_sparsity.OLMoCoreLosses
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_all_is_imported_beside_an_olmo_core_without_a_trainer(tmp_path: Path) -> None:
+    (tmp_path / "olmo_core/distributed").mkdir(parents=True)
+    for name in ("__init__.py", "distributed/__init__.py", "distributed/utils.py"):
+        (tmp_path / "olmo_core" / name).touch()
+    path = os.pathsep.join([str(tmp_path), str(Path(tool.__file__).parents[1])])
+    environment = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, "-c", OLD_OLMO_CORE]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("OLMoCoreLosses requires OLMo-core 3.0 or later")

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from olmo_core.distributed.utils import get_full_tensor  # type: ignore[attr-defined] # of 3.0
-from olmo_core.nn.hf import convert_state_to_hf, get_hf_config
-from olmo_core.train.callbacks import Callback
 from transformers import AutoModelForCausalLM
 
 from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place
+from olmo_sparsity.base.errors import ConfigError, one_line
+
+try:
+    from olmo_core.distributed.utils import get_full_tensor  # type: ignore[attr-defined] # of 3.0
+    from olmo_core.nn.hf import convert_state_to_hf, get_hf_config
+    from olmo_core.train.callbacks import Callback
+except ImportError as error:
+    # The package `olmo` brings an olmo_core of its own, which has no trainer.
+    raise ConfigError(
+        f"OLMoCoreLosses requires OLMo-core 3.0 or later ({one_line(error)}); "
+        "pip install 'ai2-olmo-core>=3'"
+    ) from None
 
 
 class OLMoCoreLosses(Callback):
