@@ -52,7 +52,7 @@ class AttentionWindow:
         """Return whether the window hides none of these places from another, so that no mask is
         needed. `first`, `last`: their smallest and largest position ID."""
         if self.is_chunked:
-            # transformers counts chunks by place. Only in the first one do both ways agree.
+            # Nothing is hidden within the first chunk, whether position IDs or places are counted.
             return last < self.size
         return last - first < self.size
 

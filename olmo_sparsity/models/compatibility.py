@@ -1,9 +1,19 @@
-"""Check that a transformers model gives correct numbers here, and up to which length: some
-properties are read from the config, the others are measured on eight tokens.
+"""Check that a transformers model gives correct numbers here, and up to which length.
 
-Place in the flow: below `HuggingFaceLM.fit`, which tries each model once.
+`position_limit` and `windows_of` read the config. `try_model` runs the model on eight tokens,
+because no config says how a family treats position IDs. It compares
 
-Dimension key: B rows, L tokens of a row, D width.
+- hidden states with and without a gap in the position IDs: do position IDs reach the attention, and
+  does a gap hide nothing?
+- hidden states behind kept keys and values with those of the whole row: can kept states replace
+  earlier places?
+- logits of this project with those of the model itself: how do logits follow from the last linear
+  map?
+
+A model that fails is rejected with the reason. What the others showed is returned as a `Fit`.
+`HuggingFaceLM.fit` calls it once for each state of a model.
+
+Dimension key: B rows, L tokens of a row, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,131 +35,19 @@ from olmo_sparsity.base.errors import (
     is_out_of_memory,
     one_line,
 )
-from olmo_sparsity.models.attention import USUAL, AttentionWindow, causal_bias
-
-# --- how long a text may be -----------------------------------------------------------------------
-
+from olmo_sparsity.models.attention import USUAL, causal_bias
+from olmo_sparsity.models.position_limits import windows_of
 
 _REPLACED = "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
 """What to do with a model that cannot be measured with position IDs."""
-
-SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
-
-
-@dataclass(frozen=True)
-class PositionLimit:
-    """Up to which position ID a model can be used."""
-
-    num_positions: int
-    """One more than the largest supported position ID."""
-
-    cause: str
-    """What limits them, for messages: most often the name of a field of the config."""
-
-    wrong_beyond: bool = False
-    """Whether the model computes wrong numbers beyond the limit, or was only not trained there."""
-
-    def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
-        """Raise if a text needs more positions than the model supports."""
-        if num_positions > self.num_positions:
-            kind = "right" if self.wrong_beyond else "prepared"
-            raise ConfigError(
-                f"{num_positions} positions are more than '{name}' is {kind} for: "
-                f"{self.num_positions} ({self.cause}); {remedy}"
-            )
-
-
-def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
-    """Return the window of each kind of layer, None for layers that see everything; the kind is ""
-    where all layers are alike. Empty if no layer has a window."""
-    text = config.get_text_config()
-    sliding_size = getattr(text, "sliding_window", None)
-    if not getattr(text, "use_sliding_window", True):
-        sliding_size = None
-    chunk_size = getattr(text, "attention_chunk_size", None)
-    sliding = AttentionWindow(sliding_size) if sliding_size else None
-    chunked = AttentionWindow(chunk_size, is_chunked=True) if chunk_size else None
-    window_of_kind = {"": sliding, "sliding_attention": sliding, "chunked_attention": chunked}
-    kinds = getattr(text, "layer_types", None) or ("",)
-    windows = {kind: window_of_kind.get(kind) for kind in kinds}
-    return windows if any(windows.values()) else {}
-
-
-_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size")
-"""Fields of configs for the size of a window. The first two are computed here by position IDs."""
-
-_WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
-"""Kinds of layers that have one."""
-
-
-def position_limit(
-    config: Any, knows_windows: bool = False, only_wrong_beyond: bool = False
-) -> PositionLimit | None:
-    """Return the tightest limit that a config states; None if it states none. `knows_windows`:
-    whether attention windows go by position IDs here, and limit nothing."""
-    text = config.get_text_config()
-    limits = _limits_of_positions(text) + _limits_of_attention(text)
-    if not knows_windows:
-        limits += _limits_of_windows(text)
-    limits = [limit for limit in limits if limit.num_positions]
-    if only_wrong_beyond:
-        limits = [limit for limit in limits if limit.wrong_beyond]
-    # Of equal limits, one beyond which numbers are wrong comes first.
-    return min(limits, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
-
-
-def _limits_of_positions(text: Any) -> list[PositionLimit]:
-    """Return the limits of the table of position IDs, or of RoPE. LongRoPE and dynamic RoPE rotate
-    a short row by other angles than a long one from some length on, beyond which rows of one text
-    would not be comparable."""
-    trained = getattr(text, "max_position_embeddings", None)
-    rope = getattr(text, "rope_parameters", None) or {}
-    ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
-    # Without RoPE, position IDs are indices into a table of this size.
-    limits = [PositionLimit(trained or 0, "max_position_embeddings", wrong_beyond=not ropes)]
-    for rope in ropes:
-        if rope.get("rope_type") == "longrope":
-            original = rope.get("original_max_position_embeddings")
-            if not original:
-                original = getattr(text, "original_max_position_embeddings", trained)
-            cause = "original_max_position_embeddings of its LongRoPE"
-            limits.append(PositionLimit(original or 0, cause, wrong_beyond=True))
-        if rope.get("rope_type") == "dynamic":
-            cause = "max_position_embeddings of its dynamic RoPE"
-            limits.append(PositionLimit(trained or 0, cause, wrong_beyond=True))
-    return limits
-
-
-def _limits_of_attention(text: Any) -> list[PositionLimit]:
-    """Return the limit of Llama 4, which scales attention from some place on, counted without
-    gaps."""
-    floor = getattr(text, "floor_scale", None)
-    if not floor or not getattr(text, "attn_temperature_tuning", False):
-        return []
-    return [PositionLimit(int(floor) - 1, "floor_scale of its attention", wrong_beyond=True)]
-
-
-def _limits_of_windows(text: Any) -> list[PositionLimit]:
-    """Return the sizes of attention windows that count places: beyond them, a gap in position IDs
-    would hide other places than it should."""
-    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
-    if not getattr(text, "use_sliding_window", True) or not _WINDOWED_LAYERS & set(
-        kinds or ("local",)
-    ):
-        return []
-    limits = list[PositionLimit]()
-    for name in _WINDOWS:
-        size = getattr(text, name, None) or 0
-        limits.append(PositionLimit(size, name.replace("_", " "), wrong_beyond=True))
-    return limits
-
 
 # --- scaled and capped logits ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LogitMap:
-    """logits = cap · tanh(scale · x / cap), or scale · x without a cap."""
+    """The step from the output x of the last linear map to logits: cap · tanh(scale · x / cap), or
+    scale · x without a cap."""
 
     scale: float = 1.0
     cap: float | None = None
@@ -160,8 +58,8 @@ class LogitMap:
 
 
 def _logit_maps(config: Any) -> list[LogitMap]:
-    """Return the maps that a config may mean: some families multiply by the scale, others divide
-    by it."""
+    """Return the maps that a config may mean, of which the logits of eight tokens select one: some
+    families multiply by the scale, others divide by it."""
     text = config.get_text_config()
 
     def read(*names: str) -> list[float]:
@@ -177,34 +75,37 @@ def _logit_maps(config: Any) -> list[LogitMap]:
     return maps
 
 
-# --- the checks -----------------------------------------------------------------------------------
+# --- the trial ------------------------------------------------------------------------------------
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers that are supported. Others, such as recurrent ones, count places."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model that fits computes, as eight tokens have shown."""
+    """How a supported model computes, as eight tokens have shown."""
 
     logit_map: LogitMap = LogitMap()
-    """How logits follow from the last linear map."""
 
     can_share_distant: bool = False
-    """Whether `hidden_sharing` gives the same as copies of the kept states."""
+    """Whether rows that share kept states (`hidden_sharing`) compute the same as rows with copies
+    of them."""
 
     batch_noise: float = 0.0
-    """How many nats a loss changes with the other rows of its batch."""
+    """The nats by which a loss changes with the other rows of its batch."""
 
     knows_windows: bool = False
-    """Whether its attention windows are those that `windows_of` reads from its config. They go by
-    position IDs then, where its own count places."""
+    """Whether the attention windows of the model are those that `windows_of` reads from its config.
+    Then they are computed here, by position IDs, where the model itself counts places."""
 
 
 @torch.no_grad()
-def refuse_unfit(wrapped: Any, original: nn.Module) -> Fit:
-    """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
-    states of earlier places can replace these places, and that the logits match the given
-    model (`original`, with its adapters). `wrapped`: a HuggingFaceLM."""
+def try_model(wrapped: Any, original: nn.Module) -> Fit:
+    """Return how a model computes; raise ConfigError if it does not fit (see the module).
+
+    wrapped: A `HuggingFaceLM`. Its `windows` are changed while it is tried.
+    original: The model as it was passed, with its adapters, whose logits are compared.
+    """
     _check_kind(wrapped, original)
     try:
         logit_map, rounding = _check_logits(wrapped, original)
@@ -220,8 +121,8 @@ def refuse_unfit(wrapped: Any, original: nn.Module) -> Fit:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error of a model's own code says, in one line; raise if it has another cause
-    than the model."""
+    """Return an error of a model's own code in one line. Raise if the model is not its cause, but a
+    full memory or a Python without docstrings, which transformers needs."""
     if is_out_of_memory(error):
         raise error
     if sys.flags.optimize > 1:
@@ -236,7 +137,7 @@ def _unfit(wrapped: Any, problem: str) -> ConfigError:
 
 
 def _check_kind(wrapped: Any, original: nn.Module) -> None:
-    """Reject what config and signature show to be unfit."""
+    """Raise if the config or the signature shows that a model does not fit."""
     model = wrapped.model
     text = model.config.get_text_config()
     if any(weight.dtype == torch.float64 for weight in model.parameters()):
@@ -263,8 +164,8 @@ def _check_kind(wrapped: Any, original: nn.Module) -> None:
 
 
 def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
-    """Return how the logits of eight tokens follow from the last linear map, and by which share
-    numbers may differ by rounding."""
+    """Return how logits follow from the last linear map, and the relative difference that rounding
+    may cause in this dtype."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
     hidden_BLD = wrapped.hidden(tokens_BL, counted_BL)
     raw = wrapped.raw_logits(hidden_BLD)
@@ -276,6 +177,7 @@ def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
     ).logits.to(wrapped.device)
     if not bool(hidden_BLD.isfinite().all()) or not bool(logits.isfinite().all()):
         raise _unfit(wrapped, f"eight tokens give no numbers{_not_finite(original)}")
+    # Rounding adds up over layers, hence many times the precision of one number.
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
     logit_map = min(
         _logit_maps(wrapped.model.config), key=lambda candidate: _distance(candidate(raw), logits)
@@ -286,12 +188,13 @@ def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
 
 
 def _check_positions(wrapped: Any, rounding: float) -> bool:
-    """Compare hidden states of eight tokens with and without a gap in the middle of their position
-    IDs. Return whether `hidden_sharing` gives the same as copies of kept states."""
+    """Compare hidden states of eight tokens with position IDs 0 … 7 and with a gap in their middle,
+    0 … 3 and 8 … 11. Return whether rows can share kept states (`Fit.can_share_distant`)."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
     gapped_BL = counted_BL + 4 * (counted_BL > 3)
     causal = causal_bias(8, wrapped.device)
-    # How transformers interprets a gap: as the start of another text.
+    # How transformers interprets a gap unless it is told otherwise: as the start of another text,
+    # which does not see the first four places.
     packed = causal.clone()
     packed[..., 4:, :4] = causal[..., 0, 1]
 
@@ -303,17 +206,19 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     gapped = hidden(gapped_BL)
     seen = hidden(gapped_BL, causal)
     hiding = hidden(gapped_BL, packed)
+
+    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
+    # as small as the effect of a tiny change of the input are ignored.
     nudge_BLD = wrapped.embedding(tokens_BL)
     nudge_BLD[..., ::2] *= -1
     nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
-    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
-    # as small as the effect of a tiny change of the input are ignored.
     noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
 
     def is_alike(a: Tensor, b: Tensor) -> bool:
         return _distance(a, b) <= rounding * _distance(b) + noise
 
     def is_small(error: float, effect: float) -> bool:
+        """Return whether an error is much smaller than the effect of what the check looks for."""
         return error <= max(noise, effect / 4)
 
     after = slice(4, None)
@@ -325,12 +230,14 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
         raise _unfit(wrapped, "its attention is not causal, or a gap in position IDs changes it")
     if not is_alike(gapped[:, :4], counted[:, :4]):
         raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
-    # The places after the gap, given kept states of those before.
+
+    # The places after the gap, which attend to kept states of those before.
     earlier = wrapped.distant_states(tokens_BL[:, :4], gapped_BL[:, :4])
     later = (tokens_BL[:, after], gapped_BL[:, after])
     looked_back = wrapped.hidden(*later, distant=earlier).float()
     if not is_alike(looked_back, seen[:, after]):
         raise _unfit(wrapped, "keys and values that it keeps of earlier places do not replace them")
+
     try:
         shared = wrapped.hidden_sharing(*later, earlier).float()
     except Exception:  # of the model's own code, which may use its attention in any way
@@ -342,8 +249,8 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
 
 
 def _knows_windows(wrapped: Any, rounding: float) -> bool:
-    """Return whether the model's own windows, set to four places, give the same for eight tokens as
-    windows that are computed here."""
+    """Return whether windows that are computed here give the same as the model's own windows. Both
+    are set to four places, so that they hide some of the eight tokens."""
     if not windows_of(wrapped.model.config):
         return False
     # A shallow copy with another config: other threads may use the model with its own.
@@ -376,13 +283,13 @@ def _knows_windows(wrapped: Any, rounding: float) -> bool:
 
 
 def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:
-    """Return tokens_BL, and their position IDs without a gap."""
+    """Return tokens_BL of one row, and their position IDs without a gap."""
     counted_BL = torch.arange(8, device=wrapped.device)[None]
     return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
 
 
 def _not_finite(model: nn.Module) -> str:
-    """Return why a model may give no numbers, and what to do."""
+    """Return the end of a message: why a model may give no numbers, and what to do."""
     for name, weight in model.named_parameters():
         if not weight.is_meta and not bool(weight.isfinite().all()):
             return f": its weight {name} holds NaN or infinity; take other weights"
@@ -390,7 +297,7 @@ def _not_finite(model: nn.Module) -> str:
 
 
 def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
-    """Return by how many nats a loss changes with the other rows of its batch: the largest change
+    """Return the nats by which a loss changes with the other rows of its batch: the largest change
     of seven losses. Some quantized models round all rows of a batch by their largest number."""
     tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7
     tokens_BL %= wrapped.embedding.weight.shape[0]
@@ -405,6 +312,6 @@ def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
 
 
 def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:
-    """Return the root mean square of a difference, in which one place that a mixture of experts
-    routes differently counts little."""
+    """Return the root mean square of a difference. Unlike a maximum, it changes little if a mixture
+    of experts routes one place differently."""
     return float((a.float() - b).square().mean().sqrt())

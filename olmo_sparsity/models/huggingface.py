@@ -1,8 +1,17 @@
-"""Wrap causal LMs of transformers in this project's model protocol: position IDs may have gaps, and
-kept states of distant tokens replace these tokens.
+"""Wrap causal LMs of transformers as a `LanguageModel`: position IDs may have gaps, and kept states
+of distant tokens replace these tokens.
 
-Place in the flow: a model of transformers → `HuggingFaceLM`, which is tried (compatibility.py) →
-`LoadedModel` and scorers.
+    HuggingFaceLM(model).hidden(tokens_BL, positions_BL, distant=states)
+
+The model is tried when it is first used (compatibility.py). Three things of transformers stand in
+the way of gaps and kept states, and `hidden` works around them:
+
+- Without a mask, transformers takes a gap in the position IDs for the start of another text, and
+  hides what is before it. So each call passes a mask (`_masks`).
+- Its windows count places. Here they go by position IDs, so masks are computed from these.
+- A cache of keys and values grows with each call. Kept states must stay as they are, and be shared
+  by rows, so they are passed as a cache that keeps nothing, or by our own attention
+  (shared_states.py).
 
 Dimension key: B rows, L tokens of a row, K places that they may attend to, F distant places,
 D width, H heads, V vocabulary.
@@ -30,15 +39,11 @@ from olmo_sparsity.models.attention import (
     causal_bias,
     keeps_much,
 )
-from olmo_sparsity.models.compatibility import (
-    Fit,
-    position_limit,
-    refuse_unfit,
-    windows_of,
-)
+from olmo_sparsity.models.compatibility import Fit, try_model
 from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.identity import State
+from olmo_sparsity.models.position_limits import position_limit, windows_of
 from olmo_sparsity.models.use import in_this_thread, in_use, state_of
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
@@ -46,32 +51,40 @@ if TYPE_CHECKING:  # importing transformers takes two seconds, so only its model
     from transformers import Cache, PreTrainedModel
 
 
-MASKED_AT_ONCE = 2**27
-"""Places of an attention mask, which transformers builds whole where tokens follow others: 0.6 GiB
-with its copy in fp32. From 32,768 tokens of context, fewer than 4,096 are computed at once."""
+MAX_MASK_ENTRIES = 2**27
+"""Entries of an attention mask (tokens × places that they attend to), which transformers builds
+whole where tokens follow others: 0.6 GiB with its copy in fp32. From 32,768 tokens of context,
+fewer than 4,096 are computed at once."""
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """The outcome of trying a model in one state."""
+    """The outcome of trying a model in one state, on one device."""
 
     state: State | None
+    """None while the model is being tried."""
+
     device: torch.device
-    """Kernels of another device round differently, on which `Fit.batch_noise` depends."""
+    """Kernels of another device round differently, and `Fit.batch_noise` depends on rounding."""
 
     fit: Fit
 
 
 _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
-"""The last trial of each model: one in memory is wrapped anew in each call, and tried once."""
+"""The last trial of each model. A model in memory is wrapped anew in each public call; with this it
+is tried in the first one only."""
 
 
 class HuggingFaceLM(nn.Module):
-    """Wraps a causal LM of transformers as a LanguageModel. Models that do not fit are rejected."""
+    """A causal LM of transformers as a `LanguageModel`. A model that does not fit is rejected."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, is_tried: bool = True) -> None:
-        """`model`: for a PEFT model, its base model is used, which contains the adapters.
-        `is_tried`: False for a model on the meta device, of which only sizes are read."""
+        """Wrap a model, and try it.
+
+        model: For a PEFT model, its base model is used, which contains the adapters.
+        is_tried: False for a model of which only weights or sizes are read, such as one on the meta
+            device.
+        """
         super().__init__()
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
@@ -84,8 +97,8 @@ class HuggingFaceLM(nn.Module):
             pass  # entering calls `fit`
 
     def keep_own_attention(self) -> None:
-        """Set our attention for good. Training needs it: compiled code cannot enter the context
-        that sets it for one forward."""
+        """Set our attention permanently. Training needs it, because compiled code cannot enter the
+        context that sets it for one forward."""
         from olmo_sparsity.models import shared_states  # noqa: F401 (which registers it)
 
         self.has_own_attention = True
@@ -93,26 +106,27 @@ class HuggingFaceLM(nn.Module):
             config._attn_implementation_internal = OWN_ATTENTION
 
     def fit(self) -> None:
-        """Read and try the model as it is now, unless another wrapper has. Called in use."""
-        original = self._original[0]
+        """Read and try the model as it is now, unless another wrapper of it has. Called in use."""
+        (original,) = self._original
         state = state_of(self)
         trial = _trials.get(original)
         if trial is None or trial.state is not state or trial.device != self.device:
             # While it is tried, the model computes what any model can, and shares nothing.
-            self._take(_Trial(None, self.device, Fit()))
-            trial = _Trial(state, self.device, refuse_unfit(self, original=original))
+            self._adopt(_Trial(None, self.device, Fit()))
+            trial = _Trial(state, self.device, try_model(self, original=original))
             _trials[original] = trial
-        self._take(trial)
+        self._adopt(trial)
 
-    def _take(self, trial: _Trial) -> None:
-        """Take over what a trial has shown."""
+    def _adopt(self, trial: _Trial) -> None:
+        """Compute from now on as a trial has shown to be right."""
         fit = trial.fit
         config = self.model.config
         self.windows = windows_of(config) if fit.knows_windows else {}
         self.limit = position_limit(config, fit.knows_windows)
         self.wrong_beyond = None
-        if trial.state is not None:  # a trial itself is too short for any limit
+        if trial.state is not None:  # the eight tokens of a trial reach no limit
             self.wrong_beyond = position_limit(config, fit.knows_windows, only_wrong_beyond=True)
+        # Each once: most layers have the configuration of the model.
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
         self.logit_map = fit.logit_map
@@ -132,8 +146,8 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def reach(self) -> int | None:
-        """Return the size of the largest window if all layers have one, beyond which no token is
-        seen directly; else None."""
+        """Return the size of the largest window: beyond it, no layer sees a token directly. None if
+        some layers have no window."""
         sizes = [window.size for window in self.windows.values() if window is not None]
         return max(sizes, default=None) if len(sizes) == len(self.windows) else None
 
@@ -148,7 +162,7 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def body(self) -> nn.Module:
-        """Return the model without the last linear map."""
+        """Return the model without its last linear map, which computes hidden states."""
         body = self.model.base_model
         if body is not self.model:
             return body
@@ -157,8 +171,8 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the inputs. The hook of offloaded weights, which are on the meta
-        device between uses, names it."""
+        """Return the device of the inputs. Offloaded weights are on the meta device between uses;
+        the hook that moves them knows their device."""
         hook = getattr(self.embedding, "_hf_hook", None)
         device = getattr(hook, "execution_device", None)
         return self.embedding.weight.device if device is None else torch.device(device)
@@ -198,18 +212,22 @@ class HuggingFaceLM(nn.Module):
         distant: DistantStates | None = None,
         last: int | None = None,
     ) -> Tensor:
+        """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it."""
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
         if distant is not None and self.shares_distant(distant.num_places, length):
             return self.hidden_sharing(tokens_BL, positions_BL, distant, last)
+
         options = (distant, attention_bias, documents, added_BLD)
         is_plain = all(option is None for option in options)
-        is_long = length**2 > MASKED_AT_ONCE and not torch.is_grad_enabled()
+        is_long = length**2 > MAX_MASK_ENTRIES and not torch.is_grad_enabled()
         if is_plain and is_long and self._is_windowed(positions_BL):
             # A part at a time, as a mask of the whole row would not fit into memory.
             hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD
             assert hidden_BLD is not None
             return hidden_BLD if last is None else hidden_BLD[:, -last:]
+
+        # Kept states come before the row's own keys and values, as a cache does.
         cache: Cache | None = None
         keys_BK = positions_BL
         if distant is not None:
@@ -220,6 +238,7 @@ class HuggingFaceLM(nn.Module):
             attention_bias = distant.window_bias(length)
             keys_BK = _after_distant(distant, positions_BL)
         masks = self._masks(positions_BL, keys_BK, attention_bias)
+
         arguments: dict[str, Any] = {}
         with ExitStack() as stack:
             if documents is not None:
@@ -240,9 +259,9 @@ class HuggingFaceLM(nn.Module):
     def _masks(
         self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None
     ) -> Tensor | dict[str, Tensor | None]:
-        """Return the attention mask as transformers takes it: one, or one for each kind of layer if
-        some have windows. `queries_BL`, `keys_BK`: position IDs. `bias`: bias_B1LK of attention
-        scores; None for causal attention."""
+        """Return the attention mask in the form that transformers takes: one, or one for each kind
+        of layer if some have windows. `queries_BL`, `keys_BK`: position IDs. `bias`: bias_B1LK of
+        attention scores; None for causal attention."""
         num_rows, length = queries_BL.shape
         num_keys = keys_BK.shape[1]
         if self.wrong_beyond is not None:
@@ -255,6 +274,7 @@ class HuggingFaceLM(nn.Module):
             # packed sequence. A mask of ones means one sequence, and transformers drops it again,
             # so that attention still runs the fused causal kernel.
             return queries_BL.new_ones(num_rows, num_keys)
+
         # None means causal attention, for which the fused kernel needs no mask.
         is_causal = bias is None and num_keys == length
         is_fused = self.text_config._attn_implementation in ("sdpa", OWN_ATTENTION)
@@ -284,7 +304,7 @@ class HuggingFaceLM(nn.Module):
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         """Return whether layers are computed again in a backward pass, to save memory."""
-        if self.training:  # transformers recomputes by itself, if it is told to
+        if self.training:  # `checkpoint_activations` has set it in the layers themselves
             return False
         text = self.text_config
         shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
@@ -292,12 +312,12 @@ class HuggingFaceLM(nn.Module):
         return keeps_much(num_tokens, num_keys, *shape, itemsize)
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
-        """Return whether rows share distant states, instead of a copy of them for each row."""
+        """Return whether rows share distant states, and get no copies of them."""
         if not self.can_share_distant:
             return False
         if self.text_config._attn_implementation not in ("sdpa", OWN_ATTENTION):
             return False
-        # Any usual width: `can_share_distant` was measured with the model's own when it was tried.
+        # Any usual width: whether the model's own works was seen when the model was tried.
         head_width = 64
         dtype = self.embedding.weight.dtype
         return can_share_distant(self.device, dtype, head_width, num_distant, length)
@@ -309,12 +329,13 @@ class HuggingFaceLM(nn.Module):
         distant: DistantStates,
         last: int | None = None,
     ) -> Tensor:
-        """Return `hidden` with distant states that all rows share. For models that
-        `can_share_distant`."""
+        """Return what `hidden` returns, with distant states that all rows share. The model must be
+        one that `can_share_distant`."""
         from olmo_sparsity.models.shared_states import LayerView, SharedCache, attending_to
 
         keys_BK = _after_distant(distant, positions_BL)
         causal = causal_bias(tokens_BL.shape[1], self.device)
+        # Masks cover the row's own places only; a view of each layer adds the distant ones.
         masks = self._masks(positions_BL, positions_BL, causal)
         kinds = [""] * self.text_config.num_hidden_layers
         if self._is_windowed(keys_BK):
@@ -368,7 +389,8 @@ class HuggingFaceLM(nn.Module):
         at_once: int | None = None,
         before: DistantStates | None = None,
     ) -> DistantStates:
-        """Return the states of tokens, after those of `before`. `at_once`: tokens of a forward."""
+        """Return the states of `before` and of these tokens. `at_once`: how many tokens a forward
+        computes at most."""
         from transformers import DynamicCache
 
         positions_BL = positions_BL.expand_as(tokens_BL)
@@ -376,30 +398,30 @@ class HuggingFaceLM(nn.Module):
         cache: Cache
         if before is None:
             cache = DynamicCache()
-            known_BF = positions_BL[:, :0]
+            keys_BK = positions_BL[:, :0]
         else:
             cache = _as_cache(before)
-            known_BF = before.positions_BF
-        most_at_once = max(1, MASKED_AT_ONCE // (known_BF.shape[1] + length))
-        at_once = min(at_once or length, most_at_once)
+            keys_BK = before.positions_BF
+        max_at_once = max(1, MAX_MASK_ENTRIES // (keys_BK.shape[1] + length))
+        at_once = min(at_once or length, max_at_once)
+
         hidden = []
-        token_parts = tokens_BL.split(at_once, 1)
-        for part_BL, part_positions_BL in zip(
-            token_parts, positions_BL.split(at_once, 1), strict=True
-        ):
-            known_BF = torch.cat((known_BF, part_positions_BL), 1)
-            masks = self._masks(part_positions_BL, known_BF)
+        parts = zip(tokens_BL.split(at_once, 1), positions_BL.split(at_once, 1), strict=True)
+        for part_BL, part_positions_BL in parts:
+            keys_BK = torch.cat((keys_BK, part_positions_BL), 1)
+            masks = self._masks(part_positions_BL, keys_BK)
             hidden.append(self._last_hidden(part_BL, part_positions_BL, masks, cache, None))
+        # transformers has heads before places.
         cached: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in cached]
-        states = DistantStates(known_BF, layers)
+        states = DistantStates(keys_BK, layers)
         return states.with_hidden_after(before, torch.cat(hidden, 1))
 
     @torch.no_grad()
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return the attention weights of the last token in all heads of all layers."""
+        """Return weights_BHK: the attention of the last token in all heads of all layers."""
         assert distant.bias_BF is None
         from olmo_sparsity.models.shared_states import reading_weights
 
@@ -465,6 +487,7 @@ def _after_distant(distant: DistantStates, positions_BL: Tensor) -> Tensor:
 
 
 def _as_cache(distant: DistantStates) -> Cache:
+    """Return kept states as a cache of transformers, to which a forward adds."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -474,8 +497,8 @@ def _as_cache(distant: DistantStates) -> Cache:
 
 
 def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bias in the dtype of attention, and finite: the lowest fp32 number would overflow
-    to -inf, and a row of -inf alone gives NaN."""
+    """Return the bias in the dtype of attention, and finite: the lowest number of fp32 would
+    overflow to -inf, and the softmax of a row of -inf alone is NaN."""
     if torch.is_autocast_enabled(bias.device.type):
         dtype = torch.get_autocast_dtype(bias.device.type)
     return bias.clamp(min=torch.finfo(dtype).min).to(dtype)

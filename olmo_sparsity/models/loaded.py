@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable, naming_panics
 from olmo_sparsity.base.renamed import OldAttribute
-from olmo_sparsity.models.compatibility import SHORTER, PositionLimit, position_limit
 from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.position_limits import SHORTER, PositionLimit, position_limit
 from olmo_sparsity.models.pretrained_tokenizer import (
     special_tokens,
     spelled_in,

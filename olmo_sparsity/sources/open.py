@@ -13,10 +13,10 @@ from typing import Any
 
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.base.files import sha256_of
-from olmo_sparsity.models.compatibility import PositionLimit
 from olmo_sparsity.models.find import find_folder
-from olmo_sparsity.models.gguf import read_gguf_tokenizer
+from olmo_sparsity.models.gguf_tokenizer import read_gguf_tokenizer
 from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.models.position_limits import PositionLimit
 from olmo_sparsity.models.pretrained_tokenizer import (
     as_tokenizer,
     has_tokenizer,

@@ -25,6 +25,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.model_cache import cache_folder
 from olmo_sparsity.models import gguf as module
 from olmo_sparsity.models import smollm2
+from olmo_sparsity.models.gguf_header import read_header
 from tests.support.gguf_files import round_weights, write_gguf
 from tests.support.models import SIZES, draw_tokens, tiny
 
@@ -206,7 +207,7 @@ def test_a_bit_of_the_header_never_changes_the_numbers_in_silence(
     write_gguf(path, llama(tokenizer), tokenizer, Kind.Q8_0, pre=pre)
     whole, expected = path.read_bytes(), numbers_of(path)
     name = whole.index(b"<|end|>")  # of a special token may be any
-    end = min(tensor.start for tensor in module._read_header(path).tensors)
+    end = min(tensor.start for tensor in read_header(path).tensors)
     header = [place for place in range(end) if not name <= place < name + 7]
     ends = [whole.index(f"tokenizer.ggml.{name}".encode()) for name in ("tokens", "eos_token_id")]
     places = [place for place in header if not ends[0] + 30 < place < ends[1]]

@@ -69,7 +69,7 @@ def test_states_of_a_long_text_are_computed_with_small_masks(
         lengths.append(tokens_BL.shape[1])
         return run(tokens_BL, *given, **named)
 
-    monkeypatch.setattr(huggingface, "MASKED_AT_ONCE", 3 * LENGTH)
+    monkeypatch.setattr(huggingface, "MAX_MASK_ENTRIES", 3 * LENGTH)
     monkeypatch.setattr(model, "_last_hidden", counted)
     found = model.distant_states(TOKENS[:1], COUNTED[:, :LENGTH])
     assert max(lengths) == 3

@@ -118,7 +118,7 @@ def test_windows_go_by_position_ids(
     expected = [by_hand(model, tokens[i : i + 1], rows[i : i + 1]) for i in (0, 1)]
     check(model(tokens, rows), torch.cat(expected))
     with monkeypatch.context() as patch:  # a mask of all places would be too large
-        patch.setattr(huggingface, "MASKED_AT_ONCE", 3 * length)
+        patch.setattr(huggingface, "MAX_MASK_ENTRIES", 3 * length)
         check(model.unembed(model.hidden(tokens, rows, last=2)), torch.cat(expected)[:, -2:])
     one, positions, cut = tokens[:1], rows[:1], length - NEAR
     distant = model.distant_states(one[:, :cut], positions[:, :cut])

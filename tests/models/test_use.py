@@ -166,7 +166,7 @@ def test_a_model_in_memory_is_read_once_a_call_and_tried_once(
         return counted
 
     monkeypatch.setattr(use, "read_state", counting("read", use.read_state))
-    monkeypatch.setattr(huggingface, "refuse_unfit", counting("tried", huggingface.refuse_unfit))
+    monkeypatch.setattr(huggingface, "try_model", counting("tried", huggingface.try_model))
     first = long_loss(model)
     assert sorted(done) == ["read", "tried"]
     done.clear()
