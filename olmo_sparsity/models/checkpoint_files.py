@@ -166,8 +166,9 @@ def verified_checkpoints(
         yield folder, find_damage(folder, skip=skip)
 
 
-def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:
-    """Reject a checkpoint that was copied from another run: its manifest shows it to be intact."""
+def check_of_same_run(run_folder: Path, checkpoint: Path) -> None:
+    """Reject a checkpoint that was copied from another run, whose manifest shows it to be
+    intact."""
     if not (run_folder / "config.yaml").is_file():
         return
     from olmo_sparsity.config.run import flatten, load_saved_config

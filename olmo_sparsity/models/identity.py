@@ -77,7 +77,7 @@ def read_state(model: nn.Module) -> State:
     settings["config"] = repr(_config(model))
     tensors = dict(_tensors(model))
     if any(tensor.is_meta for tensor in tensors.values()):
-        refuse_lost_weights(model)
+        check_weights_exist(model)
         from accelerate.utils.modeling import get_state_dict_offloaded_model
 
         tensors |= get_state_dict_offloaded_model(model)
@@ -85,7 +85,7 @@ def read_state(model: nn.Module) -> State:
     return State(settings, checksums, _replaced_code(model))
 
 
-def refuse_lost_weights(model: nn.Module) -> None:
+def check_weights_exist(model: nn.Module) -> None:
     """Reject weights on the meta device, except those that accelerate has offloaded: its hooks
     know where these are."""
     for name, module in model.named_modules():
@@ -101,8 +101,8 @@ def refuse_lost_weights(model: nn.Module) -> None:
                 )
 
 
-def refuse_hooks(model: nn.Module) -> None:
-    """Reject hooks of other packages: what they compute has no identity."""
+def check_hooks(model: nn.Module) -> None:
+    """Reject hooks of packages that are not trusted: what they compute is not part of a state."""
     for name, module in model.named_modules():
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             _refuse_hook(hook, name or "the model")

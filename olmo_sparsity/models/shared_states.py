@@ -1,7 +1,14 @@
-"""Run our attention in models of transformers whose attention goes through its AttentionInterface,
-where ours has a name of its own: over distant states that all rows share, within documents, or
-returning its weights. A model is given it only inside `own_attention`; other threads, which may run
-the model meanwhile, get what is registered under the model's usual name.
+"""Run our attention in models of transformers, whose layers look attention up by name in its
+AttentionInterface. Ours is registered under a name of its own (`_attend`), and computes one of:
+
+- attention to distant states that all rows share (`attending_to`);
+- attention within documents (an argument `documents`);
+- the family's eager attention, whose weights are collected (`reading_weights`).
+
+The configuration of a model names our attention only inside `own_attention`. Other threads may run
+the model meanwhile: for them `_attend` calls the attention that the model usually has.
+
+Caches that hand out kept states in place of a growing cache are here, too.
 
 Dimension key: B rows, L tokens of a row, F distant places.
 """
@@ -31,8 +38,10 @@ from olmo_sparsity.models.attention import (
 from olmo_sparsity.models.distant_attention import attend_to_distant
 from olmo_sparsity.models.distant_states import DistantStates
 
-_HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
-"""Arguments that change nothing here: what a layer sees of its row is in its mask."""
+_HARMLESS_OPTIONS = frozenset(
+    {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}
+)
+"""Options of a layer that change nothing here: what it sees of its row is in its mask."""
 
 _OWN = {usual: own for own, usual in USUAL.items()}
 """Our name for each usual kernel."""
@@ -40,19 +49,20 @@ _OWN = {usual: own for own, usual in USUAL.items()}
 
 @dataclass(frozen=True)
 class LayerView:
-    """What one layer sees: a mask over the rows' own places, and a bias over distant ones."""
+    """The places that one layer sees: a mask over the rows' own, and a bias over distant ones."""
 
     mask: Tensor
-    """As the model is given it for the own places of rows; a model that changes it is rejected."""
+    """The mask over the rows' own places, as it is passed to the model. A model that passes another
+    one on to its layers is rejected."""
 
     bias: Tensor | None = None
-    """The part over distant places: (B, F), or (B, L, F) where queries differ."""
+    """The bias over distant places: (B, F), or (B, L, F) where queries differ."""
 
     first: int = 0
-    """The distant places before it are outside of the layer's window, and not in `bias`."""
+    """The first distant place in `bias`. Those before it are outside of the layer's window."""
 
     is_causal: bool = True
-    """Whether rows see all of their own places up to each query, without a window."""
+    """Whether queries see all of their row's places before them, without a window."""
 
     @staticmethod
     def through(
@@ -60,8 +70,8 @@ class LayerView:
     ) -> LayerView:
         """Return the view through a window, which hides some places from some queries."""
         hides_BLF = window.hides(positions_BL, distant.positions_BF)
-        # The number of places at the beginning that are hidden from all queries: left out, they
-        # cost nothing.
+        # Places at the beginning that are hidden from all queries are left out, so that they cost
+        # nothing.
         is_hidden_F = hides_BLF.flatten(0, 1).all(0)
         first = int(is_hidden_F.long().cumprod(0).sum())
         bias_BF = distant.bias_BF
@@ -73,27 +83,31 @@ class LayerView:
 
 
 @dataclass
-class _Wanted:
-    """What this thread requires of the attention of a forward pass."""
+class _SharedStates:
+    """The task of attention in a forward pass: attend to distant states, too."""
 
-    distant: DistantStates | None = None
-    """States that all rows attend to; None if the weights of attention are read."""
-
-    views: Sequence[LayerView] = ()
-    """Keys and values of each layer."""
-
-    weights: list[Tensor] = field(default_factory=list)
-    """Attention weights of the layers that were called."""
+    distant: DistantStates
+    views: Sequence[LayerView]
+    """What each layer sees of them."""
 
     num_calls: int = 0
+    """How many layers have called our attention."""
 
 
-_wanted: ContextVar[_Wanted | None] = ContextVar("wanted", default=None)
+@dataclass
+class _CollectedWeights:
+    """The task of attention in a forward pass: collect the weights of each layer."""
+
+    weights: list[Tensor] = field(default_factory=list)
+
+
+_task: ContextVar[_SharedStates | _CollectedWeights | None] = ContextVar("task", default=None)
+"""What this thread asks of attention."""
 
 
 class DistantCache(DynamicCache):
-    """Hands out distant states before the keys and values of the row, and keeps nothing, so that a
-    layer may be computed again."""
+    """A cache that puts distant states before the keys and values of a row, and keeps nothing. So
+    a layer may be computed again in a backward pass."""
 
     def __init__(self, distant: DistantStates) -> None:
         super().__init__()
@@ -116,7 +130,8 @@ class DistantCache(DynamicCache):
 
 
 class SharedCache(DistantCache):
-    """Counts the distant places, but hands out the keys and values of the row alone."""
+    """A cache that counts the distant places, and leaves them to our attention: it returns the keys
+    and values of the row alone."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -132,18 +147,21 @@ os.register_at_fork(
     after_in_child=_switching.release,
 )
 _users: dict[int, int] = {}
-"""How many threads want our attention of a configuration, by its id. Models may share one."""
+"""How many threads run layers of a configuration with our attention, by the configuration's id.
+Models may share one."""
 
 
 @contextmanager
 def own_attention(configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, layers with these configurations call ours in place of their usual attention."""
+    """Inside, layers with these configurations call our attention. The last thread that leaves
+    restores the usual one."""
     with _switching:
         configs = [c for c in configs if c._attn_implementation in _OWN or id(c) in _users]
         for config in configs:
             _users[id(config)] = _users.get(id(config), 0) + 1
             name = config._attn_implementation
-            config._attn_implementation_internal = _OWN.get(name, name)  # or another thread has
+            # It has our name already if another thread runs the model.
+            config._attn_implementation_internal = _OWN.get(name, name)
     try:
         yield
     finally:
@@ -156,13 +174,14 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _wanting(wanted: _Wanted, configs: Sequence[Any]) -> Iterator[_Wanted]:
-    token = _wanted.set(wanted)
+def _with_task(task: _SharedStates | _CollectedWeights, configs: Sequence[Any]) -> Iterator[None]:
+    """Inside, layers with these configurations do the task, in this thread."""
+    token = _task.set(task)
     try:
         with own_attention(configs):
-            yield wanted
+            yield
     finally:
-        _wanted.reset(token)
+        _task.reset(token)
 
 
 @contextmanager
@@ -170,19 +189,21 @@ def attending_to(
     distant: DistantStates, views: Sequence[LayerView], configs: Sequence[Any]
 ) -> Iterator[None]:
     """Inside, all layers attend to `distant` and to the rows' own places, in this thread."""
-    with _wanting(_Wanted(distant, views), configs) as wanted:
+    task = _SharedStates(distant, views)
+    with _with_task(task, configs):
         yield
     # A layer that does not use AttentionInterface would leave distant places out without a word.
-    if wanted.num_calls < len(views):
-        raise NotImplementedError(f"{wanted.num_calls} of {len(views)} layers attended to them")
+    if task.num_calls < len(views):
+        raise NotImplementedError(f"{task.num_calls} of {len(views)} layers attended to them")
 
 
 @contextmanager
 def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
-    """Inside, layers compute attention weights, in this thread. Yield the list of them, which grows
-    layer by layer."""
-    with _wanting(_Wanted(), configs) as wanted:
-        yield wanted.weights
+    """Inside, layers compute attention weights, in this thread. Yield a list to which each layer
+    appends its own."""
+    task = _CollectedWeights()
+    with _with_task(task, configs):
+        yield task.weights
 
 
 def _attend(
@@ -194,31 +215,35 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as AttentionInterface requires. This is what is registered under our names."""
+    """Return attention (B, L, H, K) and its weights, as AttentionInterface requires: the function
+    that is registered under our names. What it computes depends on `documents` and the task."""
     documents = options.pop("documents", None)
     if documents is not None:
         assert scaling in (None, query.shape[-1] ** -0.5)
-        # The mask, of layers with a window, goes by position IDs and hides later places.
+        # Layers with a window have a mask, which goes by position IDs and hides later places.
         dropout_p = options.get("dropout", 0.0)
         mixed = attend_within(query, key, value, documents, attention_mask, dropout_p)
         return mixed.transpose(1, 2).contiguous(), None
-    wanted = _wanted.get()
-    if wanted is None:  # another thread has set our attention, and this one runs the model as usual
+
+    task = _task.get()
+    if task is None:  # another thread has set our attention, and this one runs the model as usual
         name = module.config._attn_implementation
         name = USUAL.get(name, name)
         usual = _eager(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
-    wanted.num_calls += 1
-    if wanted.distant is not None:
-        view = wanted.views[module.layer_idx]
-        _refuse_other_attention(attention_mask, view.mask, options)
-        layer = wanted.distant.layers[module.layer_idx]
+
+    if isinstance(task, _SharedStates):
+        task.num_calls += 1
+        view = task.views[module.layer_idx]
+        _check_usual_attention(attention_mask, view.mask, options)
+        layer = task.distant.layers[module.layer_idx]
         distant_k, distant_v = (part[:, view.first :].transpose(1, 2) for part in layer)
         local_bias = None if view.is_causal else attention_mask
         mixed = attend_to_distant(
             query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
         )
         return mixed.transpose(1, 2).contiguous(), None
+
     # Fused kernels return no weights, so the family's eager attention computes them.
     mixed, weights = _eager(module)(
         module,
@@ -229,24 +254,27 @@ def _attend(
         scaling=module.head_dim**-0.5 if scaling is None else scaling,
         **options,
     )
-    wanted.weights.append(weights)
+    task.weights.append(weights)
     return mixed, None
 
 
-def _refuse_other_attention(
+def _check_usual_attention(
     mask: Tensor | None, expected_mask: Tensor, options: dict[str, Any]
 ) -> None:
     """Raise if a layer asks for more than ours computes, such as a cap of scores or its own mask.
     The trial of a model then shows that it cannot share distant states."""
-    unknown = [name for name, value in options.items() if value is not None]
-    unknown = [name for name in unknown if name not in _HARMLESS]
+    unknown = [
+        name
+        for name, value in options.items()
+        if value is not None and name not in _HARMLESS_OPTIONS
+    ]
     if unknown or not _is_same(mask, expected_mask):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask that eager attention takes: of numbers to add, where that of the fused kernel
-    may be of truth values."""
+    """Return a mask as eager attention takes it, with numbers to add to scores. The mask of the
+    fused kernel may have truth values."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     zeros = torch.zeros_like(mask, dtype=dtype)
@@ -254,17 +282,18 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _eager(module: Any) -> Any:
-    """Return the attention with weights that the family itself has, in the module of its class or
-    of one that it inherits from."""
-    for kind in type(module).__mro__:
-        if eager := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
+    """Return the family's own attention that also returns weights. It is in the module that defines
+    the class of the layer, or one that this class inherits from."""
+    for parent in type(module).__mro__:
+        eager = getattr(sys.modules.get(parent.__module__), "eager_attention_forward", None)
+        if eager is not None:
             return eager
     raise NotImplementedError(f"{type(module).__name__} has no eager attention")
 
 
 def _is_same(passed: Tensor | None, mask: Tensor | None) -> bool:
-    """Return whether the model has passed on its mask unchanged. With a device map, accelerate
-    copies the mask for each layer on another device, where values are compared."""
+    """Return whether a model has passed its mask on unchanged. If a device map spreads its layers,
+    accelerate copies the mask to each device; only then are values compared."""
     if passed is mask or passed is None or mask is None or passed.device == mask.device:
         return passed is mask
     return passed.dtype == mask.dtype and torch.equal(passed.to(mask.device), mask)

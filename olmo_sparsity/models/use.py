@@ -1,8 +1,12 @@
-"""Use a model in memory: alone, in evaluation mode, known to be the one it was, and restored.
+"""Use a model in memory safely: by one thread at a time, in evaluation mode, and recognized if it
+has changed since its last use. Afterwards it is as it was before.
 
-Place in the flow: around everything that runs a model. Every public call enters `in_use`, and what
-it calls enters it again, which costs nothing. Hooks of ours act in their own thread only, so other
-threads may generate with the model meanwhile.
+    with in_use(model):                       # every public call does this
+        losses = token_losses(model, ...)     # what it calls may enter again, which costs nothing
+
+Users train, edit or quantize models between our calls. So each first use reads the model's identity
+(identity.py), and a wrapper tries a changed model again (compatibility.py). Hooks of ours act in
+their own thread only, so other threads may generate with the model meanwhile.
 """
 
 from __future__ import annotations
@@ -20,32 +24,35 @@ from torch import nn
 
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.models.identity import State, read_state, refuse_hooks
+from olmo_sparsity.models.identity import State, check_hooks, read_state
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _lock = threading.RLock()
 _users: list[nn.Module] = []
-"""Wrappers and models in use by the thread that holds the lock."""
+"""The wrappers and models that the thread that holds the lock has in use."""
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
-"""What each model was at its last use, by the object that wrappers of one model share."""
+"""The identity of each model at its last use. A key is the object that all wrappers of one model
+share (`_inner`)."""
 
 
 # --- a process that is forked ---------------------------------------------------------------------
 
 _has_threads = False
-"""Whether this process had other threads when it was forked, or the one that it was forked from."""
+"""Whether the process had other threads when it was last forked. A fork inherits the answer of its
+parent."""
 
 
-def _count_threads() -> None:
+def _note_threads() -> None:
+    """Note before a fork whether this process has other threads."""
     global _has_threads
     with suppress(OSError):  # without /proc
         _has_threads = len(os.listdir("/proc/self/task")) > 1
 
 
-def _go_on_without_threads() -> None:
+def _continue_without_threads() -> None:
     """Make a forked process independent of the threads of its parent, which do not exist in it."""
     global _lock
     if _lock.acquire(blocking=False):  # free, or held by the thread that forked
@@ -55,11 +62,12 @@ def _go_on_without_threads() -> None:
         _lock = threading.RLock()
         _users.clear()
     if _has_threads:
-        # OpenMP would wait for the threads of its pool for ever; DataLoader sets its workers alike.
+        # OpenMP would wait for the threads of its pool for ever. PyTorch's DataLoader does the same
+        # in its workers.
         torch.set_num_threads(1)
 
 
-os.register_at_fork(before=_count_threads, after_in_child=_go_on_without_threads)
+os.register_at_fork(before=_note_threads, after_in_child=_continue_without_threads)
 
 
 # --- use ------------------------------------------------------------------------------------------
@@ -67,8 +75,9 @@ os.register_at_fork(before=_count_threads, after_in_child=_go_on_without_threads
 
 @contextmanager
 def in_use(*models: Any) -> Iterator[None]:
-    """Inside, this thread alone uses models: others that enter wait. These are in evaluation
-    mode, and afterwards as they were. A model that has changed since its last use is tried anew."""
+    """Inside, this thread alone uses models; other threads that enter wait. These models are in
+    evaluation mode, and afterwards in the mode they had. A model that has changed since its last
+    use is tried again."""
     with _lock, ExitStack() as stack:
         for model in models:
             if isinstance(model, nn.Module) and not any(model is user for user in _users):
@@ -93,6 +102,7 @@ def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _one_in_use(model: nn.Module) -> Iterator[None]:
+    """Inside, this model is in use. Called with the lock held."""
     inner = _inner(model)
     is_first = not any(_inner(user) is inner for user in _users)
     trained = [weight for weight in inner.parameters() if weight.requires_grad]
@@ -103,8 +113,8 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
     try:
         with torch.inference_mode(False), gradients, evaluating(model):
             if is_first:
-                _recognize(inner)
-            _fit(model, inner)
+                _update_state(inner)
+            _fit_again_if_changed(model, inner)
             yield
     finally:
         _users.remove(model)
@@ -115,8 +125,8 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
 
 
 def state_of(model: Any) -> State | None:
-    """Return the identity of the model when it was last used; None if it is not a model of
-    torch."""
+    """Return the identity that the model had at its last use; None if it is not a model of PyTorch
+    (such as a server)."""
     if not isinstance(model, nn.Module):
         return None
     inner = _inner(model)
@@ -130,32 +140,36 @@ def forget(model: nn.Module) -> None:
     _states.pop(_inner(model), None)
 
 
-def refuse_changed(model: Any, state: State | None, since: str) -> None:
-    """Raise if the model has changed. `state`: what it was; `since`: the call that read it, which
-    is to be repeated. Called with the model in use."""
-    now = state_of(model)
-    if state is None or now is None:
+def check_unchanged(model: Any, state: State | None, since: str) -> None:
+    """Raise if the model has changed. Called with the model in use.
+
+    state: Its identity at that time.
+    since: The name of the call that read it, which the message asks to repeat.
+    """
+    current_state = state_of(model)
+    if state is None or current_state is None:
         return
-    differences = state.differences(now)
+    differences = state.differences(current_state)
     if differences:
         raise DataError(f"the model has changed since {since} ({differences}): {since} again")
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """Return the object that wrappers of one model share: the model in a `HuggingFaceLM`."""
+    """Return the object that all wrappers of one model share: the model in a `HuggingFaceLM`, or a
+    model of this project itself."""
     wrapped = getattr(model, "model", None)
     if hasattr(type(model), "fit") and isinstance(wrapped, nn.Module):
         return wrapped
     return model
 
 
-def _recognize(inner: nn.Module) -> None:
-    """Read what the model is now, and keep its known state if it is the same."""
-    refuse_hooks(inner)
+def _update_state(inner: nn.Module) -> None:
+    """Read the identity of the model, and say so if it has changed since its last use."""
+    check_hooks(inner)
     known = _states.get(inner)
     state = read_state(inner)
     if known == state:
-        return
+        return  # the known object stays, as others compare states by identity
     family = type(inner).__name__
     if known is not None:
         difference = known.differences(state)
@@ -166,20 +180,20 @@ def _recognize(inner: nn.Module) -> None:
     _states[inner] = state
 
 
-def _fit(model: nn.Module, inner: nn.Module) -> None:
+def _fit_again_if_changed(model: nn.Module, inner: nn.Module) -> None:
     """Let a wrapper try the model again if it was last tried in another state."""
     fit: Any = getattr(model, "fit", None)
     if fit is not None and model.fitted is not _states[inner]:
         try:
             fit()
         except BaseException:
-            _states.pop(inner)  # else the next use would take the model for one that fits
+            _states.pop(inner)  # otherwise the next use would take the model for one that fits
             raise
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode, and afterwards each module is as it was."""
+    """Inside, the model is in evaluation mode. Afterwards each module has its former mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -190,8 +204,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward hook that leaves alone what other threads compute, except the thread in
-    which PyTorch computes layers again for a backward pass on a GPU."""
+    """Return a forward hook that acts in this thread only, and not on what other threads compute
+    with the model. On a GPU a backward pass, which may compute layers again, runs in a thread of
+    PyTorch's; the hook acts there, too."""
     this_thread = threading.get_ident()
 
     def only_here(*called: Any) -> Any:

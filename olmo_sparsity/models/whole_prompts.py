@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.models.identity import refuse_lost_weights
+from olmo_sparsity.models.identity import check_weights_exist
 from olmo_sparsity.models.prompts import (
     Node,
     Prompt,
@@ -41,7 +41,7 @@ class WholePrompts(PromptModel, nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        refuse_lost_weights(model)
+        check_weights_exist(model)
         self.model = model
         arguments = inspect.signature(model.forward).parameters
         self._keeps_last_logits = "logits_to_keep" in arguments

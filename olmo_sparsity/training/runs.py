@@ -18,9 +18,9 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
+    check_of_same_run,
     list_checkpoints,
     load_weights,
-    refuse_other_run,
     verified_checkpoints,
     weight_files,
 )
@@ -89,7 +89,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
         if problem is None:
             if first_problem:
                 say(f"{first_problem}; reading {folder.name} instead")
-            refuse_other_run(run_folder, folder)
+            check_of_same_run(run_folder, folder)
             return folder
         first_problem = first_problem or f"{folder}: {problem}"
     if first_problem:

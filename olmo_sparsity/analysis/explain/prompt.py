@@ -26,7 +26,7 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.windows import LOCAL_OF_ONE_PREDICTION, default_local, long_window
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.models.use import refuse_changed, state_of
+from olmo_sparsity.models.use import check_unchanged, state_of
 from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.records import LARGEST_DOCUMENT
@@ -212,7 +212,7 @@ class Prepared:
         )
 
     def refuse_changed_model(self) -> None:
-        refuse_changed(self.scorer.model, self.state, "explain")
+        check_unchanged(self.scorer.model, self.state, "explain")
 
     def without_model(self) -> Prepared:
         """Return what is stored with an answer: enough to show it, not to compute it again."""

@@ -59,7 +59,7 @@ from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.config.windows import default_local
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
-from olmo_sparsity.models.use import refuse_changed, state_of
+from olmo_sparsity.models.use import check_unchanged, state_of
 from olmo_sparsity.text.documents import Controls, Document, Documents
 from olmo_sparsity.text.inputs import cut_to_targets, open_documents
 from olmo_sparsity.text.windows import Block, Windows, span_width
@@ -321,7 +321,7 @@ class Plan:
 
     def refuse_changed_model(self) -> None:
         """Raise DataError if the model is not what it was when the plan was made."""
-        refuse_changed(self.model.model, self._state, "plan")
+        check_unchanged(self.model.model, self._state, "plan")
 
     @staticmethod
     def of(
