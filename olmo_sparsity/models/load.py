@@ -28,9 +28,9 @@ from olmo_sparsity.base.errors import (
 )
 from olmo_sparsity.base.renamed import entry_points_of
 from olmo_sparsity.models.compatibility import reason_of
+from olmo_sparsity.models.file_fingerprint import fingerprint
 from olmo_sparsity.models.find import DTYPES, find_folder
 from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.models.identity import fingerprint
 from olmo_sparsity.models.loaded import LoadedModel, check_room_for_tokens, describe_model
 from olmo_sparsity.models.pretrained_tokenizer import (
     as_tokenizer,

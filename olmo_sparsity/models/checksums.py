@@ -1,0 +1,43 @@
+"""Identify tensors and plain values of a model in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 509
+"""Words of 8 bytes in a row of the matrix whose sums identify a tensor."""
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value consists of numbers, texts and None, so that its repr identifies
+    it."""
+    if isinstance(value, Mapping):
+        return all(map(is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, int | float | str)
+
+
+def checksum(tensor: Any) -> bytes:
+    """Return the SHA-256 of sums over rows and columns of a matrix of words, and of what is left
+    over. The sums are computed on the tensor's device: a SHA-256 of all bytes of a model on a GPU
+    would copy it to the host in each call."""
+    if hasattr(tensor, "__tensor_flatten__"):  # of another library, such as a quantized one
+        names, context = tensor.__tensor_flatten__()
+        inner = b"".join(checksum(getattr(tensor, name)) for name in names)
+        return hashlib.sha256(inner + repr(context).encode()).digest()
+    digest = hashlib.sha256()
+    plain = tensor.detach().as_subclass(Tensor)
+    bytes_N = plain.contiguous().flatten().view(torch.uint8)
+    if bytes_N.storage_offset() % 8:  # words must begin at multiples of their size
+        bytes_N = bytes_N.clone()
+    end = len(bytes_N) - len(bytes_N) % (8 * BLOCK)
+    words = bytes_N[:end].view(torch.int64).view(-1, BLOCK)
+    for sums in (words.sum(0), words.sum(1), bytes_N[end:]):
+        digest.update(sums.cpu().numpy().data)
+    return digest.digest()
