@@ -1,12 +1,19 @@
-"""Export weights to a folder of transformers, and import them (`init_from`). The fields of a config
-determine the family (families.py); a field that it cannot express is rejected by name."""
+"""Export weights to a folder of transformers, and import them (`init_from`).
+
+    a run of ours  ── export ──>  a folder of transformers     (`hugging_face_model`)
+    a new run      <─ init_from ─ a folder of transformers, or a run of ours    (`import_weights`)
+
+In both directions the fields of our config determine the family of transformers (families.py), and
+two configs are compared by what they compute (`computation_of`). A field that a family cannot
+express is rejected by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +26,7 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
 from olmo_sparsity.models.families import (
     FAMILIES,
+    Family,
     FromHuggingFace,
     embedding_rows,
     family_of,
@@ -74,8 +82,8 @@ def check_exportable(config: ModelConfig) -> None:
 def hugging_face_model(
     config: ModelConfig, weights: Mapping[str, Tensor], origin: str
 ) -> PreTrainedModel:
-    """Return the model of transformers with these weights. Of OLMo's it has views, as they may be
-    mapped files, which are not copied into memory."""
+    """Return the model of transformers with these weights. OLMo's are used as views, because they
+    may be mapped files, which are not copied into memory then."""
     import transformers
 
     if config.architecture != "olmo":
@@ -111,14 +119,15 @@ def hugging_face_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> PreTrai
 
 
 def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
-    """Return the weights of `build_model(config)`, from a checkpoint or run of ours, or a Hugging
-    Face folder of one of FAMILIES; each is read when it is looked up."""
+    """Return the weights for `build_model(config)` from a checkpoint or run of ours, or from a
+    Hugging Face folder of one of FAMILIES. Each is read when it is looked up. A source that
+    computes something else than the config is rejected."""
     implied = ModelConfig(**config_of(source))
     _check_angles(implied, config, source)
     theirs = computation_of(implied)
     ours = computation_of(config)
     if implied.rope and not config.rope:
-        # DroPE: a model that was trained with positions goes on without them.
+        # DroPE: a model that was trained with positions continues without them.
         for name in ("rope", "rotary_fraction", "nope_every"):
             theirs[name] = ours[name]
     for name, value in ours.items():
@@ -147,8 +156,8 @@ def _transformers_weights(folder: Path) -> Mapping[str, Tensor]:
 
 
 def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
-    """Reject a run that lowers RoPE's base, or leaves out the scaling of its source: a forgotten
-    setting. To reach a greater length, a run may scale RoPE or raise its base."""
+    """Reject a run that lowers RoPE's base, or leaves out the scaling of its source, as these are
+    forgotten settings. To reach a greater length, a run may scale RoPE or raise its base."""
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
         raise ConfigError(
             f"model.rope_theta={ours.rope_theta} must be at least {float(theirs.rope_theta)}, as "
@@ -156,19 +165,20 @@ def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
         )
     if ours.rope and theirs.rope_scaling and not ours.rope_scaling:
         raise ConfigError(
-            f"init_from='{source}' scales RoPE ({_in_words(theirs)}), not this run; set "
+            f"init_from='{source}' scales RoPE ({_describe_angles(theirs)}), not this run; set "
             "positions.scaling"
         )
 
 
 def change_of_angles(source: str, config: ModelConfig) -> str:
-    """Describe what a run changes of its source's RoPE; empty if nothing."""
-    before = _in_words(ModelConfig(**config_of(source)))
-    after = _in_words(config)
-    return "" if before == after else f"; changes its RoPE: {before} → {after}"
+    """Return words for what a run changes of its source's RoPE; empty if nothing."""
+    of_source = _describe_angles(ModelConfig(**config_of(source)))
+    of_run = _describe_angles(config)
+    return "" if of_source == of_run else f"; changes its RoPE: {of_source} → {of_run}"
 
 
-def _in_words(config: ModelConfig) -> str:
+def _describe_angles(config: ModelConfig) -> str:
+    """Return RoPE's base and scaling in words."""
     if not config.rope:
         return "none"
     scaling = config.rope_scaling or {"rope_type": "none"}
@@ -195,45 +205,31 @@ def config_of(source: str) -> dict[str, Any]:
 
 
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
-    """Return the fields of ModelConfig for a config of transformers; reject a setting that they
+    """Return the fields of ModelConfig for a config of transformers. Reject a setting that they
     cannot express."""
     family = FAMILIES.get(theirs.model_type)
     if family is None:
         raise ConfigError(f"init_from='{source}' is {theirs.model_type}, not {', '.join(FAMILIES)}")
     settings = theirs.to_dict()
     rope = settings.get("rope_parameters") or {}
-    required = family.required | {"quantization_config": None}
-    actual = {name: settings.get(name, value) for name, value in required.items()}
     if theirs.model_type == "olmo3":
-        # Only layers without a window scale their angles.
-        actual |= {"layer_types": theirs.layer_types, "rope_parameters": rope["sliding_attention"]}
-        rope = rope["full_attention"]
-        config_class: Any = type(theirs)
-        usual = config_class(num_hidden_layers=theirs.num_hidden_layers)
-        plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-        required |= {"layer_types": usual.layer_types, "rope_parameters": plain}
-    if theirs.model_type == "smollm3":
-        # Layers without positions may be listed one by one, too, in any order.
-        listed: Any = theirs
-        interval = listed.no_rope_layer_interval
-        places = range(1, theirs.num_hidden_layers + 1)
-        actual["no_rope_layers"] = listed.no_rope_layers
-        required["no_rope_layers"] = [int(place % interval != 0) for place in places]
+        rope = rope["full_attention"]  # only layers without a window scale their angles
     usual_width = theirs.hidden_size // theirs.num_attention_heads
     head_width = settings.get("head_dim") or usual_width
     rotary_fraction = rope.get("partial_rotary_factor", 1.0)
+
+    requirements = _requirements(theirs, family)
     if "head_width" not in family.settings:
-        actual["head_dim"] = head_width
-        required["head_dim"] = usual_width
+        requirements.append(_Requirement("head_dim", head_width, usual_width))
     if not family.is_neox:
-        actual["partial_rotary_factor"] = rotary_fraction
-        required["partial_rotary_factor"] = 1.0
-    for name, value in required.items():
-        if actual[name] != value:
+        requirements.append(_Requirement("partial_rotary_factor", rotary_fraction, 1.0))
+    for requirement in requirements:
+        if requirement.value != requirement.supported:
             raise ConfigError(
-                f"init_from='{source}' has {name}={actual[name]}, supported: {value}; take another "
-                "model"
+                f"init_from='{source}' has {requirement.name}={requirement.value}, supported: "
+                f"{requirement.supported}; take another model"
             )
+
     values = {ours: settings.get(name) for ours, name in family.settings.items()}
     return values | {
         # With SwiGLU, our width counts gate and value.
@@ -246,36 +242,67 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
     }
 
 
+class _Requirement(NamedTuple):
+    """A setting of transformers that must have one value, as our config has no field for it."""
+
+    name: str
+    value: Any
+    supported: Any
+
+
+def _requirements(theirs: PreTrainedConfig, family: Family) -> list[_Requirement]:
+    """Return the settings of a config of transformers that must have the values of our models."""
+    settings = theirs.to_dict()
+    supported = family.required | {"quantization_config": None}
+    requirements = [
+        _Requirement(name, settings.get(name, value), value) for name, value in supported.items()
+    ]
+    config: Any = theirs
+    if theirs.model_type == "olmo3":
+        usual = type(config)(num_hidden_layers=config.num_hidden_layers)
+        requirements.append(_Requirement("layer_types", config.layer_types, usual.layer_types))
+        rope = settings["rope_parameters"]
+        plain = {"rope_type": "default", "rope_theta": rope["full_attention"]["rope_theta"]}
+        requirements.append(_Requirement("rope_parameters", rope["sliding_attention"], plain))
+    if theirs.model_type == "smollm3":
+        # Layers without positions may be listed one by one, too, in any order.
+        layers = range(1, config.num_hidden_layers + 1)
+        usual_layers = [int(layer % config.no_rope_layer_interval != 0) for layer in layers]
+        requirements.append(_Requirement("no_rope_layers", config.no_rope_layers, usual_layers))
+    return requirements
+
+
 # --- comparing configs --------------------------------------------------------------------------
 
 
-_OF_ALL = (
+_FIELDS_OF_ALL_ARCHITECTURES = (
     *("architecture", "d_model", "n_layers", "n_heads", "rotary_fraction", "layer_norm_eps"),
     *("weight_tying", "mlp_hidden_size", "embedding_size"),
 )
 """Fields that decide what a model of each architecture computes. For GPT-NeoX the others have one
 value, which `build_theirs` checks."""
 
-# Two fields say one thing, so the effective value has the name of one of them.
-_SAID_BY_ANOTHER = {"mlp_ratio", "vocab_size"}
+_REDUNDANT_FIELDS = {"mlp_ratio", "vocab_size"}
+"""Fields whose effective values have the names of others: mlp_hidden_size and embedding_size."""
 
 
 def computation_of(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields that determine the computation, but for the angles of RoPE, each as its
-    effective value. Two models with equal values compute the same from the same weights."""
+    """Return the fields that determine the computation, each with its effective value. Two models
+    with equal values and equal angles of RoPE compute the same from the same weights."""
     values = {
         item.name: getattr(config, item.name)
         for item in fields(ModelConfig)
-        if item.metadata["changes"] == COMPUTATION and item.name not in _SAID_BY_ANOTHER
+        if item.metadata["changes"] == COMPUTATION and item.name not in _REDUNDANT_FIELDS
     }
     values |= _effective_values(config)
     if config.architecture == "gpt_neox":
-        return {name: values[name] for name in _OF_ALL}
+        return {name: values[name] for name in _FIELDS_OF_ALL_ARCHITECTURES}
     return values
 
 
 def _effective_values(config: ModelConfig) -> dict[str, Any]:
-    """Return what fields mean that have a default made of others, or none next to others."""
+    """Return the effective values of fields whose default depends on other fields, or that have no
+    effect next to other fields."""
     width = config.effective_head_width
     has_usual_width = width * config.n_heads == config.d_model
     norm_bias = config.bias_for_layer_norm

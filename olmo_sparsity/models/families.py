@@ -1,5 +1,15 @@
-"""Families of transformers that a model of this project can be, a row each: values it fixes of our
-config, its settings that hold our fields or must have one value, its names of our weights."""
+"""Describe the families of transformers that a model of this project can be.
+
+`FAMILIES` is a table with a row for each family:
+
+- `fixed`: fields of our config that have one value in this family;
+- `settings`: fields of ours that vary, and their names in the family's config;
+- `required`: settings of the family that our models have with one value only;
+- `norms`: our norms of a layer, and the names of the family's.
+
+`family_of` finds the row of a config of ours. The functions below the table translate configs and
+names of weights by it, in both directions (exchange.py).
+"""
 
 from __future__ import annotations
 
@@ -28,20 +38,22 @@ class Family:
     """Name of the family's class in transformers."""
 
     fixed: dict[str, Any]
-    """Our fields; the fields that distinguish families come first."""
+    """Our fields with one value. Those that distinguish families come first, so that `family_of`
+    names the most telling difference."""
 
     settings: dict[str, str]
-    """Our fields that vary, and the settings of theirs."""
+    """Our fields that vary, and the names of these settings in the family's config."""
 
     required: dict[str, Any] = field(default_factory=dict)
-    """Settings of theirs that have a counterpart with this value only, or if they are absent."""
+    """Settings of the family that must have this value, or be absent: our models compute nothing
+    else."""
 
     norms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our norms of a layer, and theirs."""
+    """Our norms of a layer, and the names of the family's."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of ours that have one value in this family."""
-        if self.is_neox:
+        """Return the fields of ours that have one value in this family, with it."""
+        if self.is_neox:  # which differs from the others in most of these
             return self.fixed
         common = {name: value for name, value in _ALL_HAVE.items() if name not in self.settings}
         return self.fixed | common
@@ -167,24 +179,25 @@ FAMILIES = {
         {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True},
     ),
 }
-"""By transformers' model_type."""
+"""The families by their `model_type` in transformers."""
 
 
 def family_of(computation: Mapping[str, Any]) -> Family:
-    """Return the family with the same computation. ConfigError if there is none, with the first
-    field in which the closest one differs. `computation`: of `exchange.computation_of`."""
+    """Return the family with the same computation. If there is none, raise ConfigError with the
+    first field in which the closest family differs. `computation`: from
+    `exchange.computation_of`."""
 
-    def num_alike(family: Family) -> int:
-        """Count the fields before the first one in which a family differs."""
+    def num_equal_fields(family: Family) -> int:
+        """Return the number of fields before the first one in which a family differs."""
         required = family.fields()
-        for place, (name, value) in enumerate(required.items()):
+        for num_equal, (name, value) in enumerate(required.items()):
             if computation[name] != value:
-                return place
+                return num_equal
         return len(required) + 1
 
     families = [family for family in FAMILIES.values() if "architecture" not in family.fixed]
-    closest = max(families, key=num_alike)
-    required = _unless_expressed(closest) | closest.fields()
+    closest = max(families, key=num_equal_fields)
+    required = _inexpressible_fields(closest) | closest.fields()
     for name, value in required.items():
         if computation[name] != value:
             raise ConfigError(
@@ -194,10 +207,10 @@ def family_of(computation: Mapping[str, Any]) -> Family:
     return closest
 
 
-def _unless_expressed(family: Family) -> dict[str, Any]:
-    """Return the fields that no row of FAMILIES names, with their defaults. So a new field is
-    refused by `export` until a family expresses it."""
-    named = set(family.settings) | set(family.fields()) | _BY_CODE
+def _inexpressible_fields(family: Family) -> dict[str, Any]:
+    """Return the fields that a family does not name, with their defaults, which they must have. So
+    `export` rejects a new field until the table expresses it."""
+    named = set(family.settings) | set(family.fields()) | _EXPRESSED_BY_CODE
     return {
         item.name: item.default
         for item in dataclasses.fields(ModelConfig)
@@ -205,17 +218,18 @@ def _unless_expressed(family: Family) -> dict[str, Any]:
     }
 
 
-_BY_CODE = {
+_EXPRESSED_BY_CODE = {
     *("mlp_ratio", "mlp_hidden_size", "vocab_size", "embedding_size", "architecture"),
-    # Of a model with these, or for one without.
+    # Without effect next to others, such as alibi=False.
     *("alibi_bias_max", "n_kv_heads", "head_width", "attention_norm_per_head"),
     "attention_layer_norm_with_affine",
 }
-"""Fields that `transformers_config` writes itself, or that mean nothing without another one."""
+"""Fields that `transformers_config` writes itself, or that have no effect without another one."""
 
 
 def mlp_width(config: ModelConfig) -> int:
-    """Return the width of the feed-forward layer; with SwiGLU it counts gate and value."""
+    """Return the width of the feed-forward layer. With SwiGLU it counts gate and value, so it is
+    twice the width that transformers states."""
     return config.mlp_hidden_size or config.mlp_ratio * config.d_model
 
 
@@ -265,17 +279,20 @@ _BLOCK = {
     "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
     "ff_out": ("mlp.down_proj",),
 }
-"""Our weights of a layer, and theirs. Several of theirs are rows of ours, in this order."""
+"""Our weights of a layer, and the family's. Several of the family's are the rows of one of ours, in
+this order."""
 
 
-def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Return for each weight of ours the weights of theirs that hold its rows."""
+def _theirs_of_ours(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Return, for each weight of ours, the names of the family's weights that hold its rows."""
     names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
     for layer in range(config.n_layers):
-        of_layer = {f"{ours}.weight": theirs for ours, theirs in {**_BLOCK, **family.norms}.items()}
+        layer_names = {}
+        for ours, theirs in {**_BLOCK, **family.norms}.items():
+            layer_names[f"{ours}.weight"] = theirs
         if config.qkv_bias:
-            of_layer["att_proj.bias"] = _BLOCK["att_proj"]
-        for ours, theirs in of_layer.items():
+            layer_names["att_proj.bias"] = _BLOCK["att_proj"]
+        for ours, theirs in layer_names.items():
             kind = ours.rpartition(".")[2]
             names[f"transformer.blocks.{layer}.{ours}"] = tuple(
                 f"model.layers.{layer}.{name}.{kind}" for name in theirs
@@ -287,8 +304,9 @@ def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def _biases_of_outputs(family: Family, config: ModelConfig) -> list[str]:
-    """Return the biases that `attention_bias` adds to theirs, and that we do not have."""
+def _output_biases(family: Family, config: ModelConfig) -> list[str]:
+    """Return the names of biases that a family has with `attention_bias`, and our models have not:
+    those of the output projections."""
     if not config.qkv_bias or family.settings.get("qkv_bias") != "attention_bias":
         return []
     return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(config.n_layers)]
@@ -297,29 +315,29 @@ def _biases_of_outputs(family: Family, config: ModelConfig) -> list[str]:
 def to_hugging_face(
     weights: Mapping[str, Tensor], family: Family, config: ModelConfig
 ) -> dict[str, Tensor]:
-    """Return weights of ours under their names, as views."""
+    """Return our weights under the names of a family, as views."""
     key_width = config.effective_n_kv_heads * config.effective_head_width
     query_width = config.n_heads * config.effective_head_width
     theirs: dict[str, Tensor] = {}
-    for ours, names in _names(family, config).items():
+    for ours, names in _theirs_of_ours(family, config).items():
         weight = weights[ours]
         if ".att_proj." in ours:
             parts = weight.split([query_width, key_width, key_width])
         else:
             parts = weight.split(len(weight) // len(names))
         theirs |= zip(names, parts, strict=True)
-    for name in _biases_of_outputs(family, config):
+    for name in _output_biases(family, config):
         theirs[name] = torch.zeros(config.d_model)
     return theirs
 
 
 class FromHuggingFace(Mapping[str, Tensor]):
-    """Our weights, in fp32, each made of theirs when it is looked up."""
+    """Our weights, in fp32. Each is joined from the family's weights when it is looked up."""
 
     def __init__(self, theirs: Mapping[str, Tensor], family: Family, config: ModelConfig) -> None:
         self.theirs = theirs
-        self.names = _names(family, config)
-        output_biases = _biases_of_outputs(family, config)
+        self.names = _theirs_of_ours(family, config)
+        output_biases = _output_biases(family, config)
         for name in (*output_biases, *chain(*self.names.values())):
             if name not in theirs:
                 raise DataError(f"init_from lacks the weight {name}; download it again")
