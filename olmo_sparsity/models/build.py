@@ -1,4 +1,5 @@
-"""Build a new model from a config: OLMo, or GPT-NeoX or OLMo 3 of transformers."""
+"""Build a new model with random weights from a config: OLMo (olmo.py), or GPT-NeoX or OLMo 3 of
+transformers (`model.architecture`)."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
         from olmo_sparsity.models.olmo import PositionedOLMo
 
         return PositionedOLMo(config)
-    model = HuggingFaceLM(build_theirs(config))
-    forget(model)  # the state of its random weights, with which it was tried
+    model = HuggingFaceLM(build_transformers_model(config))
+    forget(model)  # otherwise the weights that it is given next would count as a change
     return model
 
 
-_READ = {
+_PASSED_FIELDS = {
     "architecture",
     "attention_dropout",
     "embedding_size",
@@ -45,21 +46,21 @@ _READ = {
     "rope_scaling",
     "rope_theta",
 }
-"""Fields that a model of transformers takes as they are. Others must have the value that the family
-has, or their default."""
+"""Fields that are passed on to any model of transformers. Fields that are not passed on must have
+the value of the family, or their default."""
 
 
-def build_theirs(config: ModelConfig) -> PreTrainedModel:
-    """Return a new model of transformers; reject a field that it cannot express by name."""
+def build_transformers_model(config: ModelConfig) -> PreTrainedModel:
+    """Return a new model of transformers. Reject a field that the family cannot express."""
     import transformers
 
     family = FAMILIES[config.architecture]
-    read = _READ | set(family.settings)
+    passed = _PASSED_FIELDS | set(family.settings)
     allowed: dict[str, tuple[Any, ...]] = {
         name: (value,) for name, value in family.fields().items()
     }
     if family.is_neox:
-        read |= {"rotary_fraction", "embedding_dropout"}
+        passed |= {"rotary_fraction", "embedding_dropout"}
         allowed |= {
             "activation_type": ("gelu", "swiglu"),  # the default, swiglu, means "not set"
             "include_bias": (True, False),  # likewise False
@@ -70,9 +71,11 @@ def build_theirs(config: ModelConfig) -> PreTrainedModel:
     else:
         allowed["bias_for_layer_norm"] = (None, False)
     for item in fields(config):
+        if item.name in passed:
+            continue
         value = getattr(config, item.name)
         values = allowed.get(item.name, (item.default,))
-        if item.name not in read and value not in values:
+        if value not in values:
             raise ConfigError(
                 f"model.{item.name}={value}: {config.architecture} has {values[0]}; omit it"
             )

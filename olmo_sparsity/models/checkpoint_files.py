@@ -1,5 +1,13 @@
-"""Read, write and verify weights and checkpoint folders (`step000300/`, with `manifest.json`, which
-lists the SHA-256 of the other files). PyTorch is imported where a weight is touched."""
+"""Read, write and verify files of weights, and checkpoint folders.
+
+    RUN/checkpoints/step000300/
+        model.safetensors, or parts of it with model.safetensors.index.json
+        config.yaml, tokenizer.json, state of the optimizer (training/checkpoint.py)
+        manifest.json    written last: the SHA-256 of the other files
+
+PyTorch is imported in functions that touch a weight, so that commands that only list checkpoints
+start fast.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +34,8 @@ INDEX = "model.safetensors.index.json"
 
 
 def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a state dict, each once: one with several names (tied weights) under
-    the first, as safetensors rejects memory that two names share."""
+    """Return the tensors of a state dict, each once. A tensor with several names (tied weights) is
+    returned under the first, because safetensors rejects memory that two names share."""
     first_of_memory: dict[tuple, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
         memory = (tensor.data_ptr(), tensor.shape)
@@ -46,13 +54,13 @@ def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> P
 
 
 def part_name(number: int, count: int) -> str:
-    """Return the file name of a part of the weights, as transformers names it; `number` counts from
-    0."""
+    """Return the file name of one of `count` parts of the weights, as transformers names it.
+    `number` counts from 0."""
     return WEIGHTS if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
 def write_index(folder: Path, part_of: Mapping[str, int]) -> None:
-    """Write the file that names the part of each weight, as transformers does."""
+    """Write the file that says in which part each weight is, as transformers does."""
     count = max(part_of.values()) + 1
     weight_map = {name: part_name(part, count) for name, part in part_of.items()}
     write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
@@ -69,8 +77,8 @@ def weight_files(path: str | Path) -> list[Path]:
 
 
 class StoredWeights(Mapping[str, "Tensor"]):
-    """The weights of a file, or of its parts; each is read when it is looked up, and its part of
-    the file is mapped into memory as long as it lives."""
+    """The weights of a file, or of its parts. Each is read when it is looked up. It is a view of
+    the file, which stays mapped into memory as long as the tensor lives."""
 
     def __init__(self, path: str | Path) -> None:
         self.files: dict[str, Path] = {}
@@ -101,7 +109,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Copy weights into the model; all names and shapes must match, on both sides."""
+    """Copy weights into the model, whose names and shapes must be the same. `origin`: where they
+    come from, for messages."""
     import torch
 
     state = model.state_dict(keep_vars=True)
@@ -113,15 +122,16 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
 
 def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str) -> None:
     """Reject weights whose names or shapes are not those of a model's state. `state` must come from
-    keep_vars=True, which shows which weights are tied: one of them is enough."""
+    `state_dict(keep_vars=True)`, which shows which weights are tied: one name of these is
+    enough."""
     filled = {id(state[name]) for name in weights if name in state}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]
     if missing:
-        problem = f"lacks weights the model has: {_first_of(missing)}"
+        problem = f"lacks weights the model has: {_first_and_count(missing)}"
         raise DataError(f"'{origin}' {problem}; {_OTHER_CONFIG}")
     unexpected = [name for name in weights if name not in state]
     if unexpected:
-        problem = f"holds weights the model has no place for: {_first_of(unexpected)}"
+        problem = f"holds weights the model has no place for: {_first_and_count(unexpected)}"
         raise DataError(f"'{origin}' {problem}; {_OTHER_CONFIG}")
     for name, tensor in weights.items():
         if tensor.shape != state[name].shape:
@@ -134,7 +144,7 @@ def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin
 _OTHER_CONFIG = "its config.yaml must be the one it was trained with"
 
 
-def _first_of(names: list[str]) -> str:
+def _first_and_count(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
@@ -142,8 +152,9 @@ def _first_of(names: list[str]) -> str:
 
 
 def list_checkpoints(run_folder: str | Path) -> list[Path]:
-    """Return the folders `checkpoints/step*`, newest first; unfinished ones end in .tmp and do not
-    count. Raise UnreadableNowError where they cannot be listed, which `glob` shows as none."""
+    """Return the folders `checkpoints/step*`, newest first. Unfinished ones, whose names end in
+    .tmp, are left out. Raise UnreadableNowError if the folder cannot be listed, as when a disk of
+    the network is away; `glob` would return nothing."""
     folder = Path(run_folder) / "checkpoints"
     by_step = list[tuple[int, Path]]()
     try:
@@ -160,8 +171,9 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
 def verified_checkpoints(
     run_folder: str | Path, skip: str = ""
 ) -> Iterator[tuple[Path, str | None]]:
-    """Yield the checkpoints of a run, newest first, each with what its manifest shows to be wrong;
-    None if it is intact. `skip`: the beginning of names that are not verified."""
+    """Yield the checkpoints of a run, newest first, each with the first problem that its manifest
+    shows, or None if it is intact. `skip`: the beginning of names of files that are not
+    verified."""
     for folder in list_checkpoints(run_folder):
         yield folder, find_damage(folder, skip=skip)
 
@@ -173,13 +185,14 @@ def check_of_same_run(run_folder: Path, checkpoint: Path) -> None:
         return
     from olmo_sparsity.config.run import flatten, load_saved_config
 
-    of_checkpoint = flatten(load_saved_config(checkpoint / "config.yaml"))
-    of_run = flatten(load_saved_config(run_folder / "config.yaml"))
-    keys = {*of_run, *of_checkpoint}
+    checkpoint_settings = flatten(load_saved_config(checkpoint / "config.yaml"))
+    run_settings = flatten(load_saved_config(run_folder / "config.yaml"))
+    keys = {*run_settings, *checkpoint_settings}
     # Other keys may change between two starts of one run.
     fixed = [key for key in keys if key == "seed" or key.startswith("model.")]
-    theirs = {key: of_checkpoint.get(key) for key in fixed}
-    ours = {key: of_run.get(key) for key in fixed}
-    changed = differences(theirs, ours)
+    changed = differences(
+        {key: checkpoint_settings.get(key) for key in fixed},
+        {key: run_settings.get(key) for key in fixed},
+    )
     if changed:
         raise DataError(f"'{checkpoint}' is of another run ({', '.join(changed)}); move it")

@@ -280,7 +280,7 @@ _FIELDS_OF_ALL_ARCHITECTURES = (
     *("weight_tying", "mlp_hidden_size", "embedding_size"),
 )
 """Fields that decide what a model of each architecture computes. For GPT-NeoX the others have one
-value, which `build_theirs` checks."""
+value, which `build_transformers_model` checks."""
 
 _REDUNDANT_FIELDS = {"mlp_ratio", "vocab_size"}
 """Fields whose effective values have the names of others: mlp_hidden_size and embedding_size."""

@@ -1,8 +1,9 @@
 """Find the folder of a model's files by what a user typed: a folder, a run, a file, or a hub name.
 
-Place in the flow: first, for `load_model`, `export` and `init_from`. Formats that need a conversion
-are found by name, as entry points of the group `olmo_sparsity.formats`, so that training imports
-none of them.
+`find_folder` is the first step of `load_model`, `export` and `init_from`. It asks, in this order:
+a folder of transformers? a format that is converted (`ModelFormat`)? a run (text/runs.py)? a hub
+name? Formats are found by name, as entry points of the group `olmo_sparsity.formats`, so that
+training imports none of them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def find_folder(path_or_hub_name: str) -> Path:
     path = Path(path_or_hub_name)
     if not path.exists():
         return _find_by_name(path_or_hub_name)
-    # First, as a folder of transformers may hold GGUF files, too.
+    # Before other formats, as a folder of transformers may hold GGUF files, too.
     if is_hugging_face(path):
         return path
     folder = _find_converted(path_or_hub_name)
@@ -63,6 +64,7 @@ def find_folder(path_or_hub_name: str) -> Path:
 
 
 def _find_converted(path_or_name: str) -> Path | None:
+    """Return the folder to which a format converts this; None if it is of no format."""
     for model_format in model_formats():
         folder = model_format.find(path_or_name)
         if folder is not None:
@@ -75,14 +77,14 @@ _HUB_NAME = re.compile(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?")
 
 
 def _find_by_name(name: str) -> Path:
-    """Return the folder of a name that is no path: of a model that comes with the package, that a
-    format finds, or that is on the hub."""
+    """Return the folder of a model by a name that is not a path: `demo`, a name that a format knows
+    (`smollm2`), or a hub name."""
     if name == "demo":
         return DEMO / "model"
     folder = _find_converted(name)
     if folder is not None:
         return folder
-    if name.startswith("runs/"):  # where configs/ put runs, and no owner on the hub
+    if name.startswith("runs/"):  # the folder of runs in configs/, not an owner on the hub
         raise DataError(f"{name} does not exist; train it first, or check the path")
     match = _HUB_NAME.fullmatch(name)
     if match and Path(name).suffix != ".gguf":

@@ -1,5 +1,14 @@
-"""The interface of models that return log-probabilities of whole prompts, which is all that a
-verdict needs; and the order in which prompts share the states of their beginnings."""
+"""Define the interface of models that return log-probabilities of whole prompts, and plan which
+beginnings of prompts are computed once.
+
+`LogprobModel` is all that a verdict on sources needs; servers and llama.cpp implement it as
+`PromptModel`. For models that keep states, `plan_shared_prefixes` builds a tree of the beginnings
+that prompts share, and `scores_along` walks it:
+
+    "Sources: A B. Q: …"  ─┐
+    "Sources: A C. Q: …"  ─┴─ node "Sources: A " ─┬─ leaf "B. Q: …"
+                                                  └─ leaf "C. Q: …"
+"""
 
 from __future__ import annotations
 
@@ -36,8 +45,8 @@ class Prompt:
 
     @property
     def inputs(self) -> np.ndarray:
-        """Return the tokens to feed to a model: all but the last, which predicts nothing that is
-        asked for."""
+        """Return the tokens that a model reads: all but the last, after which nothing is
+        predicted."""
         return np.concatenate([self.prefix, self.continuation[:-1]])
 
 
@@ -47,19 +56,19 @@ class LogprobModel(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Return whether prompts that are given together share the states of their beginnings."""
+        """Return whether prompts of one call share the states of their beginnings."""
 
     @property
     def token_forwards(self) -> int:
         """Return how many tokens forward passes have computed since this object was made."""
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return log p, in nats, of each token of each prompt's continuation, given all tokens
-        before it. Prompts that are given together may share what they have in common."""
+        """Return, for each prompt, log p in nats of the tokens of its continuation, each given all
+        tokens before it."""
 
 
 class PromptModel(ABC):
-    """A `LogprobModel` without states that could be read: a server, llama.cpp, a recurrent model of
+    """A `LogprobModel` whose states cannot be read: a server, llama.cpp, a recurrent model of
     transformers."""
 
     token_forwards = 0
@@ -67,63 +76,71 @@ class PromptModel(ABC):
 
     @property
     @abstractmethod
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Return the device of the inputs; the CPU where the model computes elsewhere."""
+
     @property
     @abstractmethod
-    def dtype_name(self) -> str: ...
+    def dtype_name(self) -> str:
+        """Return the dtype or quantization of the weights, which is part of the identity."""
+
     @property
     @abstractmethod
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Return one more than the largest token ID."""
+
     @abstractmethod
-    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]: ...
+    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Return log-probabilities, as `LogprobModel.score` describes."""
+
     @abstractmethod
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         """Return the tokens that follow, chosen greedily."""
 
     def recognize_in(self, folder: Path) -> None:  # noqa: B027 (files have a fingerprint)
-        """Raise if the results in this folder are of a model that is no longer there."""
+        """Raise if the results in this folder were computed by a model that is no longer there."""
 
 
 if not TYPE_CHECKING:  # else mypy accepts any name of this module
     __getattr__ = getattr_with_old_names(__name__, {"Engine": "PromptModel"})
 
 
-LEAST_SHARED = 16
-"""A child node is made only if its prompts share at least this many more tokens than those of its
-parent: a forward pass of fewer tokens saves no time."""
+MIN_SHARED_TOKENS = 16
+"""A node gets a child only if the prompts of the child share at least this many more tokens: a
+forward pass of fewer tokens saves no time."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A beginning that several prompts share, of `depth` tokens. Nodes form a tree: a child's
-    prompts share more tokens."""
+    """The first `depth` tokens of several prompts, which are the same. Nodes form a tree: the
+    prompts of a child share more tokens."""
 
     indices: list[int]
-    """All texts that begin with these tokens, also those of children."""
+    """The numbers of all texts that begin with these tokens, also of those below children."""
 
     depth: int
     is_known: bool
-    """Another text begins with these tokens, too, and their states are kept."""
+    """Whether a text whose states are kept begins with these tokens, too."""
 
     leaves: list[int]
-    """Prompts whose other tokens are computed separately."""
+    """The numbers of prompts whose other tokens are computed separately."""
 
     children: list[Node]
 
 
 def _prefix_tree(
     rows: Sequence[np.ndarray],
-    most_shared: Sequence[int],
+    max_shared: Sequence[int],
     known_index: int,
     sorted_indices: list[int],
 ) -> Node:
     """Return the node of the longest beginning that some texts share, and the nodes below it.
 
     rows: Tokens of all prompts, and last, at `known_index`, of the text whose states are kept.
-    most_shared: How many tokens of each text may be shared.
+    max_shared: How many tokens of each text may be shared.
     sorted_indices: Numbers of these texts, in the order of their tokens.
     """
-    limit = min(most_shared[index] for index in sorted_indices)
+    limit = min(max_shared[index] for index in sorted_indices)
     # Sorted texts share what the first and the last of them share.
     first = rows[sorted_indices[0]][:limit]
     last = rows[sorted_indices[-1]][:limit]
@@ -136,13 +153,14 @@ def _prefix_tree(
         depth = limit
         # The shortest text ends here. The others share no more, which is rare and costs only time.
         parts = [sorted_indices]
+
     leaves = list[int]()
     children = list[Node]()
     for part in parts:
         child = None
         if 1 < len(part) < len(sorted_indices):
-            child = _prefix_tree(rows, most_shared, known_index, part)
-        if child is not None and child.depth - depth >= LEAST_SHARED:
+            child = _prefix_tree(rows, max_shared, known_index, part)
+        if child is not None and child.depth - depth >= MIN_SHARED_TOKENS:
             children.append(child)
         else:
             leaves += [index for index in part if index != known_index]
@@ -152,17 +170,18 @@ def _prefix_tree(
 def plan_shared_prefixes(
     prompts: Sequence[Prompt], known: np.ndarray | None = None
 ) -> tuple[Node, list[np.ndarray]]:
-    """Return the tree of different prompts, and the tokens of each. `known`: a text whose states
-    are kept."""
+    """Return the root of a tree of beginnings, and the tokens that a model reads of each prompt.
+    Prompts must be different. `known`: the tokens of a text whose states are kept; they are the
+    last ones in the result."""
     rows = [prompt.inputs for prompt in prompts]
     # Not the last token of a prefix: its state predicts the first token of the continuation, so it
     # is computed with the tokens that are not shared.
-    most_shared = [len(prompt.prefix) - 1 for prompt in prompts]
+    max_shared = [len(prompt.prefix) - 1 for prompt in prompts]
     if known is not None:
         rows.append(known)
-        most_shared.append(len(known))
+        max_shared.append(len(known))
     order = sorted(range(len(rows)), key=lambda index: rows[index].tolist())
-    return _prefix_tree(rows, most_shared, len(prompts), order), rows
+    return _prefix_tree(rows, max_shared, len(prompts), order), rows
 
 
 def scores_along(
@@ -176,9 +195,11 @@ def scores_along(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of each prompt below a node, and its log-probabilities.
 
-    extend_states: Returns the states of a node, from those of its first `num_computed` tokens.
-    score_rows: Returns log-probabilities of prompts of one shape, whose other tokens are rows of
-        an array.
+    extend_states: Function (states, node, num_computed) that returns the states of a node, given
+        those of its first `num_computed` tokens.
+    score_rows: Function (states, tokens_BL, indices) that returns log-probabilities of prompts with
+        these numbers. They have one shape, and the tokens after those of the node are rows.
+    states: States of the first `num_computed` tokens of the node.
     """
     if node.depth > num_computed:
         states = extend_states(states, node, num_computed)

@@ -1,8 +1,8 @@
-"""Score prompts with models of transformers that read whole prompts only: recurrent ones, and those
-without position IDs.
+"""Score prompts with models of transformers that take no position IDs, such as recurrent ones: they
+can only read whole prompts.
 
-Place in the flow: `load_model(…, whole_prompts=True)` → `WholePrompts` → `attribute`, and
-measurements with `distant_states="replaced"`.
+    load_model(…, whole_prompts=True) → WholePrompts → `attribute`, and measurements with
+                                                       distant_states="replaced"
 
 Dimension key: B rows, L tokens of a row, W tokens of a continuation, V vocabulary.
 """
@@ -29,15 +29,16 @@ from olmo_sparsity.models.prompts import (
 )
 
 BATCH_TOKENS = 4096
-"""Tokens of a batch at most; it has at least one row."""
+"""Largest number of tokens in a batch, unless a single row has more."""
 
 _CACHES = ("cache", "cache_params", "past_key_values")
-"""Names of the argument for a cache, which differ by family."""
+"""Names that families have for the argument of a cache."""
 
 
 class WholePrompts(PromptModel, nn.Module):
-    """Rows of one forward pass have one length, as padding may change a state. Prompts share the
-    states of their beginnings where a trial shows that the model takes these up again."""
+    """A model of transformers as a `PromptModel`. Rows of one forward pass have one length, because
+    padding may change a state. Prompts share the states of their beginnings if a trial shows that
+    the model continues from states."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -47,10 +48,10 @@ class WholePrompts(PromptModel, nn.Module):
         self._keeps_last_logits = "logits_to_keep" in arguments
         self._cache_name = next((name for name in _CACHES if name in arguments), None)
         self._rounding = min(0.1, 1024 * torch.finfo(model.dtype).eps)
-        self._refuse_later_tokens()
-        self.shares = self._takes_states_up()
+        self._check_causal()
+        self.shares = self._continues_from_states()
 
-    def _refuse_later_tokens(self) -> None:
+    def _check_causal(self) -> None:
         """Reject a model, such as an encoder, in which a token's log-probability depends on tokens
         after it."""
         ids = np.arange(3, 8) % self.vocab_size
@@ -75,9 +76,9 @@ class WholePrompts(PromptModel, nn.Module):
     def vocab_size(self) -> int:
         return int(self.model.get_output_embeddings().out_features)
 
-    def _takes_states_up(self) -> bool:
-        """Return whether prompts that share states of their beginning score as whole ones do. They
-        do not under dropout."""
+    def _continues_from_states(self) -> bool:
+        """Return whether prompts that share states of their beginning get the scores of whole ones.
+        Under dropout they do not."""
         ids = np.arange(40) * 7 % self.vocab_size
         ends = (ids[20:26], ids[26:32], ids[22:26])  # two of one length, which are one batch
         prompts = [Prompt(np.append(ids[:20], end), ids[-3:]) for end in ends]
@@ -94,6 +95,8 @@ class WholePrompts(PromptModel, nn.Module):
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Return log-probabilities, as `LogprobModel.score` describes. Equal prompts are computed
+        once."""
         from transformers import DynamicCache
 
         different = list({prompt.key: prompt for prompt in prompts}.values())
@@ -103,12 +106,12 @@ class WholePrompts(PromptModel, nn.Module):
             rows = [prompt.inputs for prompt in different]
             root = Node([], 0, False, leaves=list(range(len(rows))), children=[])
 
-        def extend_states(states: Any, node: Node, before: int) -> Any:
+        def extend_states(states: Any, node: Node, num_computed: int) -> Any:
             # A copy, as a forward writes to its cache, and other nodes begin with these states.
             cache = deepcopy(states)
             if cache is None:
                 cache = DynamicCache(config=self.model.config)
-            tokens = rows[node.indices[0]][before : node.depth]
+            tokens = rows[node.indices[0]][num_computed : node.depth]
             self._logits(tokens[None], 1, cache)
             return cache
 
@@ -137,8 +140,8 @@ class WholePrompts(PromptModel, nn.Module):
         return list(log_p_BW.double().cpu().numpy())
 
     def _logits(self, tokens_BL: np.ndarray, num_last: int, cache: Any) -> Tensor:
-        """Return logits_BWV after the last tokens. The states in `cache` precede the tokens, and
-        those of the tokens are added to it."""
+        """Return logits_BWV after the last tokens. They follow the states in `cache`, to which
+        their own states are added."""
         arguments: dict[str, Any] = {"use_cache": cache is not None}
         if self._keeps_last_logits:
             arguments["logits_to_keep"] = num_last
@@ -151,6 +154,7 @@ class WholePrompts(PromptModel, nn.Module):
 
     @torch.no_grad()
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
+        """Return the tokens that follow, chosen greedily, without those that end a text."""
         tokens_1L = torch.tensor([ids], device=self.device)
         generated_1L = self.model.generate(
             tokens_1L,

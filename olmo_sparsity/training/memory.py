@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from olmo_sparsity.config.sections import ModelConfig, Precision, TrainingConfig
-from olmo_sparsity.models.build import build_model, build_theirs
+from olmo_sparsity.models.build import build_model, build_transformers_model
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.models.transformers_folder import count_parameters
@@ -131,5 +131,5 @@ def _built(fields: Fields) -> nn.Module:
     sizes = fields.sizes
     with torch.device("meta"):
         if sizes.architecture != "olmo":
-            return HuggingFaceLM(build_theirs(sizes), is_tried=False)
+            return HuggingFaceLM(build_transformers_model(sizes), is_tried=False)
         return build_model(replace(sizes))

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from olmo_sparsity import attribute, explain, load_model, measure
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models import huggingface, identity, use
+from olmo_sparsity.models import checksums, huggingface, identity, use
 from olmo_sparsity.models.attention import OWN_ATTENTION
 from olmo_sparsity.models.identity import read_state
 from olmo_sparsity.models.load import wrap_model
@@ -139,7 +139,7 @@ def edits(model: Any) -> dict[str, Callable[[], Any]]:
 @torch.no_grad()
 @pytest.mark.parametrize("width", [509, 3])  # of the matrices whose sums identify tensors
 def test_each_edit_is_noticed(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "BLOCK", width)
+    monkeypatch.setattr(checksums, "BLOCK", width)
     first = read_state(make_model_with_adapter())
     for kind in edits(make_model_with_adapter()):
         model = make_model_with_adapter()

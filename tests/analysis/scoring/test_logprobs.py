@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, count_forwards
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.models.prompts import LEAST_SHARED, Prompt
+from olmo_sparsity.models.prompts import MIN_SHARED_TOKENS, Prompt
 from tests.support.models import tiny_olmo
 from tests.support.sources import FAMILIES, model_of
 
@@ -75,7 +75,7 @@ def test_a_beginning_is_computed_once() -> None:
     assert count_forwards(prompts, prompts[0].prefix) == 30 + 3 * 20 + 1
     # Too little in common to be worth a forward of its own.
     short = prompts_of(0, [[4, 0], [4, 1]], [1, 1])
-    assert len(short[0].prefix) - 20 < LEAST_SHARED
+    assert len(short[0].prefix) - 20 < MIN_SHARED_TOKENS
     assert count_forwards(short) == 7 + 2 * 20
 
 
