@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from olmo_sparsity import attribute, explain, load_model, measure
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models import checksums, huggingface, identity, use
+from olmo_sparsity.models import checksums, huggingface, replaced_code, use
 from olmo_sparsity.models.attention import OWN_ATTENTION
 from olmo_sparsity.models.identity import read_state
 from olmo_sparsity.models.load import wrap_model
@@ -411,7 +411,7 @@ def test_a_value_that_no_process_can_compare_makes_another_model_of_each(
     model.model.layers[0].mlp.forward = lambda hidden: strength
     state = read_state(model)
     assert read_state(model) == state
-    monkeypatch.setattr(identity, "_THIS_PROCESS", "another")
+    monkeypatch.setattr(replaced_code, "_THIS_PROCESS", "another")
     assert read_state(model).sha256 != state.sha256
 
 
