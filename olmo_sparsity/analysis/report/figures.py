@@ -23,6 +23,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.analysis.results.doubts import (
+    describe_missing_placebo,
+    has_net,
+    warnings_of_few,
+)
 from olmo_sparsity.analysis.results.meta import Meta, main_set
 from olmo_sparsity.analysis.results.statistics import mean_gap
 from olmo_sparsity.analysis.results.view import spell
@@ -51,6 +56,12 @@ _UNRELATED: Any = (0, (3, 1.6))
 
 _PLACEBO: Any = ":"
 """Line of placebo targets."""
+
+_CONTROL_MARKERS = {"placebo_recovery": "x", "placebo_removal": "x", "unrelated": "+"}
+"""Marker of a control where it has one point only, so that no line can be drawn."""
+
+_BESIDE = {"placebo_recovery": 1.08, "placebo_removal": 1.08, "unrelated": 0.93}
+"""Factors that move such markers to the side of the value, so that error bars do not overlap."""
 
 _INK = "#1a1a1a"
 _FAINT = "#767676"
@@ -179,6 +190,9 @@ class Curve:
     transferred: pd.DataFrame
     """Recovery by units that another model chose, by k."""
 
+    is_transfer: bool = False
+    """Whether another model chose the units of the curve itself, which then needs no placebo."""
+
     @property
     def selector(self) -> str:
         return spell(self.rows.selector.iloc[0])
@@ -244,6 +258,7 @@ def _curves(label: str, results: list[Drawn], transferred: list[pd.DataFrame]) -
             gaps=pd.DataFrame(gaps),
             trained=result.meta.model.get("trained") or {},
             transferred=pd.concat(transferred) if transferred else rows[:0],
+            is_transfer=_is_transfer(result),
         )
         curves.append(curve)
         transferred = []  # they are drawn once
@@ -425,12 +440,17 @@ def _draw_curves(
 
 
 def _describe_size(curve: Curve) -> str:
-    """Return the windows of a curve, and over how many targets it is."""
+    """Return the windows of a curve, over how many targets it is, and what makes it doubtful."""
     first = curve.rows.iloc[0]
-    return (
+    size = (
         f"windows {first.windows} tokens, n = {first.num_targets:,.0f} targets, "
         f"{first.num_documents:,.0f} documents"
     )
+    warnings = warnings_of_few(first, has_net(curve.rows))
+    missing_placebo = describe_missing_placebo(first, curve.is_transfer)
+    if missing_placebo:
+        warnings.append(missing_placebo)
+    return "; ".join([size, *warnings])
 
 
 def _kinds_of_units(curves: Sequence[Curve]) -> list[str]:
@@ -453,9 +473,44 @@ def _draw_curve(
     axes.plot(at, rows[panel.value], **style)
     low = rows[f"{panel.ends}low"]
     high = rows[f"{panel.ends}high"]
-    drawing.band(axes, at, low, high, style["color"])
-    for column, line in panel.controls.items():
-        axes.plot(at, rows[column], linestyle=line, linewidth=0.9, color=style["color"])
+    if len(rows) > 1:
+        drawing.band(axes, at, low, high, style["color"])
+        for column, line in panel.controls.items():
+            axes.plot(at, rows[column], linestyle=line, linewidth=0.9, color=style["color"])
+        return
+    # A line and a band need two points; a single one gets error bars and markers.
+    _draw_point(axes, at, rows[panel.value], low, high, style["color"])
+    for column in panel.controls:
+        ends = (rows.get(f"{column}_low"), rows.get(f"{column}_high"))
+        marker = _CONTROL_MARKERS[column]
+        _draw_point(axes, at * _BESIDE[column], rows[column], *ends, style["color"], marker)
+
+
+def _draw_point(
+    axes: Axes,
+    at: pd.Series,
+    value: pd.Series,
+    low: pd.Series | None,
+    high: pd.Series | None,
+    color: str,
+    marker: str = "",
+) -> None:
+    """Draw a value with its interval as an error bar, and with a hollow marker if there is one."""
+    bars = None
+    if low is not None and high is not None and low.notna().all():
+        bars = [(value - low).clip(lower=0), (high - value).clip(lower=0)]
+    axes.errorbar(
+        at,
+        value,
+        bars,
+        color=color,
+        marker=marker,
+        markersize=5,
+        markerfacecolor="none",
+        linestyle="none",
+        linewidth=0.9,
+        capsize=2,
+    )
 
 
 def _draw_transferred(axes: Axes, curve: Curve, units: str, color: str) -> None:
@@ -472,9 +527,15 @@ def _handles_of_controls(curves: Sequence[Curve]) -> list[Artist]:
     if not curves:
         return []
     handles: list[Artist] = []
-    controls = ((_PLACEBO, "placebo targets"), (_UNRELATED, "best k of unrelated text"))
-    for line, label in controls:
-        handles.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
+    controls = (
+        (_PLACEBO, "placebo_recovery", "placebo targets"),
+        (_UNRELATED, "unrelated", "best k of unrelated text"),
+    )
+    has_points = any(curve.rows.k.nunique() == 1 for curve in curves)
+    for line, column, label in controls:
+        marker = _CONTROL_MARKERS[column] if has_points else ""
+        style: dict[str, Any] = {"linestyle": line, "marker": marker, "markersize": 5}
+        handles.append(Line2D([], [], linewidth=0.9, color=_FAINT, label=label, **style))
     if any(len(curve.transferred) for curve in curves):
         label = "units that another seed chose"
         handles.append(Line2D([], [], marker="*", linestyle="none", color=_FAINT, label=label))

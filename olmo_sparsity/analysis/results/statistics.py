@@ -244,9 +244,12 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
             for column in SUMMARY
             if column.is_net
         }
-        # The measurement with fewer documents decides how wide Student's t makes the interval.
+        # The measurement with fewer documents decides how wide Student's t makes the interval, and
+        # the one with fewer targets whether there is an interval.
         counts = {
+            "num_targets": min(len(first_own), len(second_own)),
             "num_documents": min(first_own.document.nunique(), second_own.document.nunique()),
+            "num_placebo_targets": min(len(first_placebo), len(second_placebo)),
             "num_placebo_documents": min(
                 first_placebo.document.nunique(), second_placebo.document.nunique()
             ),

@@ -14,6 +14,13 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
 from olmo_sparsity.analysis.results.columns import ShownColumn, terminal_columns
+from olmo_sparsity.analysis.results.doubts import (
+    SETS_BY_OUTCOME,
+    describe_few,
+    describe_missing_placebo,
+    has_net,
+    warnings_of_few,
+)
 from olmo_sparsity.analysis.results.meta import SETS, Meta, main_set
 from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.statistics import (
@@ -22,8 +29,6 @@ from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
     INDUCTION_SHARE,
     KEYS,
-    MIN_DOCUMENTS,
-    MIN_TARGETS,
     as_reported,
     has_few_targets,
     losses_of_targets,
@@ -39,9 +44,6 @@ from olmo_sparsity.analysis.results.view import (
 
 with_interval = partial(format_interval, sign="+", minus="-")  # as a terminal shows it
 
-FEW_DOCUMENTS = 10
-"""With fewer documents, the summary warns of its intervals."""
-
 FEW_NATS = 0.1
 """With a smaller mean gap, the summary warns of ratios to it."""
 
@@ -50,9 +52,6 @@ LOUD_NOISE = 0.02
 
 LARGEST_SHARE_ALL = 0.5
 """From this share of targets whose k units are all distant tokens, no verdict is given."""
-
-SETS_BY_OUTCOME = ("gap",)
-"""Target sets that are selected by what distant text does to the prediction."""
 
 BOOTSTRAP = "95%, by a bootstrap over documents"
 
@@ -173,17 +172,6 @@ def _format_other_sets(results: Results, summary: pd.DataFrame, main: str) -> li
     return tables
 
 
-def has_net(rows: pd.DataFrame) -> bool:
-    """Return whether net excess means something for these rows.
-
-    Net excess subtracts the effect of selecting targets by their outcome. Targets that were not
-    selected so have no such effect to subtract, and their net excess would be below 0 by
-    construction.
-    """
-    are_selected_by_outcome = set(rows.target_set) <= set(SETS_BY_OUTCOME)
-    return bool(rows.net.notna().any()) and are_selected_by_outcome
-
-
 # --- the conclusion -------------------------------------------------------------------------------
 
 
@@ -234,8 +222,12 @@ def conclude(results: Results) -> str:
     headline = _headline_column(row, has_net(rows))
     if pd.isna(row[f"{headline}_low"]):
         return f"{text}; no verdict: too small gaps for an interval."
-    sentence = f"{text}; {_describe_verdict(row, headline)}"
+    effect = _describe_effect(row, headline)
     doubts = _describe_doubts(row, meta)
+    warnings = warnings_of_few(row, has_net(rows))
+    if warnings:
+        return f"{text}; {effect}. No verdict: {', and '.join([*warnings, *doubts])}."
+    sentence = f"{text}; {effect}: {_verdict(row, headline)}"
     if doubts:
         sentence += f"; but {' and '.join(doubts)}"
     return f"{sentence}."
@@ -274,32 +266,33 @@ def _headline_column(row: pd.Series, has_net: bool) -> str:
     return "net" if pd.isna(row.net_equal) else "net_equal"
 
 
-def _describe_verdict(row: pd.Series, headline: str) -> str:
-    """Return the value of the column `headline` with its interval, and the verdict: whether the
-    interval lies above 0, below it or around it."""
-    low = row[f"{headline}_low"]
-    high = row[f"{headline}_high"]
-    if low > 0:
-        verdict = "the targets depend on it beyond chance"
-    elif high < 0:
-        verdict = "less than by chance"
-    else:
-        verdict = "cannot be told from chance"
-    shown = with_interval(row[headline], low, high)
+def _verdict(row: pd.Series, headline: str) -> str:
+    """Return whether the interval of the column `headline` lies above 0, below it or around it."""
+    if row[f"{headline}_low"] > 0:
+        return "the targets depend on it beyond chance"
+    if row[f"{headline}_high"] < 0:
+        return "less than by chance"
+    return "cannot be told from chance"
+
+
+def _describe_effect(row: pd.Series, headline: str) -> str:
+    """Return the value of the column `headline` with its interval, and in nats."""
+    shown = with_interval(row[headline], row[f"{headline}_low"], row[f"{headline}_high"])
     # There is no column of nats at equal gaps.
     nats = row.excess_nats if headline == "excess" else row.net_nats
     if headline == "net_equal":
         shown += f" (at all gaps {row.net:+.2f}, {nats:+.2f} nats a target)"
     else:
         shown += f" ({nats:+.2f} nats a target)"
-    return f"{_HEADLINES[headline]} {shown}: {verdict}"
+    return f"{_HEADLINES[headline]} {shown}"
 
 
 def _describe_doubts(row: pd.Series, meta: Meta) -> list[str]:
-    """Return reasons to doubt a verdict, each a clause."""
+    """Return reasons, besides few targets, to doubt a verdict, each a clause."""
     doubts = []
-    if row.num_documents < FEW_DOCUMENTS:
-        doubts.append(f"{row.num_documents} documents are too few to trust the interval")
+    missing_placebo = describe_missing_placebo(row, "choices" in meta.targets)
+    if missing_placebo:
+        doubts.append(missing_placebo)
     if meta.induction and not meta.induction["has_induction"]:
         doubts.append("the model copies little from its context")
     if row.get("share_all", 0.0) > 0:
@@ -310,38 +303,21 @@ def _describe_doubts(row: pd.Series, meta: Meta) -> list[str]:
 # --- what to know about the numbers ---------------------------------------------------------------
 
 
-def describe_few(row: Any, has_net: bool) -> str:
-    """Say why a row of the summary has too few targets for an interval. Return an empty text if it
-    has enough. `has_net`: whether its placebo targets must be enough, too."""
-    minimum = f"{MIN_TARGETS} in {MIN_DOCUMENTS} documents are the minimum"
-    frame = pd.DataFrame([row])
-    if has_few_targets(frame).any():
-        documents = num_of(row["num_documents"], "document")
-        return f"{num_of(row['num_targets'], 'target')} in {documents}; {minimum}"
-    if has_net and has_few_targets(frame, "placebo_").any():
-        documents = num_of(row["num_placebo_documents"], "document")
-        targets = num_of(row["num_placebo_targets"], "placebo target")
-        return f"{targets} in {documents}; {minimum}"
-    return ""
-
-
 def describe_intervals(row: Any, has_net: bool) -> str:
     """Say which intervals a table has: by a bootstrap, by Student's t, or none.
 
     `row`: a row of the summary. `has_net`: whether the table shows net excess, which has an
     interval only if the placebo has enough targets."""
-    too_few = describe_few(row, has_net)
-    if too_few:
-        return f"no intervals: {too_few}"
+    warnings = warnings_of_few(row, has_net)
+    if describe_few(row, has_net):
+        return "; ".join(warnings)
     text = f"intervals: {BOOTSTRAP}"
     num_documents = row.num_documents
     if has_net:
         num_documents = min(num_documents, row.num_placebo_documents)
         if num_documents < FEW_FOR_BOOTSTRAP:
             text += f"; of net excess by Student's t, over {num_documents} documents"
-    if row.num_documents < FEW_DOCUMENTS:
-        text += f"; {row.num_documents} documents are too few to trust them"
-    return text
+    return "; ".join([text, *warnings])
 
 
 def describe_noise(model: dict[str, Any]) -> str:
@@ -504,12 +480,12 @@ def describe_comparison(
     first_name = str(first.meta.model["name"])
     second_name = str(second.meta.model["name"])
     if transfers:
-        table = transfer(first, second)
+        table = with_remarks(transfer(first, second))
         columns = ["recovery", "excess", "removal", "excess_nats"]
         title = f"mean of both directions: {first_name} and {second_name}, each by units of the "
         title += "other"
     else:
-        table = compare(first, second)
+        table = with_remarks(compare(first, second), has_net=True)
         columns = ["net", "net_equal", "net_nats"]
         title = f"net excess: {first_name} minus {second_name}"
     lines = [title]
@@ -523,21 +499,13 @@ def describe_comparison(
 
 
 def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> list[str]:
-    """Return how the intervals of a comparison are made, and why some rows have none."""
+    """Return how the intervals of a comparison are made, and what makes those of the marked rows
+    doubtful, or why these have none."""
+    remarks = dict.fromkeys(remark for remark in table.remark if remark)
+    lines = [f"  *: {remark}" for remark in remarks]
     has_few = has_few_targets(table) | has_few_targets(table, "placebo_")
-    lines = []
     if has_few.any():
-        row = table[has_few].iloc[0]
-        if transfers:
-            reason = describe_few(row, has_net=False)
-        else:
-            reason = (
-                f"{num_of(row['num_documents'], 'document')} with targets and "
-                f"{row['num_placebo_documents']} with placebo targets in both measurements; "
-                f"{MIN_DOCUMENTS} are the minimum"
-            )
-        which = "" if has_few.all() else f" in {num_of(int(has_few.sum()), 'row')}"
-        lines.append(f"no intervals{which}: {reason}; measure more documents (--max-documents)")
+        lines.append("  for intervals, measure more documents (--max-documents)")
     if has_few.all():
         return lines
     intervals = f"intervals: {BOOTSTRAP}"
@@ -547,6 +515,23 @@ def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> l
             f"; by Student's t in rows of fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo)"
         )
     return [*lines, intervals]
+
+
+def with_remarks(table: pd.DataFrame, has_net: bool = False) -> pd.DataFrame:
+    """Add the column `remark` to a comparison: what makes the intervals of a row doubtful, or
+    nothing. `has_net`: whether net excess is compared."""
+    remarks = []
+    for row in table.to_dict("records"):
+        is_by_outcome = row["target_set"] in SETS_BY_OUTCOME
+        missing_placebo = describe_missing_placebo(row, is_transfer=not has_net)
+        shows_net = has_net and is_by_outcome and not missing_placebo
+        warnings = warnings_of_few(row, shows_net)
+        if missing_placebo:
+            warnings.append(missing_placebo)
+        if has_net and not is_by_outcome:
+            warnings.append("no net excess: these targets were not selected by their gap")
+        remarks.append("; ".join(warnings))
+    return table.assign(remark=remarks)
 
 
 def _counts_of_documents(table: pd.DataFrame) -> list[str]:
@@ -566,5 +551,6 @@ def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
             ends = (row[f"{name}_low"], row[f"{name}_high"])
             line += f"  {with_interval(row[name], *ends, digits=digits):>22}"
         documents = " / ".join(str(row[name]) for name in _counts_of_documents(table))
-        lines.append(f"{line}  {documents:>9}")
+        mark = "  *" if row["remark"] else ""
+        lines.append(f"{line}  {documents:>9}{mark}")
     return lines

@@ -378,6 +378,34 @@ def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) 
         assert len(drawn) == num_lines * len(UNITS)
 
 
+def test_a_single_k_shows_its_controls_as_markers_with_error_bars(results: Results) -> None:
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+
+    single = replace(results, summary=results.summary.query("k == 1 and units == 'tokens'"))
+    (curve,) = curves_of([single], ["a model"])
+    by_k = draw_headline([curve]).axes[1]
+    markers = {line.get_marker(): line for line in by_k.lines}
+    row = curve.rows.iloc[0]
+    for marker, column in (("x", "placebo_recovery"), ("+", "unrelated"), ("o", "recovery")):
+        assert markers[marker].get_ydata().tolist() == [row[column]]
+    assert len(by_k.containers) == 3, "an error bar for the value and for each control"
+
+
+def test_a_figure_warns_of_few_documents_and_of_a_missing_placebo(results: Results) -> None:
+    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+
+    def title_of(**changed: int) -> str:
+        drawn = replace(results, summary=results.summary.assign(**changed))
+        return draw_headline(curves_of([drawn], ["a model"])).get_suptitle()
+
+    enough = {"num_documents": 30, "num_placebo_documents": 30, "num_placebo_targets": 30}
+    enough |= {"num_targets": 30}
+    assert "too few" not in title_of(**enough)
+    too_few = "7 documents are too few to trust the interval"
+    assert too_few in title_of(**enough | {"num_documents": 7})
+    assert "no placebo targets" in title_of(**enough | {"num_placebo_targets": 0})
+
+
 def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Path) -> None:
     """By k: the longest windows at the last step. Equal places are curves of their own."""
     from olmo_sparsity.analysis.report.figures import curves_of, draw_figure2, draw_headline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from olmo_sparsity.analysis.results.summary import (
     format_summary,
     summary_in_order_of_units,
     with_interval,
+    with_remarks,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, write_as_json, write_table
 from olmo_sparsity.base.errors import DataError
@@ -91,14 +93,20 @@ def test_the_units_that_were_named_first_come_first(units: list[str]) -> None:
         ({"net_equal_low": -0.3, "net_equal_high": 0.0}, ": cannot be told from chance."),
         ({"net_equal_low": -0.3, "net_equal_high": -0.1}, ": less than by chance."),
         ({"placebo_recovery": 0.7}, "of the gap of 200 targets (of placebo targets 0.70); net"),
-        ({"num_targets": 1}, "of the gap of 1 target; no verdict: 1 target in 50 documents; 10 in"),
-        ({"num_targets": 9}, "; no verdict: 9 targets in 50 documents; 10 in 5 documents are the"),
-        ({"num_documents": 4}, "; no verdict: 200 targets in 4 documents; 10 in 5 documents are"),
-        ({"num_placebo_targets": 9}, "; no verdict: 9 placebo targets in 40 documents; 10 in 5"),
-        ({"num_placebo_documents": 1}, "; no verdict: 90 placebo targets in 1 document; 10 in 5"),
+        (
+            {"num_targets": 1},
+            "of the gap of 1 target; no verdict: 1 target in 50 documents; at least",
+        ),
+        ({"num_targets": 9}, "; no verdict: 9 targets in 50 documents; at least 10 targets and 5"),
+        ({"num_documents": 4}, "; no verdict: 200 targets in 4 documents; at least 10 targets and"),
+        ({"num_placebo_targets": 9}, "; no verdict: 9 placebo targets in 40 documents; at least"),
+        ({"num_placebo_documents": 1}, "; no verdict: 90 placebo targets in 1 document; at least"),
         ({"share_all": 0.5}, "; no verdict: at 50% of the targets these are all distant tokens,"),
         ({"share_all": 0.4}, "chance; but at 40% of the targets these are all distant tokens."),
-        ({"num_documents": 9}, "9 documents are too few to trust the interval."),
+        (
+            {"num_documents": 9},
+            "target). No verdict: 9 documents are too few to trust the interval.",
+        ),
         ({"has_induction": False}, "; but the model copies little from its context."),
         ({"net_equal_low": float("nan")}, "; no verdict: too small gaps for an interval."),
         ({"net": float("nan")}, "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats a"),
@@ -176,8 +184,16 @@ BOOTSTRAP_ONLY = "intervals: 95%, by a bootstrap over documents"
             f"{BOOTSTRAP_ONLY}; of net excess by Student's t, over 20 documents",
         ),
         ({"num_placebo_documents": 24}, False, BOOTSTRAP_ONLY),
-        ({"num_documents": 9}, False, f"{BOOTSTRAP_ONLY}; 9 documents are too few to trust them"),
-        ({"num_documents": 4}, True, "no intervals: 200 targets in 4 documents; 10 in 5 documents"),
+        (
+            {"num_documents": 9},
+            False,
+            f"{BOOTSTRAP_ONLY}; 9 documents are too few to trust the interval",
+        ),
+        (
+            {"num_documents": 4},
+            True,
+            "no intervals: 200 targets in 4 documents; at least 10 targets",
+        ),
         ({"num_placebo_documents": 4}, False, BOOTSTRAP_ONLY),
     ],
 )
@@ -296,7 +312,8 @@ def test_a_comparison_has_the_rows_of_its_table(results: Results, transfers: boo
     found = replace(results, meta=replace(results.meta, targets=targets))
     table, said = describe_comparison(found, found, transfers)
     first, last = ("recovery", "excess_nats") if transfers else ("net", "net_nats")
-    *rows, intervals = said.splitlines()
+    *lines, intervals = said.splitlines()
+    rows = [line for line in lines if not line.startswith("  *: ")]
     assert intervals.startswith("intervals: 95%, by a bootstrap over documents")
     assert intervals.endswith(
         "by Student's t in rows of fewer than 25 documents (own / placebo)"
@@ -317,12 +334,39 @@ def test_a_comparison_without_intervals_says_why_in_one_line(results: Results) -
     of_three = replace(results, targets=few, recovery=recovery)
     table, said = describe_comparison(of_three, results, False)
     assert table.net_nats_low.isna().all()
-    reason = said.splitlines()[-1]
     placebo = few[few.distant_part == "placebo"].document.nunique()
-    assert reason == (
-        f"no intervals: 3 documents with targets and {placebo} with placebo targets in both "
-        "measurements; 5 are the minimum; measure more documents (--max-documents)"
+    assert placebo < 5
+    *_, reason, remedy = said.splitlines()
+    assert re.fullmatch(
+        r"  \*: no intervals: \d+ targets in 3 documents; at least 10 targets and 5 documents are "
+        r"needed(; .*)?",
+        reason,
     )
+    assert remedy.endswith("measure more documents (--max-documents)")
+
+
+@pytest.mark.parametrize(
+    ("changed", "remark"),
+    [
+        ({}, ""),
+        ({"num_documents": 7}, "7 documents are too few to trust the interval"),
+        ({"num_targets": 9}, "no intervals: 9 targets in 50 documents; at least 10 targets and 5"),
+        ({"num_placebo_targets": 0}, "no placebo targets, so no net excess"),
+        ({"target_set": "every"}, "no net excess: these targets were not selected by their gap"),
+    ],
+)
+def test_a_comparison_warns_as_a_measurement_does(changed: dict[str, Any], remark: str) -> None:
+    (row,) = with_remarks(pd.DataFrame([ROW | changed]), has_net=True).to_dict("records")
+    assert row["remark"].startswith(remark)
+    assert bool(row["remark"]) == bool(remark)
+
+
+def test_a_comparison_prints_its_remarks_below_the_table(results: Results) -> None:
+    table, said = describe_comparison(results, results, False)
+    remarks = set(table.remark) - {""}
+    assert any("too few" in remark for remark in remarks)
+    assert {line.removeprefix("  *: ") for line in said.splitlines() if "  *: " in line} == remarks
+    assert {"num_targets", "num_placebo_targets"} <= set(table)
 
 
 REMOVAL = {"removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}
@@ -349,7 +393,7 @@ def test_columns_are_those_that_mean_something(
     table = format_summary(pd.DataFrame([ROW | changed]), "a set")
     assert ("mean of ratios 0.91, 52% of targets" in table) == ("mean_ratio" not in changed)
     assert ("compare in nats" in table) == (changed.get("gap") == 0.099)
-    assert ("too few to trust them" in table) == (changed.get("num_documents") == 9)
+    assert ("too few to trust the interval" in table) == (changed.get("num_documents") == 9)
     assert (
         table.splitlines()[1:-2] + table.splitlines()[-1:]
         == (format_summary(pd.DataFrame([ROW | changed]), "a set", header=False).splitlines()[1:])
