@@ -203,7 +203,7 @@ def test_python_of_a_page_runs(page: str, run: str, folder: Path) -> None:
             code = code.replace(long, short)
         exec(code, names)
     if page == "measure":
-        assert set(names["results"].summary.selector) == {"add_one", "random", "nearest"}
+        assert set(names["results"].summary.selector) == {"add_one_screened", "random"}
         assert {"own", "unrelated"} == set(names["tables"]["recovery"].control)
         losses, ranked = names["results"].losses, names["ranked"]
         of_first = losses[losses.document == ranked.index[0]]

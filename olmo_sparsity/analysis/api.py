@@ -218,8 +218,8 @@ def measure(
             5%.
         blocks: The same as a number: random blocks of each document, on average.
         units: What is ranked: tokens, words, sentences, span:W, or several of these.
-        selectors: The rules that rank units. Default: add_one_screened and random with long="all",
-            else add_one, random and nearest; halving with distant_states="replaced".
+        selectors: The rules that rank units. Default, for any window: add_one_screened and random;
+            halving with distant_states="replaced".
         ks: Numbers of units.
         share: The share of tokens that become targets, by largest gap: all, or for example
             top10%.

@@ -42,10 +42,10 @@ TARGETS_OF_DOCUMENT = 4
 """Targets of each set in a long document. Intervals are over documents, so more of them help more
 than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
 
-EXHAUSTIVE = ("add_one", "random", "nearest")
-SCREENED = ("add_one_screened", "random")
-"""Default selectors: of hundreds of distant units each is evaluated, of thousands those that a
-gradient ranks highest."""
+SELECTORS_OF_STATES = ("add_one_screened", "random")
+"""Default selectors, of any window, where distant tokens keep states: a rule and a control. With
+`add_one` in place of the rule a target costs a row for each of its distant units, which may be
+thousands."""
 
 
 def is_whole_number(value: Any) -> bool:
@@ -189,7 +189,7 @@ class Settings:
             "short": default_local(LOCAL_OF_DOCUMENTS, num_tokens),
             "stride": LOCAL_OF_DOCUMENTS // 2 if window.is_all else 1,
             "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
-            "selectors": self._default_selectors(is_all),
+            "selectors": self._default_selectors(),
             "replacements": self.interpretation.default_replacements,
             "sets": ("gap",),
             "draws": 1 if is_all else 3,
@@ -199,10 +199,10 @@ class Settings:
             if getattr(self, name) in (None, (), []):
                 object.__setattr__(self, name, value)
 
-    def _default_selectors(self, is_all: bool) -> tuple[str, ...]:
+    def _default_selectors(self) -> tuple[str, ...]:
         if self.interpretation.replaces:
             return (self.interpretation.default_selector,)
-        return SCREENED if is_all else EXHAUSTIVE
+        return SELECTORS_OF_STATES
 
     @property
     def interpretation(self) -> Interpretation:
@@ -271,11 +271,7 @@ class LossSettings:
         validate(self)
 
 
-QUICK: dict[str, Any] = {
-    "selectors": ("add_one_screened", "random"),
-    "draws": 1,
-    "max_documents": 30,
-}
+QUICK: dict[str, Any] = {"draws": 1, "max_documents": 30}
 """Options of a first look, where they are not given."""
 
 QUICK_BLOCKS: dict[str, Any] = {"stride": 16, "blocks": 4}

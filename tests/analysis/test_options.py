@@ -167,6 +167,12 @@ def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("long", ["all", 96, 192, 4096])
+def test_the_default_selectors_do_not_depend_on_the_window(long: Any) -> None:
+    assert Settings(long=long).selectors == ("add_one_screened", "random")
+    assert Settings(long=long, distant_states="replaced").selectors == ("halving",)
+
+
 def test_an_unknown_interpretation_is_refused_when_settings_are_made() -> None:
     with pytest.raises(ConfigError, match=r"distant_states=both .* contextual, isolated, replaced"):
         replace(SETTINGS, distant_states="both")

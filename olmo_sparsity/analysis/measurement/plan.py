@@ -109,8 +109,6 @@ class MeasureRequest(Request):
         if self.quick:
             quick = dict(QUICK)
             max_documents = quick.pop("max_documents")  # an option of the text, not of Settings
-            if settings.interpretation.replaces:
-                del quick["selectors"]  # those of a first look need states
             settings = Settings(**quick | settings.given)
             if is_text and reading.max_documents is None:
                 reading = replace(reading, max_documents=max_documents)
@@ -546,7 +544,7 @@ def share_of_blocks(documents: Documents, settings: Settings) -> float:
     return min(1.0, settings.blocks * len(num_blocks) / max(num_blocks.sum(), 1))
 
 
-DEFAULTS_OF_LENGTH = ("max_targets", "halves", "draws", "stride", "selectors")
+DEFAULTS_OF_LENGTH = ("max_targets", "halves", "draws", "stride")
 """Options whose defaults depend on `long`."""
 
 
@@ -560,13 +558,9 @@ def say_defaults_of_length(settings: Settings) -> None:
         value = getattr(settings, name)
         usual_value = getattr(usual, name)
         if name not in settings.given and value != usual_value:
-            changed.append(f"{name}={_shown(value)} ({_shown(usual_value)})")
+            changed.append(f"{name}={value} ({usual_value})")
     if changed:
         say(f"long={settings.long} has other defaults than long=all: {'; '.join(changed)}")
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
