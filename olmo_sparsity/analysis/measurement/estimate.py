@@ -118,6 +118,8 @@ def _describe(
         f"time            about {format_duration(counts.seconds)} in one process "
         f"({counts.forwards / counts.seconds:,.0f} token-forwards a second, tried here)",
     ]
+    if round(counts.num_evaluated) == 0:
+        lines.append(f"warning         {_describe_nothing_evaluated(plan)}")
     if counts.seconds > LONG_S:
         lines.append(
             "to shrink       --quick, or fewer: --max-documents, --max-targets, --blocks, --ks"
@@ -128,6 +130,22 @@ def _describe(
             f"({price.forwards_per_s:,.0f} a second, {price.origin})"
         )
     return lines
+
+
+def _describe_nothing_evaluated(plan: Plan) -> str:
+    """Return that a measurement would evaluate no target, why, and what to change."""
+    nothing = "this measurement would evaluate nothing: "
+    if not plan.fits_threshold:
+        return nothing + (
+            "no given target lies in a measured document behind a whole long window; give targets "
+            "further back, longer documents, or a smaller --long"
+        )
+    settings = plan.settings
+    return nothing + (
+        f"hardly a token that was tried is in the {settings.share:.0%} of largest gap (--share) "
+        f"and gains {settings.min_gap:g} nats (--min-gap) from distant text. Pass more or longer "
+        "documents, lower --min-gap or --short, or draw targets evenly: --sets every"
+    )
 
 
 def _describe_intervals(num_own: float) -> str:

@@ -68,6 +68,19 @@ def test_a_sample_without_a_target_has_no_interval(model: Any) -> None:
     assert "intervals       none, as no target of the sample passes" in text
 
 
+def test_a_measurement_that_would_evaluate_nothing_says_so_and_what_to_change(model: Any) -> None:
+    texts = documents(*[48] * 4, seed=1)
+    settings = replace(FEW, sets=("gap",), min_gap=1000.0)
+    text = str(estimate(Plan.of(loaded(model), texts, settings)))
+    assert "about 0 evaluated" in text
+    (warning,) = [line for line in text.splitlines() if line.startswith("warning  ")]
+    assert "this measurement would evaluate nothing: " in warning
+    assert "gains 1000 nats (--min-gap)" in warning
+    assert warning.endswith("or draw targets evenly: --sets every")
+    some = str(estimate(Plan.of(loaded(model), texts, replace(settings, min_gap=0.0, share=1.0))))
+    assert "warning  " not in some
+
+
 @pytest.mark.parametrize(
     ("settings", "changed"),
     [
