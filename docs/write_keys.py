@@ -38,13 +38,23 @@ def _sections(schema: type, above: str) -> Iterator[str]:
     """Yield the table of a section's own keys, then those of the sections in it."""
     sentences = _sentences(schema)
     title = f"`{above.rstrip('.')}`" if above else "The run"
+    fields_shown = list(kinds_of(schema))
+    if above.endswith("[]."):
+        title += ", each of a list"
+        # A section of a list may extend that of a single one, whose keys are shown above.
+        fields_shown = list(inspect.get_annotations(schema))
+        if len(fields_shown) < len(kinds_of(schema)):
+            title += f", beside the keys of `{above.removesuffix('[].')}`"
     in_stages = {item.metadata.get("several") for item, _ in kinds_of(schema).values()}
     rows = []
     inner: list[tuple[Any, str]] = []
-    for name, (item, kind) in kinds_of(schema).items():
+    for name in fields_shown:
+        item, kind = kinds_of(schema)[name]
         if is_dataclass(kind):
             inner.append((kind, f"{above}{name}."))
-        elif "several" not in item.metadata and "refused" not in item.metadata:
+        elif "several" in item.metadata:
+            inner.append((*get_args(kind), f"{above}{item.metadata['several']}[]."))
+        elif "refused" not in item.metadata:
             shown_kind = _kind(kind) + (" or list of stages" if name in in_stages else "")
             cells = (f"`{above}{name}`", shown_kind, _default(item), sentences.get(name, ""))
             rows.append(f"| {' | '.join(cells)} |\n")

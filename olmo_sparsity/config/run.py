@@ -6,6 +6,8 @@ Place in the flow: YAML → **a checked config** → everything else. Nothing is
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 from olmo_sparsity.base.differences import leaves
 from olmo_sparsity.base.files import check_no_tilde, write_atomically
 from olmo_sparsity.config.schema import Rules, build, enforce, used
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.sections import ModelConfig, RunConfig, StageConfig
+from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.config.yaml_files import read_given, read_yaml, to_yaml
 
 
@@ -158,21 +161,33 @@ def _schedule(config: RunConfig) -> Rules:
 
 def _positions(config: RunConfig) -> Rules:
     """Check position IDs against the lengths that are trained, and against documents."""
-    training = config.training
-    positions = config.positions
     model = config.model
-    if positions.scheme != "contiguous" and config.largest_length < training.length:
-        yield (
-            f"{positions.target_length=} is below {training.length=}; raise the first or lower the "
-            "second"
-        )
-    if positions.per_document and not config.data.mask_documents:
+    if config.positions.per_document and not config.data.mask_documents:
         yield (
             "positions.per_document=true needs data.mask_documents=true: without it all documents "
             "of a sequence are one text"
         )
-    if positions.scheme == "pose" and positions.num_chunks > training.shortest:
-        yield f"{positions.num_chunks=} is above training.length={training.shortest}; lower it"
+    for place, stage, positions in _stages(config):
+        if positions.scheme != "contiguous" and (positions.target_length or 0) < stage.tokens:
+            yield (
+                f"{place}{positions.target_length=} is below training.length={stage.tokens}; raise "
+                "the first or lower the second"
+            )
+        if positions.scheme == "pose" and positions.num_chunks > stage.tokens:
+            chunks = f"{place}{positions.num_chunks=}"
+            yield f"{chunks} is above training.length={stage.tokens}; lower it"
+        if positions.per_document != config.positions.per_document:
+            yield (
+                f"{place}{positions.per_document=} must be {config.positions.per_document}, as in "
+                "the run's positions, by which held-out text is evaluated"
+            )
+    is_unused = all(stage.positions is not None for stage in config.training.lengths)
+    unused = replace(config.positions, per_document=False)
+    if config.training.lengths and is_unused and unused != PositionsConfig():
+        yield (
+            "positions is set, but each stage of training.length has positions of its own; leave "
+            "them out of the stages that have the run's"
+        )
     if model.max_sequence_length < config.largest_length:
         yield (
             f"{model.max_sequence_length=} is below the {config.largest_length} positions trained; "
@@ -180,17 +195,45 @@ def _positions(config: RunConfig) -> Rules:
         )
 
 
+def _stages(config: RunConfig) -> Iterator[tuple[str, StageConfig, PositionsConfig]]:
+    """Yield each stage with its positions, and the beginning of their keys; a run without stages is
+    one."""
+    stages = config.training.lengths or [StageConfig(config.training.length)]
+    for number, stage in enumerate(stages):
+        if stage.positions is None:
+            yield "", stage, config.positions
+        else:
+            yield f"training.length[{number}].", stage, stage.positions
+
+
 def _scaling(config: RunConfig) -> Rules:
-    """Check how RoPE is scaled."""
-    positions = config.positions
-    if positions.scaling == "none":
-        return
-    if not config.model.rope:
-        yield f"{positions.scaling=!s} changes RoPE, but model.rope=false; remove one"
-    if positions.beta_slow >= positions.beta_fast:
-        yield f"{positions.beta_slow=} must be below {positions.beta_fast=}"
-    if positions.low_frequency_factor >= positions.high_frequency_factor:
-        yield f"{positions.low_frequency_factor=} must be below {positions.high_frequency_factor=}"
+    """Check how RoPE is scaled, and its base in each stage."""
+    model = config.model
+    for place, _, positions in _stages(config):
+        if positions.scaling == "none":
+            continue
+        if not model.rope:
+            yield f"{place}{positions.scaling=!s} changes RoPE, but model.rope=false; remove one"
+        if positions.beta_slow >= positions.beta_fast:
+            yield f"{place}{positions.beta_slow=} must be below {positions.beta_fast=}"
+        if positions.low_frequency_factor >= positions.high_frequency_factor:
+            yield (
+                f"{place}{positions.low_frequency_factor=} must be below "
+                f"{positions.high_frequency_factor=}"
+            )
+    for number, stage in enumerate(config.training.lengths):
+        place = f"training.length[{number}]"
+        if stage.rope_theta is not None and not model.rope:
+            yield f"{place}.rope_theta is set, but model.rope=false; remove one"
+        positions = stage.positions or config.positions
+        changes_angles = (
+            positions.rope_scaling != model.rope_scaling or stage.rope_theta is not None
+        )
+        if changes_angles and model.architecture != "olmo":
+            yield (
+                f"{place} changes RoPE, which model.architecture={model.architecture} cannot do "
+                "within a run; set it for the whole run, and start another one with init_from"
+            )
 
 
 def _data(config: RunConfig) -> Rules:

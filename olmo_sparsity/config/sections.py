@@ -286,14 +286,35 @@ class OptimizerConfig:
 
 @dataclass
 class StageConfig:
-    """A stretch of steps with sequences of one length, and with one share of each corpus."""
+    """A stretch of steps with sequences of one length, one share of each corpus, and one way of
+    turning position IDs into angles."""
 
     tokens: int = option(128, least=2, most=10**9)
+    """Tokens of a training sequence."""
+
     until: int | None = option(None, least=1)
     """Last step of the stage. None: the last step of the run."""
 
     weights: dict[str, float] = option({})
     """Weights of the corpora in this stage, by name: of all of them. Empty: data.corpus's own."""
+
+    positions: PositionsConfig | None = None
+    """Positions in this stage: a section like the run's `positions`, in place of all of it. None:
+    the run's."""
+
+    rope_theta: float | None = option(None, least=1, most=1e12)
+    """Base of RoPE's frequencies in this stage. None: model.rope_theta."""
+
+
+@dataclass
+class EarlierWeights:
+    """Weights of the corpora in batches that were read before a branch."""
+
+    until: int = option(1, least=1)
+    """The number of batches before their end, counted from the first of the run."""
+
+    weights: dict[str, float] = option({})
+    """Weights by name, of all corpora."""
 
 
 @dataclass
@@ -303,6 +324,11 @@ class TrainingConfig:
     longest."""
 
     lengths: list[StageConfig] = option([], several="length")
+
+    earlier_weights: list[EarlierWeights] = field(default_factory=list)
+    """A branch on several corpora sets it at its start: by which weights they were read up to the
+    checkpoint, so that each corpus goes on where it was."""
+
     batch_size: int = option(32, least=1, most=10**9)
     """Sequences per optimizer step, all processes together. In a stage of shorter ones, each of
     these is cut: a step always has as many tokens."""
@@ -380,12 +406,22 @@ class TrainingConfig:
     def shortest(self) -> int:
         return min((stage.tokens for stage in self.lengths), default=self.length)
 
-    def length_at(self, step: int) -> int:
-        """Return the tokens of a sequence in a step; the first step is 1."""
+    @property
+    def first_steps(self) -> list[int]:
+        """Return the first step of each stage; of a run without stages that is 1."""
+        return [1, *(stage.until + 1 for stage in self.lengths if stage.until is not None)]
+
+    def stage_at(self, step: int) -> StageConfig | None:
+        """Return the stage of a step, of a run that has stages; the first step is 1."""
         for stage in self.lengths:
             if stage.until is None or step <= stage.until:
-                return stage.tokens
-        return self.length
+                return stage
+        return None
+
+    def length_at(self, step: int) -> int:
+        """Return the tokens of a sequence in a step."""
+        stage = self.stage_at(step)
+        return self.length if stage is None else stage.tokens
 
 
 @dataclass
@@ -537,6 +573,28 @@ class RunConfig:
         self.model = replace(self.model, rope_scaling=self.positions.rope_scaling)
 
     @property
+    def positions_of_stages(self) -> list[PositionsConfig]:
+        """Return the positions of each stage, in order; of a run without stages its only ones."""
+        if not self.training.lengths:
+            return [self.positions]
+        return [stage.positions or self.positions for stage in self.training.lengths]
+
+    @property
     def largest_length(self) -> int:
         """Return one more than the largest position ID that a training batch can hold."""
-        return self.positions.target_length or self.training.length
+        return max(
+            positions.target_length or self.training.length
+            for positions in self.positions_of_stages
+        )
+
+    def at(self, step: int) -> RunConfig:
+        """Return the config as it is in a step (1 is the first): `positions` and `model` are those
+        of the step's stage. A checkpoint of the step holds a model of this config."""
+        stage = self.training.stage_at(step)
+        if stage is None:
+            return self
+        model = self.model
+        if stage.rope_theta is not None:
+            model = replace(model, rope_theta=stage.rope_theta)
+        # Scaling is part of the positions, from which a new config sets that of the model.
+        return replace(self, positions=stage.positions or self.positions, model=model)

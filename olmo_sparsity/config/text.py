@@ -239,9 +239,3 @@ class PositionsConfig:
             scaling["low_freq_factor"] = self.low_frequency_factor
             scaling["high_freq_factor"] = self.high_frequency_factor
         return scaling
-
-
-SCALING_FIELDS = ["scaling"] + [
-    item.name for item in fields(PositionsConfig) if "scaling" in item.metadata.get("only_if", ())
-]
-"""The fields that change the model, not the IDs that are drawn."""

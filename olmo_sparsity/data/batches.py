@@ -151,6 +151,7 @@ class TrainingBatches:
         batch_size: int,
         seed: int,
         length_at: Callable[[int], int] | None = None,
+        positions_at: Callable[[int], PositionsConfig] | None = None,
         transform: Transform | None = None,
         mask_documents: bool = False,
         order: Order = "stored",
@@ -159,9 +160,9 @@ class TrainingBatches:
         world_size: int = 1,
     ) -> None:
         """Open the stream. `length_at`: returns the length of the sequences of a step (1 is the
-        first), into which those of `length` tokens are cut. `weights`: of several corpora, in each
-        stretch of batches."""
-        self.positions = positions
+        first), into which those of `length` tokens are cut. `positions_at`: returns how its
+        position IDs are drawn. `weights`: of several corpora, in each stretch of batches."""
+        self.positions_at = positions_at or (lambda step: positions)
         self.length = length
         self.length_at = length_at or (lambda step: length)
         self.batch_size = batch_size
@@ -193,14 +194,15 @@ class TrainingBatches:
         batch = batch_of_step(step, self.skipped)
         numbers = range(batch * self.batch_size, (batch + 1) * self.batch_size)
         drawn = map(self._draw, numbers[self.rank :: self.world_size])
-        return self._collate(list(drawn), self.length_at(step + 1))
+        length = self.length_at(step + 1)
+        return self._collate(list(drawn), length, self.positions_at(step + 1))
 
     def _draw(self, number: int) -> Drawn:
         """Return the sequence of a number, counted from 0 over all epochs."""
         epoch, index = self.order.find(number)
         return Drawn(epoch, index, self.sequences[index])
 
-    def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:
+    def _collate(self, drawn: Sequence[Drawn], length: int, positions: PositionsConfig) -> Batch:
         """Return the batch of these sequences, cut into pieces of `length` tokens."""
         pieces = self._cut(drawn, length)
         tokens_BL = np.empty((len(pieces), length), np.int64)
@@ -229,12 +231,12 @@ class TrainingBatches:
         positions_BL = np.empty_like(tokens_BL)
         for row, piece in enumerate(pieces):
             positions_BL[row] = draw_positions(
-                self.positions,
+                positions,
                 length,
                 seed=self.seed,
                 epoch=piece.epoch,
                 index=piece.index,
-                documents_L=documents_BL[row] if self.positions.per_document else None,
+                documents_L=documents_BL[row] if positions.per_document else None,
             )
         num_labels = None
         if self.transform is None:  # every row has as many labels

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +26,8 @@ from olmo_sparsity.base.manifest import check_readable_now, find_damage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from olmo_sparsity.config.sections import RunConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -176,6 +178,18 @@ def verified_checkpoints(
     verified."""
     for folder in list_checkpoints(run_folder):
         yield folder, find_damage(folder, skip=skip)
+
+
+def load_checkpoint_config(folder: Path) -> RunConfig:
+    """Return the config of a checkpoint of ours. Its `model` and `positions` are those of the stage
+    in which the checkpoint was saved."""
+    from olmo_sparsity.config.run import load_saved_config
+
+    config = load_saved_config(folder / "config.yaml")
+    if not config.training.lengths:
+        return config
+    state = read_json(folder / "trainer.json", dict[str, Any], "use another checkpoint")
+    return config.at(int(state["step"]))
 
 
 def check_of_same_run(run_folder: Path, checkpoint: Path) -> None:

@@ -20,10 +20,15 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError, UserError, unreadable
 from olmo_sparsity.base.files import follow_umask, read_json, remove_partial, writing
-from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import COMPUTATION, ModelConfig
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.checkpoint_files import WEIGHTS, StoredWeights, check_fit, fill
+from olmo_sparsity.models.checkpoint_files import (
+    WEIGHTS,
+    StoredWeights,
+    check_fit,
+    fill,
+    load_checkpoint_config,
+)
 from olmo_sparsity.models.families import (
     FAMILIES,
     Family,
@@ -58,7 +63,7 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
         raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
-    config = load_saved_config(folder / "config.yaml").model
+    config = load_checkpoint_config(folder).model
     check_exportable(config)
     model = hugging_face_model(config, StoredWeights(folder / WEIGHTS), str(folder))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +128,7 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
     Hugging Face folder of one of FAMILIES. Each is read when it is looked up. A source that
     computes something else than the config is rejected."""
     implied = ModelConfig(**config_of(source))
-    _check_angles(implied, config, source)
+    check_angles(implied, config, f"init_from='{source}'")
     theirs = computation_of(implied)
     ours = computation_of(config)
     if implied.rope and not config.rope:
@@ -155,29 +160,28 @@ def _transformers_weights(folder: Path) -> Mapping[str, Tensor]:
     return dict(HuggingFaceLM(model, is_tried=False).state_dict())
 
 
-def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
-    """Reject a run that lowers RoPE's base, or leaves out the scaling of its source, as these are
+def check_angles(theirs: ModelConfig, ours: ModelConfig, origin: str) -> None:
+    """Reject a run that lowers RoPE's base, or leaves out the scaling of its origin, as these are
     forgotten settings. To reach a greater length, a run may scale RoPE or raise its base."""
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
         raise ConfigError(
             f"model.rope_theta={ours.rope_theta} must be at least {float(theirs.rope_theta)}, as "
-            f"in init_from='{source}'"
+            f"in {origin}"
         )
     if ours.rope and theirs.rope_scaling and not ours.rope_scaling:
         raise ConfigError(
-            f"init_from='{source}' scales RoPE ({_describe_angles(theirs)}), not this run; set "
-            "positions.scaling"
+            f"{origin} scales RoPE ({rope_in_words(theirs)}), not this run; set positions.scaling"
         )
 
 
-def change_of_angles(source: str, config: ModelConfig) -> str:
-    """Return words for what a run changes of its source's RoPE; empty if nothing."""
-    of_source = _describe_angles(ModelConfig(**config_of(source)))
-    of_run = _describe_angles(config)
-    return "" if of_source == of_run else f"; changes its RoPE: {of_source} → {of_run}"
+def describe_change_of_angles(theirs: ModelConfig, ours: ModelConfig) -> str:
+    """Describe what a run changes of its origin's RoPE; empty if nothing."""
+    before = rope_in_words(theirs)
+    after = rope_in_words(ours)
+    return "" if before == after else f"; changes its RoPE: {before} → {after}"
 
 
-def _describe_angles(config: ModelConfig) -> str:
+def rope_in_words(config: ModelConfig) -> str:
     """Return RoPE's base and scaling in words."""
     if not config.rope:
         return "none"
@@ -193,7 +197,7 @@ def config_of(source: str) -> dict[str, Any]:
     """Return the fields of ModelConfig that a source of weights implies."""
     folder = find_folder(source)
     if not (folder / "config.json").is_file():
-        return dict(vars(load_saved_config(folder / "config.yaml").model))
+        return dict(vars(load_checkpoint_config(folder).model))
     from transformers import AutoConfig
 
     try:

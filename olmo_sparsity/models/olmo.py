@@ -99,6 +99,14 @@ class PositionedOLMo(InferringOLMo):
     def logit_scale(self) -> float:
         return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
 
+    def set_angles(self, config: ModelConfig) -> None:
+        """Turn by the base and the scaling of RoPE of this config from now on, as stages of a run
+        do. Weights and all other fields stay."""
+        # Another object, as this one may be the config of the whole run.
+        self.config = replace(
+            self.config, rope_theta=config.rope_theta, rope_scaling=config.rope_scaling
+        )
+
     # OLMo: takes more arguments, and computes positions itself.
     def forward(  # type: ignore[override]
         self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None

@@ -31,15 +31,15 @@ class Tasks:
         self.tokenizer = hugging_face_tokenizer(tokenizer, config.model)
         self.tasks = load_tasks(config.evaluation.lm_eval)
 
-    def __call__(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
+    def __call__(self, step: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the value of each TASK/METRIC, as `lm_eval --model hf` computes it for the
-        exported model."""
+        exported model of a step."""
         from lm_eval.evaluator import evaluate
         from lm_eval.models.huggingface import HFLM
 
         for task in self.tasks["tasks"].values():
             task.set_fewshot_seed(1234)  # as its command does
-        exported: Any = hugging_face_model(self.config.model, weights, "the engine")
+        exported: Any = hugging_face_model(self.config.at(step).model, weights, "the engine")
         is_bf16 = self.config.training.precision == "bf16"
         model = HFLM(
             exported.to(self.device),

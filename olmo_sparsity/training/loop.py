@@ -26,7 +26,7 @@ from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
-from olmo_sparsity.models.exchange import export
+from olmo_sparsity.models.exchange import export, rope_in_words
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
@@ -125,6 +125,8 @@ def run_steps(
         for step, batch in enumerate(batches, start=start.step + 1):
             if step > start.step + 1:  # kernels may be compiled in the first
                 watchdog.expect(f"step {step}", "step_timeout_s")
+            if step == start.step + 1 or step in config.training.first_steps:
+                set_angles(start, step, progress)
             seed_step(config.seed, step, processes.rank, engine.device)
             rate = learning_rate(config.optimizer, step, num_steps)
             profile.before(step)
@@ -155,6 +157,16 @@ def run_steps(
                     return Outcome.STOPPED_BY_SIGNAL
         writer.wait()
     return Outcome.FINISHED
+
+
+def set_angles(start: Start, step: int, progress: Progress) -> None:
+    """Have the model turn by the base and the scaling of RoPE of a step's stage."""
+    model = start.config.at(step).model
+    # A new model turns as the run's own `model` and `positions` say.
+    previous = start.config.model if step == start.step + 1 else start.config.at(step - 1).model
+    if model != previous:
+        start.engine.losses.model.set_angles(model)
+        progress.note(f"step {step}: RoPE turns with {rope_in_words(model)}")
 
 
 def log_step(
@@ -214,7 +226,7 @@ def evaluate_step(
         writer.wait()  # so that there is one copy of the weights at a time
         weights = engine.copy_weights(whole=True)
         for name, measure in start.measures.items():
-            measured[name] = measure(weights)
+            measured[name] = measure(step, weights)
     with engine.processes.agree():
         metrics.write_heldout(step, losses, drop, measured)
     if step < config.training.num_steps:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,6 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import provenance, typed_command
 from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.config.run import flatten, load_saved_config
-from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import TrainerState, step_of
 from olmo_sparsity.training.metric_writers import MetricWriter
@@ -64,6 +64,7 @@ FREE_KEYS = (
 RESOLVED_KEYS: tuple[str, ...] = (
     "data.order",
     "data.transform_sha256",
+    "training.earlier_weights",
     "model.vocab_size",
     "model.embedding_size",
     "model.eos_token_id",
@@ -71,16 +72,36 @@ RESOLVED_KEYS: tuple[str, ...] = (
 )
 
 # Beginnings of the keys that a branch must keep: the model, and the order of the text.
-FIXED_KEYS: tuple[str, ...] = (
+FIXED_KEYS = (
     "seed",
     "data.order",
-    "data.corpus[",  # the weights of several corpora
+    "data.corpus[",  # of several corpora
     "training.length",
     "training.batch_size",
     "optimizer.name",  # the state of one is not that of the other
     "model.",
-    *(f"positions.{name}" for name in SCALING_FIELDS),
 )
+
+# Of these, what a branch may change. No weight depends on the longest sequence. RoPE's angles and
+# the weights of corpora may change within a run, too.
+FREE_IN_BRANCH = re.compile(
+    r"model\.(max_sequence_length|rope_theta)"
+    r"|data\.corpus\[\d+\]\.weight"
+    r"|training\.length\[\d+\]\.(weights|positions|rope_theta)\b.*"
+)
+
+
+def is_fixed_in_branch(key: str) -> bool:
+    """Return whether a branch must keep the value of this key."""
+    return key.startswith(FIXED_KEYS) and not FREE_IN_BRANCH.fullmatch(key)
+
+
+def helps_to_branch(key: str) -> bool:
+    """Return whether a branch is of use to change this key: with other options of the text it would
+    continue on another one."""
+    if key.startswith("data."):
+        return FREE_IN_BRANCH.fullmatch(key) is not None
+    return not is_fixed_in_branch(key)
 
 
 @contextmanager
@@ -102,11 +123,10 @@ def refuse_other_config(folder: Path, settings: Flat) -> None:
     """Raise ConfigError if the folder was begun with settings that give other weights."""
     changed = _changed(folder, settings, lambda key: not key.startswith(FREE_KEYS))
     if changed:
-        # A branch is of use only if it keeps the model and all of the text's options.
         keys = [text.partition("=")[0] for text in changed]
         remedy = "name a new run_folder"
         saved = list_checkpoints(folder)
-        if saved and not any(key.startswith(("data.", *FIXED_KEYS)) for key in keys):
+        if saved and all(helps_to_branch(key) for key in keys):
             remedy += f"; with --branch_from={saved[0]} it continues from there"
         raise ConfigError(f"{folder} holds work with {', '.join(changed)}; {remedy}")
 
@@ -138,12 +158,7 @@ def _refuse_other_evaluation(folder: Path, settings: Flat) -> None:
 
 def refuse_other_branch(folder: Path, settings: Flat) -> None:
     """Raise ConfigError if a branch changes the model or the order of the text."""
-
-    def is_fixed(key: str) -> bool:
-        # No weight depends on the longest sequence, which a branch may extend.
-        return key.startswith(FIXED_KEYS) and key != "model.max_sequence_length"
-
-    changed = _changed(folder, settings, is_fixed)
+    changed = _changed(folder, settings, is_fixed_in_branch)
     if changed:
         raise ConfigError(
             f"branch_from={folder} was trained with {', '.join(changed)}; set them as they were, "

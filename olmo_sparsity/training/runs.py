@@ -20,6 +20,7 @@ from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
     check_of_same_run,
     list_checkpoints,
+    load_checkpoint_config,
     load_weights,
     verified_checkpoints,
     weight_files,
@@ -98,10 +99,9 @@ def _latest_or_fail(run_folder: Path) -> Path:
 
 
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedModel:
-    from olmo_sparsity.config.run import load_saved_config  # needs what [train] installs
-    from olmo_sparsity.models.build import build_model
+    from olmo_sparsity.models.build import build_model  # needs what [train] installs
 
-    config = load_saved_config(folder / "config.yaml")
+    config = load_checkpoint_config(folder)
     number = re.fullmatch(r"step(\d+)", folder.name)
     model = build_model(config.model)
     load_weights(model, folder / WEIGHTS)

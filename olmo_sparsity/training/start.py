@@ -16,11 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
+from olmo_sparsity.base.manifest import MANIFEST
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.config.run import check_model, flatten
-from olmo_sparsity.config.sections import CheckpointConfig, ModelConfig, RunConfig, StageConfig
+from olmo_sparsity.config.run import check_model, flatten, load_saved_config
+from olmo_sparsity.config.sections import (
+    CheckpointConfig,
+    EarlierWeights,
+    ModelConfig,
+    RunConfig,
+    StageConfig,
+)
 from olmo_sparsity.config.yaml_files import to_yaml
-from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.batches import TrainingBatches, batch_of_step
 from olmo_sparsity.data.mixture import Weights, find_order
 from olmo_sparsity.data.order import choose_order
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
@@ -34,8 +41,15 @@ from olmo_sparsity.models.checkpoint_files import (
     check_fit,
     fill,
     list_checkpoints,
+    load_checkpoint_config,
 )
-from olmo_sparsity.models.exchange import change_of_angles, check_exportable, import_weights
+from olmo_sparsity.models.exchange import (
+    check_angles,
+    check_exportable,
+    config_of,
+    describe_change_of_angles,
+    import_weights,
+)
 from olmo_sparsity.text.vocabulary import count_vocabulary
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
@@ -67,6 +81,9 @@ from olmo_sparsity.training.run_folder import (
 )
 from olmo_sparsity.training.watchdog import Watchdog
 
+Measures = dict[str, Callable[[int, Mapping[str, Tensor]], dict]]
+"""What each evaluation measures of a step and a copy of its weights, by its name in the metrics."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -88,8 +105,7 @@ class Start:
     engine: Engine
     watchdog: Watchdog
 
-    measures: dict[str, Callable[[Mapping[str, Tensor]], dict]]
-    """What each evaluation measures on a copy of the weights, by its name in the metrics."""
+    measures: Measures
 
     tokens_per_step: int
     flops_per_step: float
@@ -184,11 +200,16 @@ def refuse_impossible(config: RunConfig, processes: Processes) -> None:
     check_engine(config.engine, config.training, processes.world_size)
     if config.checkpoint.export_at_end or config.evaluation.lm_eval:
         check_exportable(config.model)
+    if config.model.architecture == "olmo":
+        from olmo_sparsity.models.olmo import check_supported  # imports all of OLMo
+
+        for first_step in config.training.first_steps:  # RoPE may differ in each stage
+            check_supported(config.at(first_step).model)
 
 
 def build_measures(
     config: RunConfig, heldout: TokenShards, device: torch.device, processes: Processes
-) -> dict[str, Callable[[Mapping[str, Tensor]], dict]]:
+) -> Measures:
     """Return what each evaluation measures on a copy of the weights, by its name in the metrics."""
     if not config.evaluation.lm_eval:
         return {}
@@ -226,8 +247,46 @@ def weights_of(config: RunConfig) -> list[Weights]:
     by number of batch, which is the step where no batch is left out."""
     if not config.data.corpora:
         return []
-    stages = config.training.lengths or [StageConfig()]
-    return [Weights(stage.weights or config.data.weights, stage.until) for stage in stages]
+    num_earlier = 0
+    stretches = []
+    for earlier in config.training.earlier_weights:  # before a branch
+        stretches.append(Weights(earlier.weights, earlier.until))
+        num_earlier = earlier.until
+    for stage in config.training.lengths or [StageConfig()]:
+        if stage.until is None or stage.until > num_earlier:
+            stretches.append(Weights(stage.weights or config.data.weights, stage.until))
+    return stretches
+
+
+def earlier_weights(config: RunConfig) -> list[EarlierWeights]:
+    """Return the weights by which several corpora were read before a branch, up to its checkpoint.
+    Raise ConfigError for a branch with other corpora."""
+    if config.branch_from is None or not config.data.corpora:
+        return []
+    own_config = Path(config.run_folder) / "config.yaml"
+    if own_config.exists() and list_checkpoints(config.run_folder):
+        # The branch goes on by itself, also when its trunk is deleted.
+        return load_saved_config(own_config).training.earlier_weights
+    origin = Path(config.branch_from)
+    if not (origin / MANIFEST).is_file():
+        return []  # is refused when the checkpoint is read
+    trunk = load_saved_config(origin / "config.yaml")
+    names = list(config.data.weights)
+    names_of_trunk = list(trunk.data.weights)
+    if names != names_of_trunk:
+        raise ConfigError(
+            f"branch_from={origin} reads the corpora {names_of_trunk}, this run {names}; list the "
+            "same ones (a weight may be 0), or take the weights of the model with init_from"
+        )
+    state = TrainerState.read(origin)
+    num_read = batch_of_step(state.step, state.skipped_batches)
+    earlier = []
+    for stretch in weights_of(trunk):
+        until = num_read if stretch.until is None else min(stretch.until, num_read)
+        earlier.append(EarlierWeights(until, dict(stretch.of)))
+        if until == num_read:
+            break
+    return earlier
 
 
 def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) -> TrainingBatches:
@@ -239,6 +298,7 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         batch_size=config.training.batch_size,
         seed=config.seed,
         length_at=config.training.length_at,
+        positions_at=lambda step: config.at(step).positions,
         transform=load_transform(config.data, shards.tokenizer, config.training.shortest),
         mask_documents=config.data.mask_documents,
         order=config.data.order,
@@ -278,12 +338,12 @@ def restore(
         origin = ""
         stored: Mapping[str, Tensor] | None = None
         if latest is not None:
-            state = check_checkpoint(latest, settings, data_fingerprint)
+            state = check_checkpoint(latest, config, settings, data_fingerprint)
             origin = str(latest / WEIGHTS)
             stored = StoredWeights(latest / WEIGHTS)
         elif config.init_from is not None:
             origin = config.init_from
-            stored = import_weights(config.init_from, config.model)
+            stored = import_weights(config.init_from, config.at(1).model)
         if stored is not None and source is None:
             fill(model, stored, origin)
         elif stored is not None:
@@ -298,9 +358,14 @@ def restore(
             engine.load_moments(latest / ENGINE_FOLDER, state.step - state.num_skipped)
     report(f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
     if latest is not None:
-        report(f"resuming from {latest}")
+        changed = describe_change_of_angles(
+            load_checkpoint_config(latest).model, config.at(state.step + 1).model
+        )
+        report(f"resuming from {latest}{changed}")
     elif config.init_from is not None:
-        changed = change_of_angles(config.init_from, config.model)
+        changed = describe_change_of_angles(
+            ModelConfig(**config_of(config.init_from)), config.at(1).model
+        )
         report(f"starting from the weights of {config.init_from}{changed}")
     if state.step == num_steps:
         report(f"{run_folder} is finished: nothing is trained or evaluated again")
@@ -334,14 +399,18 @@ def find_checkpoint(run_folder: Path, kept: CheckpointConfig, start_over: bool) 
     return latest
 
 
-def check_checkpoint(latest: Path, settings: Flat, data_fingerprint: str) -> TrainerState:
+def check_checkpoint(
+    latest: Path, config: RunConfig, settings: Flat, data_fingerprint: str
+) -> TrainerState:
     """Check that a run with these settings can go on from a checkpoint; return its state."""
     is_own = latest.parent.parent == Path(settings["run_folder"])
+    state = TrainerState.read(latest)
     if is_own:  # may have been put there by hand
         refuse_other_config(latest, settings)
     else:
         refuse_other_branch(latest, settings)
-    state = TrainerState.read(latest)
+        next_model = config.at(state.step + 1).model
+        check_angles(load_checkpoint_config(latest).model, next_model, f"branch_from={latest}")
     if state.data_fingerprint != data_fingerprint:
         raise DataError(f"{latest} was trained on other tokens than {settings['data.folder']} has")
     num_steps = settings["training.num_steps"]
@@ -419,7 +488,14 @@ def resolve(
     num_sequences = max(corpus.count_sequences(config.training.length) for corpus in corpora)
     order = choose_order(config.data.order, num_sequences)
     data = replace(with_fingerprint(config.data), order=order)
-    return for_hardware(replace(config, model=model, data=data), device, hardware)
+    earlier = earlier_weights(config)
+    if config.training.earlier_weights not in ([], earlier):
+        raise ConfigError(
+            "training.earlier_weights is set, but follows from branch_from; leave it out"
+        )
+    training = replace(config.training, earlier_weights=earlier)
+    config = replace(config, model=model, data=data, training=training)
+    return for_hardware(config, device, hardware)
 
 
 def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:

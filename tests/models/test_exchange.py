@@ -19,10 +19,10 @@ from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import fill
 from olmo_sparsity.models.exchange import (
-    change_of_angles,
     check_exportable,
     computation_of,
     config_of,
+    describe_change_of_angles,
     export,
     import_weights,
 )
@@ -292,7 +292,8 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
         positions = PositionsConfig(**changes.pop("positions", {}))
         config = ModelConfig(**(TINY | OLMO_1 | changes), rope_scaling=positions.rope_scaling)
         import_weights(str(tmp_path / source), config)
-        return change_of_angles(str(tmp_path / source), config)
+        theirs = ModelConfig(**config_of(str(tmp_path / source)))
+        return describe_change_of_angles(theirs, config)
 
     assert begin("plain") == begin("scaled", positions=LLAMA_3) == ""
     assert begin("plain", rope_theta=10_000).endswith(
@@ -320,7 +321,8 @@ def test_a_run_may_drop_the_positions_of_its_source(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "source", **LLAMA, rope_theta=1000.0)
     source = str(tmp_path / "source")
     config = ModelConfig(**(TINY | LLAMA | {"rope": False}))
-    assert change_of_angles(source, config).endswith("base 1000, scaling none → none")
+    change = describe_change_of_angles(ModelConfig(**config_of(source)), config)
+    assert change.endswith("base 1000, scaling none → none")
     dropped = build_model(config).eval()
     dropped.load_state_dict(import_weights(source, config))
     tokens_BL = draw_tokens()
@@ -376,5 +378,5 @@ def test_a_config_that_extends_a_model_is_of_its_shape(tmp_path: Path, name: str
     assert {name: found.get(name) for name in computation_of(config)} == computation_of(config)
     assert config.rope_theta == implied.rope_theta
     assert config.max_sequence_length > implied.max_sequence_length
-    assert "scaling" in change_of_angles(str(tmp_path), config)
+    assert "scaling" in describe_change_of_angles(implied, config)
     assert run.training.length <= published["max_position_embeddings"]
