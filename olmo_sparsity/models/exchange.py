@@ -10,7 +10,7 @@ express is rejected by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -135,6 +135,14 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
         # DroPE: a model that was trained with positions continues without them.
         for name in ("rope", "rotary_fraction", "nope_every"):
             theirs[name] = ours[name]
+    if implied.query_scale_learned and not config.query_scale_learned:
+        raise ConfigError(
+            f"init_from='{source}' has learned scales of queries, without which its attention "
+            "is another one; pass --model.query_scale_learned=true"
+        )
+    adds_query_scales = _adds_query_scales(implied, config)
+    if adds_query_scales:
+        theirs["query_scale_learned"] = True
     for name, value in ours.items():
         if theirs.get(name) != value:
             raise ConfigError(
@@ -144,11 +152,40 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
     if config.architecture != "olmo":
         return _transformers_weights(find_folder(source))
     folder = find_folder(source)
-    stored = StoredWeights(folder / WEIGHTS)
-    if not (folder / "config.json").is_file():
-        return stored
-    model_type = read_json(folder / "config.json", dict, "restore it")["model_type"]
-    return FromHuggingFace(stored, FAMILIES[model_type], config)
+    weights: Mapping[str, Tensor] = StoredWeights(folder / WEIGHTS)
+    if (folder / "config.json").is_file():
+        model_type = read_json(folder / "config.json", dict, "restore it")["model_type"]
+        weights = FromHuggingFace(weights, FAMILIES[model_type], config)
+    return WithFirstQueryScales(weights, config) if adds_query_scales else weights
+
+
+def _adds_query_scales(theirs: ModelConfig, ours: ModelConfig) -> bool:
+    """Return whether a run has learned scales of queries and its source scales none."""
+    return ours.query_scale_learned and not theirs.scales_queries
+
+
+class WithFirstQueryScales(Mapping[str, Tensor]):
+    """Weights of a model that scales no queries, and the scales with which a new model begins."""
+
+    def __init__(self, weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+        from olmo_sparsity.models.layers import first_query_scale  # imports all of OLMo
+
+        self.weights = weights
+        scale = first_query_scale(config.max_sequence_length)
+        self.scales: dict[str, Tensor] = {}
+        for layer in range(config.n_layers):
+            name = f"transformer.blocks.{layer}.query_scale"
+            self.scales[name] = torch.full((config.n_heads,), scale)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.scales[name] if name in self.scales else self.weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.weights
+        yield from self.scales
+
+    def __len__(self) -> int:
+        return len(self.weights) + len(self.scales)
 
 
 def _transformers_weights(folder: Path) -> Mapping[str, Tensor]:
@@ -174,11 +211,16 @@ def check_angles(theirs: ModelConfig, ours: ModelConfig, origin: str) -> None:
         )
 
 
-def describe_change_of_angles(theirs: ModelConfig, ours: ModelConfig) -> str:
-    """Describe what a run changes of its origin's RoPE; empty if nothing."""
+def describe_changes(theirs: ModelConfig, ours: ModelConfig) -> str:
+    """Describe what a run changes of its origin's model; empty if nothing."""
+    changes = ""
     before = rope_in_words(theirs)
     after = rope_in_words(ours)
-    return "" if before == after else f"; changes its RoPE: {before} → {after}"
+    if before != after:
+        changes += f"; changes its RoPE: {before} → {after}"
+    if _adds_query_scales(theirs, ours):
+        changes += "; adds learned scales of queries, which begin near a model without them"
+    return changes
 
 
 def rope_in_words(config: ModelConfig) -> str:

@@ -47,7 +47,7 @@ from olmo_sparsity.models.exchange import (
     check_angles,
     check_exportable,
     config_of,
-    describe_change_of_angles,
+    describe_changes,
     import_weights,
 )
 from olmo_sparsity.text.vocabulary import count_vocabulary
@@ -358,14 +358,12 @@ def restore(
             engine.load_moments(latest / ENGINE_FOLDER, state.step - state.num_skipped)
     report(f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
     if latest is not None:
-        changed = describe_change_of_angles(
+        changed = describe_changes(
             load_checkpoint_config(latest).model, config.at(state.step + 1).model
         )
         report(f"resuming from {latest}{changed}")
     elif config.init_from is not None:
-        changed = describe_change_of_angles(
-            ModelConfig(**config_of(config.init_from)), config.at(1).model
-        )
+        changed = describe_changes(ModelConfig(**config_of(config.init_from)), config.at(1).model)
         report(f"starting from the weights of {config.init_from}{changed}")
     if state.step == num_steps:
         report(f"{run_folder} is finished: nothing is trained or evaluated again")

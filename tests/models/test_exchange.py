@@ -22,7 +22,7 @@ from olmo_sparsity.models.exchange import (
     check_exportable,
     computation_of,
     config_of,
-    describe_change_of_angles,
+    describe_changes,
     export,
     import_weights,
 )
@@ -293,7 +293,7 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
         config = ModelConfig(**(TINY | OLMO_1 | changes), rope_scaling=positions.rope_scaling)
         import_weights(str(tmp_path / source), config)
         theirs = ModelConfig(**config_of(str(tmp_path / source)))
-        return describe_change_of_angles(theirs, config)
+        return describe_changes(theirs, config)
 
     assert begin("plain") == begin("scaled", positions=LLAMA_3) == ""
     assert begin("plain", rope_theta=10_000).endswith(
@@ -321,7 +321,7 @@ def test_a_run_may_drop_the_positions_of_its_source(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "source", **LLAMA, rope_theta=1000.0)
     source = str(tmp_path / "source")
     config = ModelConfig(**(TINY | LLAMA | {"rope": False}))
-    change = describe_change_of_angles(ModelConfig(**config_of(source)), config)
+    change = describe_changes(ModelConfig(**config_of(source)), config)
     assert change.endswith("base 1000, scaling none → none")
     dropped = build_model(config).eval()
     dropped.load_state_dict(import_weights(source, config))
@@ -378,5 +378,5 @@ def test_a_config_that_extends_a_model_is_of_its_shape(tmp_path: Path, name: str
     assert {name: found.get(name) for name in computation_of(config)} == computation_of(config)
     assert config.rope_theta == implied.rope_theta
     assert config.max_sequence_length > implied.max_sequence_length
-    assert "scaling" in describe_change_of_angles(implied, config)
+    assert "scaling" in describe_changes(implied, config)
     assert run.training.length <= published["max_position_embeddings"]

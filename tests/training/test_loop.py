@@ -162,6 +162,49 @@ def test_learned_scales_of_queries_are_loaded_and_not_exported(
         export(Path(config.run_folder), tmp_path / "exported")
 
 
+@pytest.mark.parametrize("engine", ["single", "fsdp"])
+def test_learned_scales_of_queries_begin_at_their_first_value_in_a_trained_model(
+    make_config: MakeConfig,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    engine: str,
+) -> None:
+    """`fsdp` makes a model without memory, and looks up each weight."""
+    scaled = make_config(
+        run_folder=str(tmp_path / "scaled"),
+        init_from=str(trained),
+        model__query_scale_learned=True,
+        optimizer__learning_rate=1e-30,
+        optimizer__weight_decay=0.0,
+        training__num_steps=1,
+        engine__name=engine,
+    )
+    train(scaled)
+    assert "; adds learned scales of queries" in capsys.readouterr().err
+    expected = load_model(trained, device="cpu").model.state_dict()
+    found = load_model(scaled.run_folder, device="cpu").model.state_dict()
+    first = torch.full((2,), first_query_scale(64))
+    for layer in range(2):
+        scale = found.pop(f"transformer.blocks.{layer}.query_scale")
+        torch.testing.assert_close(scale, first, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_learned_scales_of_queries_cannot_be_left_out(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    scaled = make_config(model__query_scale_learned=True, training__num_steps=1)
+    train(scaled)
+    plain = make_config(
+        run_folder=str(tmp_path / "plain"),
+        init_from=scaled.run_folder,
+        model__query_scale_learned=False,
+    )
+    with pytest.raises(ConfigError, match=r"another one; pass --model\.query_scale_learned=true"):
+        train(plain)
+
+
 @pytest.mark.parametrize(
     ("name", "more"), [("Olmo2ForCausalLM", {}), ("Olmo3ForCausalLM", {"sliding_window": 5})]
 )
