@@ -152,6 +152,11 @@ def _schedule(config: RunConfig) -> Rules:
             f"optimizer.name=muon needs whole matrices, which engine.name={config.engine.name} "
             "never gathers for an update; pass --engine.name=fsdp, or --optimizer.name=adamw"
         )
+    if training.activation_checkpointing and training.activation_memory_budget is not None:
+        yield (
+            f"{training.activation_memory_budget=} and training.activation_checkpointing=true both "
+            "compute layers again; set the second to false"
+        )
     if config.engine.name == "zero3" and training.compile:
         yield (
             "training.compile=true cannot be combined with engine.name=zero3, which swaps weights "

@@ -394,6 +394,13 @@ class TrainingConfig:
     compile: bool = False
     """Compile the model with torch.compile."""
 
+    activation_memory_budget: float | None = option(
+        None, least=0, most=1, only_if=("compile", True)
+    )
+    """The share of activations that compiled layers keep for the backward pass. PyTorch's compiler
+    computes the others again, the cheapest first. 0: keep the inputs of layers alone, as with
+    activation_checkpointing; 1 or None: keep what makes a step fastest."""
+
     deterministic: bool = False
     """Use only deterministic kernels. Otherwise, on a GPU, gradients of attention vary, and a
     resumed run ends close to an uninterrupted one, not at the same bits. On CPU all are."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -127,7 +128,7 @@ class Engine:
         if training.activation_checkpointing:
             model.checkpoint_activations(training.checkpoint_every)
         if training.compile:
-            compile_model(model, self.compiles_each_layer)
+            compile_model(model, training.activation_memory_budget, self.compiles_each_layer)
         self.prepare(optimizer)
 
     def place(self, model: Any) -> Any:
@@ -318,12 +319,20 @@ def layers_of(model: Any) -> list[nn.Module]:
     return model.layers if isinstance(model, HuggingFaceLM) else model.blocks
 
 
-def compile_model(model: Any, each_layer: bool = False) -> None:
+def compile_model(
+    model: Any, activation_memory_budget: float | None = None, each_layer: bool = False
+) -> None:
     """Compile the model, with one graph for each shape (of training, its stages, evaluations).
 
     When PyTorch sees a second shape, it otherwise makes a graph for any shape. That one rounds
     differently, and whether it is used would depend on where a run begins."""
     torch._dynamo.config.recompile_limit = 64  # by default 8 shapes; later ones run uncompiled
+    # For the whole process, as the compiler reads it at each new shape: 1 is PyTorch's default.
+    budget = 1.0 if activation_memory_budget is None else activation_memory_budget
+    functorch_config.activation_memory_budget = budget
+    if budget < 1.0:
+        # In a graph of all layers, what is computed again would be there for all of them at once.
+        each_layer = True
     if isinstance(model, HuggingFaceLM):
         model.keep_own_attention()
     keep_out_of_graphs()

@@ -25,7 +25,7 @@ from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.memory import (
     activation_bytes,
     gathered_at_once,
-    num_recomputed,
+    share_recomputed,
     start_bytes,
     state_bytes,
     without_memory,
@@ -426,8 +426,7 @@ def _seconds(config: RunConfig, hardware: Hardware) -> tuple[float, float]:
     flops = flops_per_token(model, config.model, training.length)
     unembedding, _ = cast(LanguageModel, model).unembedding
     of_layers = flops - 6.0 * unembedding.numel()
-    share_recomputed = num_recomputed(config.model, training) / config.model.n_layers
-    flops += RECOMPUTED * share_recomputed * of_layers
+    flops += RECOMPUTED * share_recomputed(config.model, training) * of_layers
     flops *= training.batch_size * training.length
     share, _ = share_of_peak(parameters)
     computing_s = flops / (count * share * gpu.tflops * 1e12)
@@ -519,7 +518,12 @@ def _remedy(config: RunConfig, hardware: Hardware) -> str:
         if fitting:
             return f"no engine fits {hardware.count} of these; use {fitting[-1]} on {count}"
     remedy = "shorten training.length"
-    if not config.training.activation_checkpointing:
+    if config.training.activation_memory_budget:  # neither None nor 0
+        remedy = "lower training.activation_memory_budget"
+    elif (
+        config.training.activation_memory_budget is None
+        and not config.training.activation_checkpointing
+    ):
         remedy = "pass --training.activation_checkpointing=true"
     return f"no engine fits, on any number of these; {remedy}"
 

@@ -34,6 +34,12 @@ def activation_bytes(
     # Before the first layer and after the last one: embedding, last norm, and their gradients.
     ends = 10 * of_width
     of_layer = rows * kept_bytes(sizes, training.precision, training.compile)
+    budget = training.activation_memory_budget
+    if budget is not None and budget < 1.0:
+        # The compiler shares out what is between a layer's input and all of its activations.
+        input_bytes = rows * sizes.d_model * 4
+        kept_by_layer = input_bytes + budget * (of_layer - input_bytes)
+        return kept_by_layer * sizes.n_layers + ends + max(loss, 1.4 * of_layer)
     recomputed = num_recomputed(sizes, training)
     kept = of_layer * (sizes.n_layers - recomputed) + ends
     if recomputed == 0:
@@ -48,6 +54,15 @@ def num_recomputed(sizes: ModelConfig, training: TrainingConfig) -> int:
     if not training.activation_checkpointing:
         return 0
     return -(-sizes.n_layers // training.checkpoint_every)
+
+
+def share_recomputed(sizes: ModelConfig, training: TrainingConfig) -> float:
+    """Return the share of the layers' forward pass that is computed twice, at most. A compiler that
+    keeps half of the activations computes the cheaper operations again: less than half of the
+    time."""
+    if training.activation_memory_budget is not None:
+        return 1.0 - training.activation_memory_budget
+    return num_recomputed(sizes, training) / sizes.n_layers
 
 
 def state_bytes(

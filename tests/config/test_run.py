@@ -31,6 +31,21 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
             "unset it (--training.checkpoint_every=null), or set training.activation_checkpointing "
             "to true",
         ),
+        (
+            {"training": {"activation_memory_budget": 0.5}},
+            "training.compile=false does not use it; unset it "
+            "(--training.activation_memory_budget=null), or set training.compile to true",
+        ),
+        (
+            {
+                "training": {
+                    "activation_memory_budget": 0.5,
+                    "activation_checkpointing": True,
+                    "compile": True,
+                }
+            },
+            "both compute layers again; set the second to false",
+        ),
         ({"training": {"length": "long"}}, "training.length must be a whole number, not 'long'"),
         ({"training": {"precision": "fp8"}}, "must be one of auto, fp32, bf16, not 'fp8'"),
         ({"positions": {"num_chunks": 3}}, "positions.scheme=contiguous does not use it"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import RunConfig
@@ -249,6 +249,46 @@ def test_compiled_equals_eager_and_goes_on_to_the_bit(
         assert torch.equal(torch.stack(found), torch.stack(expected))
     weights = [list(engine.model.parameters()) for engine in (again, compiled)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
+def test_a_smaller_budget_keeps_fewer_activations_and_takes_the_same_steps(
+    make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+    def steps(budget: float | None) -> tuple[list[Tensor], int]:
+        """Return losses and norms of two steps, and the bytes that the second one kept."""
+        torch.compiler.reset()
+        config = make_config(
+            training__batch_size=6,
+            training__compile=True,
+            training__activation_memory_budget=budget,
+        )
+        engine = engine_for(config)
+        numbers = list(engine.step(batch, 1e-3))
+        kept: dict[int, int] = {}
+        alive: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            alive.append(tensor)
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            numbers += engine.step(batch, 1e-3)
+        for weight in engine.model.parameters():
+            kept.pop(weight.untyped_storage().data_ptr(), None)
+        return numbers, sum(kept.values())
+
+    whole, whole_bytes = steps(None)
+    half, half_bytes = steps(0.5)
+    none, none_bytes = steps(0.0)
+    torch.testing.assert_close(half, whole)
+    torch.testing.assert_close(none, whole)
+    assert none_bytes < 0.9 * half_bytes < 0.8 * whole_bytes
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

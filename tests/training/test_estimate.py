@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,30 @@ def test_recomputed_layers_cost_a_third_more() -> None:
         for recomputes in ("false", "true")
     ]
     assert 1.25 < seconds[1].computing_s / seconds[0].computing_s < 4 / 3
+
+
+def test_a_budget_of_activations_saves_memory_in_proportion_and_costs_time() -> None:
+    hardware = Hardware.of("h100", 8, None)
+    costs = {
+        budget: cost_with(
+            c4(
+                "1b",
+                "--training.compile=true",
+                "--training.micro_batch_size=4",
+                f"--training.activation_memory_budget={budget}",
+            ),
+            hardware,
+        )
+        for budget in ("null", 0.75, 0.5, 0.25, 0.0)
+    }
+    bytes_of = [costs[budget].activations for budget in (0.75, 0.5, 0.25, 0.0)]
+    falls = [more - less for more, less in pairwise(bytes_of)]
+    assert falls == pytest.approx([falls[0]] * 3)
+    assert costs["null"].activations > bytes_of[0] > 2 * bytes_of[-1]
+    recomputing = c4("1b", "--training.activation_checkpointing=true", "--training.compile=true")
+    all_again = cost_with(recomputing, hardware)
+    assert costs[0.0].computing_s == pytest.approx(all_again.computing_s)
+    assert costs["null"].computing_s < costs[0.5].computing_s < costs[0.25].computing_s
 
 
 def test_each_engine_is_estimated_with_the_micro_batches_that_fit_it() -> None:
