@@ -207,15 +207,15 @@ def check_angles(theirs: ModelConfig, ours: ModelConfig, origin: str) -> None:
         )
     if ours.rope and theirs.rope_scaling and not ours.rope_scaling:
         raise ConfigError(
-            f"{origin} scales RoPE ({rope_in_words(theirs)}), not this run; set positions.scaling"
+            f"{origin} scales RoPE ({describe_angles(theirs)}), not this run; set positions.scaling"
         )
 
 
 def describe_changes(theirs: ModelConfig, ours: ModelConfig) -> str:
     """Describe what a run changes of its origin's model; empty if nothing."""
     changes = ""
-    before = rope_in_words(theirs)
-    after = rope_in_words(ours)
+    before = describe_angles(theirs)
+    after = describe_angles(ours)
     if before != after:
         changes += f"; changes its RoPE: {before} → {after}"
     if _adds_query_scales(theirs, ours):
@@ -223,7 +223,7 @@ def describe_changes(theirs: ModelConfig, ours: ModelConfig) -> str:
     return changes
 
 
-def rope_in_words(config: ModelConfig) -> str:
+def describe_angles(config: ModelConfig) -> str:
     """Return RoPE's base and scaling in words."""
     if not config.rope:
         return "none"

@@ -26,7 +26,7 @@ from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
-from olmo_sparsity.models.exchange import export, rope_in_words
+from olmo_sparsity.models.exchange import describe_angles, export
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
@@ -166,7 +166,7 @@ def set_angles(start: Start, step: int, progress: Progress) -> None:
     previous = start.config.model if step == start.step + 1 else start.config.at(step - 1).model
     if model != previous:
         start.engine.losses.model.set_angles(model)
-        progress.note(f"step {step}: RoPE turns with {rope_in_words(model)}")
+        progress.note(f"step {step}: RoPE turns with {describe_angles(model)}")
 
 
 def log_step(
