@@ -453,7 +453,7 @@ def _compared(options: argparse.Namespace) -> list[tuple[str, str]]:
     measured = measurements_in(options.first)
     if measured is None:
         raise ConfigError(f"{options.first} is no experiment's folder: pass two results to compare")
-    folders = [folder for _, folder in measured]
+    folders = list(measured.values())
     if len(folders) < 2:
         raise ConfigError(f"{options.first} has one measured model: pass two results to compare")
     return [(folders[0], folder) for folder in folders[1:]]
@@ -468,8 +468,8 @@ def report(options: argparse.Namespace) -> int:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
     check_suffix("--out", options.out, ".html")
     out = Path(options.out)
-    measured = measurements_in(options.results) or [("", options.results)]
-    for name, folder in measured:
+    measured = measurements_in(options.results) or {"": options.results}
+    for name, folder in measured.items():
         # A page for each model of an experiment that has several.
         page = out if len(measured) == 1 else out.with_stem(f"{out.stem}_{name}")
         write_report(read_results(folder), page, options.max_documents)

@@ -1,11 +1,13 @@
-"""The command `experiment`: train models, measure them and draw one figure, as one file says.
+"""Run the command `experiment`: train models, measure them and draw one figure, as one file says.
 
-Place in the flow: below cli.py."""
+Without options it runs all jobs here; each is a process of the same command with `--only=JOB`.
+
+Place in the flow: below cli.py, on top of the package `experiment`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,19 +15,27 @@ from typing import Any
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command import arguments
-from olmo_sparsity.experiment import jobs as listed
 from olmo_sparsity.experiment.file import Experiment, read_experiment, saved_experiment
+from olmo_sparsity.experiment.jobs import (
+    Job,
+    MeasurementJob,
+    TrainingJob,
+    format_states,
+    jobs_of,
+)
 
 Train = Callable[[argparse.Namespace], int]
+"""The command `train`: from its options to its exit code."""
+
 ReadHardware = Callable[[argparse.Namespace], Any]
+"""Returns what --gpus, --gpu and --nodes describe."""
 
 
 def run(options: argparse.Namespace, train: Train, read_hardware: ReadHardware) -> int:
-    """Run the command; return its exit code. `train`: the command `train`; `read_hardware`: returns
-    what --gpus, --gpu and --nodes describe."""
+    """Run the command; return its exit code."""
     if find_spec("olmo") is None:  # each training would fail
         raise ModuleNotFoundError(name="olmo")
-    _refuse_unused(options)
+    _check_options_are_used(options)
     experiment = read_experiment(options.config, options.overrides)
     if options.dry_run:
         from olmo_sparsity.experiment.price import format_price
@@ -37,14 +47,17 @@ def run(options: argparse.Namespace, train: Train, read_hardware: ReadHardware) 
     if options.list:
         from olmo_sparsity.experiment.slurm import queued
 
-        jobs = listed.jobs_of(experiment)
-        print(listed.format_states(jobs, queued(experiment)))
+        print(format_states(jobs_of(experiment), queued(experiment)))
         return 0
     if options.slurm is not None:
         from olmo_sparsity.experiment.slurm import Flags, submit
 
-        measure = options.slurm if options.measure_slurm is None else options.measure_slurm
-        flags = Flags(options.slurm, measure, options.max_jobs, options.time or ())
+        flags = Flags(
+            train=options.slurm,
+            measure=options.slurm if options.measure_slurm is None else options.measure_slurm,
+            max_jobs=options.max_jobs,
+            times=options.time or (),
+        )
         return submit(experiment, flags)
     if options.only is not None:
         return _run_one(experiment, options.only, train)
@@ -53,7 +66,8 @@ def run(options: argparse.Namespace, train: Train, read_hardware: ReadHardware) 
     return run_here(experiment)
 
 
-def _refuse_unused(options: argparse.Namespace) -> None:
+def _check_options_are_used(options: argparse.Namespace) -> None:
+    """Raise ConfigError for an option that has no effect without another one."""
     for name in ("measure_slurm", "max_jobs", "time"):
         if getattr(options, name) is not None and options.slurm is None:
             flag = name.replace("_", "-")
@@ -64,22 +78,24 @@ def _refuse_unused(options: argparse.Namespace) -> None:
 
 def _run_one(experiment: Experiment, name: str, train: Train) -> int:
     """Run one job in this process: the N-th model, or a job by its name in `--list`."""
-    jobs = {job.name: job for job in listed.jobs_of(experiment)}
+    jobs = {job.name: job for job in jobs_of(experiment)}
     if name.isdecimal():
         number = int(name)
         if number >= len(experiment.models):
-            last = len(experiment.models) - 1
-            raise ConfigError(f"--only={name}: {experiment.path} has models 0 to {last}")
+            last_number = len(experiment.models) - 1
+            raise ConfigError(f"--only={name}: {experiment.path} has models 0 to {last_number}")
         name = experiment.models[number].name
     if name not in jobs:
         raise ConfigError(f"--only={name} is not a job; the jobs are {', '.join(jobs)}")
     job = jobs[name]
-    if job.model is not None:
+    if isinstance(job, TrainingJob):
         model = job.model
-        words = argparse.Namespace(config=model.config, overrides=model.overrides, dry_run=False)
+        training_options = argparse.Namespace(
+            config=model.config, overrides=model.overrides, dry_run=False
+        )
         with job.recording():
-            return train(words)
-    if job.measurement is not None:
+            return train(training_options)
+    if isinstance(job, MeasurementJob):
         return _measure(job, jobs)
     from olmo_sparsity.base.launch import read_launch
     from olmo_sparsity.experiment.figure import draw
@@ -90,7 +106,8 @@ def _run_one(experiment: Experiment, name: str, train: Train) -> int:
     return 0
 
 
-def _measure(job: listed.Job, jobs: dict[str, listed.Job]) -> int:
+def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
+    """Run this process's share of a measurement."""
     from olmo_sparsity.analysis.measurement.measurement import measure
     from olmo_sparsity.analysis.measurement.plan import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
@@ -98,17 +115,17 @@ def _measure(job: listed.Job, jobs: dict[str, listed.Job]) -> int:
     from olmo_sparsity.base.provenance import typed_command
 
     measurement = job.measurement
-    assert measurement is not None
     shard = arguments.parse_shard(None, by_launch=False)
-    with job.recording(f"{shard[0]}-{read_launch().rank}"):
-        reason = listed.reason_to_skip(job, jobs)
+    shard_number, _ = shard
+    with job.recording_process(f"{shard_number}-{read_launch().rank}"):
+        reason = job.reason_to_skip(jobs)
         if reason:
             raise DataError(reason)
         options: dict[str, Any] = dict(measurement.options)
         if measurement.targets_of is not None:
-            options["targets"] = _folder_of(jobs[measurement.targets_of])
+            options["targets"] = jobs[measurement.targets_of].results
         if measurement.choices_of is not None:
-            options["choices"] = _folder_of(jobs[measurement.choices_of])
+            options["choices"] = jobs[measurement.choices_of].results
         else:  # with choices, these are settings of the measurement that chose
             options["long"] = measurement.long
             options["distant_states"] = measurement.distant_states
@@ -126,21 +143,16 @@ def _measure(job: listed.Job, jobs: dict[str, listed.Job]) -> int:
     return 0
 
 
-def _folder_of(job: listed.Job) -> Path:
-    assert job.measurement is not None
-    return job.measurement.folder
-
-
-def measurements_in(folder: str) -> list[tuple[str, str]] | None:
-    """Return the name of each measured model of an experiment's folder, and the folder of its main
-    measurement; None for another folder."""
+def measurements_in(folder: str) -> dict[str, str] | None:
+    """Return the folder of the main measurement of each model, by the model's name; None if this is
+    not the folder of an experiment."""
     experiment = saved_experiment(folder)
     if experiment is None:
         return None
     from olmo_sparsity.experiment.figure import main_measurements
 
     measurements = main_measurements(experiment)
-    return [(measurement.model.name, str(measurement.folder)) for measurement in measurements]
+    return {measurement.model.name: str(measurement.folder) for measurement in measurements}
 
 
 def draw_folder(folder: str, out: str) -> bool:

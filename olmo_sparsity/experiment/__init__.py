@@ -1,5 +1,14 @@
 """Run an experiment that one file describes: train models, measure them, draw one figure.
 
+    file.py           reads the file (sections.py declares it)
+      grid.py         all combinations of what it varies
+      models.py       the models that are trained
+      measurements.py what is measured of them
+    jobs.py           lists the jobs of both, and how each stands
+      here.py         runs them on this machine
+      slurm.py        submits them
+      price.py        estimates their cost
+      figure.py       draws what is finished
+
 Place in the flow: above training and analysis, which do not know each other; below the command.
-file.py reads the file, jobs.py lists its jobs and their states, here.py runs them on this machine,
-slurm.py submits them, price.py estimates their cost, figure.py draws what is there."""
+"""

@@ -1,18 +1,21 @@
-"""Draw the figure of an experiment from what is finished; what is not is an empty point with its
-reason.
+"""Draw the figure of an experiment from what is finished. A measurement that is not is an empty
+point with its reason.
 
 Place in the flow: the last job of an experiment.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.windows import long_window
-from olmo_sparsity.experiment.file import Experiment, Measurement
-from olmo_sparsity.experiment.jobs import jobs_of, reason_to_skip
+from olmo_sparsity.experiment.file import Experiment
+from olmo_sparsity.experiment.jobs import jobs_of
+from olmo_sparsity.experiment.measurements import Measurement
 
 
 def draw(experiment: Experiment) -> None:
@@ -29,8 +32,9 @@ def draw(experiment: Experiment) -> None:
             continue
         except DataError as error:
             job = jobs[measurement.name]
-            reason = job.state().detail or reason_to_skip(job, jobs) or str(error)
+            reason = job.state().detail or job.reason_to_skip(jobs) or str(error)
         say(f"{measurement.name} is not drawn: {reason}")
+        # A transfer has no point of its own in the figure that could be empty.
         if measurement.choices_of is None:
             length = long_window(measurement.long).length
             scheme = measurement.model.settings.positions.scheme
@@ -43,21 +47,31 @@ def draw(experiment: Experiment) -> None:
 def main_measurements(experiment: Experiment) -> list[Measurement]:
     """Return one measurement of each model: of the last step, the longest window, the first of
     distant_states."""
-    best: dict[str, Measurement] = {}
+    main: dict[str, Measurement] = {}
     for measurement in experiment.measurements:
         if measurement.choices_of is not None:
             continue
-        first = best.setdefault(measurement.model.name, measurement)
-        if _rank(measurement, first) > _rank(first, first):
-            best[measurement.model.name] = measurement
-    if not best:
+        best_so_far = main.setdefault(measurement.model.name, measurement)
+        if _rank(measurement, best_so_far) > _rank(best_so_far, best_so_far):
+            main[measurement.model.name] = measurement
+    if not main:
         raise ConfigError(f"{experiment.path} measures nothing; add a section `measure`")
-    return list(best.values())
+    return list(main.values())
 
 
-def _rank(measurement: Measurement, first: Measurement) -> tuple[float, float, bool]:
-    """Return a number to order measurements by, with those of the first one's distant_states
-    before others."""
-    step = float("inf") if measurement.step is None else measurement.step
-    length = long_window(measurement.long).length
-    return step, length, measurement.distant_states == first.distant_states
+class _Rank(NamedTuple):
+    """Orders the measurements of a model: the larger one is the main one."""
+
+    step: float
+    length: float
+    has_same_states: bool
+    """Whether it has the distant_states of the one it is compared with, which comes earlier."""
+
+
+def _rank(measurement: Measurement, compared_with: Measurement) -> _Rank:
+    """Return the rank of a measurement next to another one of the same model."""
+    return _Rank(
+        step=float("inf") if measurement.step is None else measurement.step,
+        length=long_window(measurement.long).length,
+        has_same_states=measurement.distant_states == compared_with.distant_states,
+    )

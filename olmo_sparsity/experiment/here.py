@@ -1,5 +1,7 @@
 """Run the jobs of an experiment on this machine, each in a process of its own.
 
+    prepare texts → trainings, one after the other → measurements, several at once → the figure
+
 Place in the flow: file → jobs → **here**. A process of its own for each job, so that what one keeps
 in memory, or how it dies, does not reach the next.
 """
@@ -10,57 +12,74 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of, reason_to_skip
+from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig
 
-Command = tuple[Sequence[str], Mapping[str, str]]
-"""Words, and variables of the environment."""
+
+class Command(NamedTuple):
+    """A command that is run in a process of its own."""
+
+    words: Sequence[str]
+    variables: Mapping[str, str] = {}
+    """Variables of the environment, next to those of this process."""
 
 
 def run_here(experiment: Experiment) -> int:
-    """Run what is neither done nor running: prepare texts, train, measure, draw. What fails is left
-    out of the figure; the same command tries it again."""
+    """Run what is neither done nor running: prepare texts, train, measure, draw. Return the exit
+    code. What fails is left out of the figure; the same command tries it again."""
     jobs = jobs_of(experiment)
     by_name = {job.name: job for job in jobs}
     experiment.save()
-    processes = _num_processes(experiment.file.processes)
-    if _prepare(experiment, by_name):
+    num_processes = _num_processes(experiment.file.processes)
+    if _prepare_texts(experiment, by_name):
         return EXIT_STOPPED
+    for jobs_at_once in _stages_of(jobs):
+        runnable = _select_runnable(jobs_at_once, by_name)
+        if _run_jobs_of_one_kind(runnable, experiment, num_processes):
+            return EXIT_STOPPED
+    print(format_states(jobs))
+    _check_none_failed(jobs)
+    return 0
+
+
+def _stages_of(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """Yield the jobs of one kind that can begin once those of the earlier stages have ended."""
     ended = set[str]()
     waiting = list(jobs)
     while waiting:
         ready = [job for job in waiting if ended.issuperset(job.needs)]
         if not ready:  # jobs that need each other: they fail, and say why
             ready = waiting[:1]
-        ready = [job for job in ready if job.kind == ready[0].kind]
-        for job in ready:
+        stage = [job for job in ready if job.kind == ready[0].kind]
+        for job in stage:
             waiting.remove(job)
             ended.add(job.name)
-        if _run_alike(_select_runnable(ready, by_name), experiment, processes):
-            return EXIT_STOPPED
-    print(format_states(jobs))
+        yield stage
+
+
+def _check_none_failed(jobs: Sequence[Job]) -> None:
+    """Raise UserError with the names of the jobs that have failed."""
     failed = [job.name for job in jobs if job.state().name == "failed"]
     if failed:
         names = ", ".join(failed[:3])
         if len(failed) > 3:
             names += f" and {len(failed) - 3} more"
         raise UserError(f"{names}: failed (reasons above); the same command tries again")
-    return 0
 
 
 def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Job]:
-    """Return those of the jobs, whose needs have ended, that are to run. Of a job that cannot, say
-    why, and keep the reason as its note."""
+    """Return the jobs that are to run, of some whose needs have ended. For a job that cannot run,
+    print the reason, and keep it as its note."""
     runnable = []
     for job in jobs:
         state = job.state().name
@@ -68,7 +87,7 @@ def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Jo
             continue
         if state == "done" and job.kind != "figure":  # which is drawn again, as results may be new
             continue
-        reason = reason_to_skip(job, by_name)
+        reason = job.reason_to_skip(by_name)
         if reason is None:
             runnable.append(job)
             continue
@@ -78,35 +97,34 @@ def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Jo
     return runnable
 
 
-def _run_alike(jobs: Sequence[Job], experiment: Experiment, processes: int) -> bool:
+def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_processes: int) -> bool:
     """Run jobs of one kind. Return whether a signal stopped them."""
     for job in jobs:
         say(f"{job.kind} {job.name}")
     # A training takes all processes, a measurement one.
-    at_once = processes if jobs and jobs[0].kind == "measure" else 1
-    commands = [_command(experiment, job, processes, at_once) for job in jobs]
-    codes, is_stopped = run_processes(commands, at_once)
-    if is_stopped:
+    num_at_once = num_processes if jobs and jobs[0].kind == "measure" else 1
+    commands = [_command_of(experiment, job, num_processes, num_at_once) for job in jobs]
+    ending = run_processes(commands, num_at_once)
+    if ending.is_stopped:
         return True
-    for job, code in zip(jobs, codes, strict=True):
+    for job, code in zip(jobs, ending.exit_codes, strict=True):
         if code != 0 and job.state().name == "waiting":  # it could not write its note itself
             write_atomically(job.note, f"ended with exit code {code}; its output says more")
     return False
 
 
-def _prepare(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
+def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
     """Tokenize each text that a model still needs. Return whether a signal stopped it."""
     folders = set[str]()
     for model in experiment.models:
         data = model.settings.data
-        needed = jobs[model.name].state().name not in ("done", "running")
-        if not needed or data.folder in folders or _is_prepared(data):
+        is_needed = jobs[model.name].state().name not in ("done", "running")
+        if not is_needed or data.folder in folders or _is_prepared(data):
             continue
         folders.add(data.folder)
         say(f"prepare {data.folder}")
-        words = [*_PYTHON, "prepare", model.config, *model.overrides]
-        _, stopped = run_processes([(words, {})], 1)
-        if stopped:
+        command = Command([*_THIS_PROGRAM, "prepare", model.config, *model.overrides])
+        if run_processes([command], 1).is_stopped:
             return True
     return False
 
@@ -117,26 +135,29 @@ def _is_prepared(data: DataConfig) -> bool:
     return is_prepared(data)
 
 
-_PYTHON = (sys.executable, "-P", "-m", "olmo_sparsity")
+_THIS_PROGRAM = (sys.executable, "-P", "-m", "olmo_sparsity")
+"""-P: a folder `olmo_sparsity` where the user works must not take the place of the package."""
 
 
-def _command(experiment: Experiment, job: Job, processes: int, at_once: int) -> Command:
-    """Return the command of a job. `processes`: of a training; `at_once`: jobs that share the
-    machine's cores."""
+def _command_of(experiment: Experiment, job: Job, num_processes: int, num_at_once: int) -> Command:
+    """Return the command of a job. `num_processes`: of a training; `num_at_once`: jobs that share
+    the machine's cores."""
     words = ["experiment", experiment.path, f"--only={job.name}", *experiment.overrides]
-    if job.kind == "train" and processes > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [sys.executable, "-P", *launcher, "-m", "olmo_sparsity", *words]
-        # Or the program's folder would precede the installed packages in each process.
-        return command, {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    if at_once > 1 and "OMP_NUM_THREADS" not in os.environ:
-        threads = max(1, len(os.sched_getaffinity(0)) // at_once)
-        return [*_PYTHON, *words], {"OMP_NUM_THREADS": str(threads)}
-    return [*_PYTHON, *words], {}
+    if job.kind == "train" and num_processes > 1:
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
+        return Command(
+            words=[sys.executable, "-P", "-m", *launcher, "-m", "olmo_sparsity", *words],
+            # What -P is for this process, PYTHONSAFEPATH is for those that the launcher starts.
+            variables={"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
+        )
+    if num_at_once > 1 and "OMP_NUM_THREADS" not in os.environ:
+        num_threads = max(1, len(os.sched_getaffinity(0)) // num_at_once)
+        return Command([*_THIS_PROGRAM, *words], {"OMP_NUM_THREADS": str(num_threads)})
+    return Command([*_THIS_PROGRAM, *words])
 
 
 def _num_processes(processes: int | str) -> int:
-    """Return the number of processes; of `auto`, the GPUs, or up to two on a CPU."""
+    """Return the number of processes; for `auto`, that of the GPUs, or up to two on a CPU."""
     if isinstance(processes, int):
         return processes
     import torch
@@ -146,9 +167,17 @@ def _num_processes(processes: int | str) -> int:
     return min(2, len(os.sched_getaffinity(0)))
 
 
-def run_processes(commands: Sequence[Command], at_once: int) -> tuple[list[int], bool]:
-    """Run commands, so many at once. Return their exit codes, and whether a signal to stop came, to
-    this process or to one of them: they may have ended well all the same."""
+class Ending(NamedTuple):
+    """How several processes have ended."""
+
+    exit_codes: list[int]
+    is_stopped: bool
+    """Whether a signal to stop came, to this process or to one of them: they may have ended well
+    all the same."""
+
+
+def run_processes(commands: Sequence[Command], num_at_once: int) -> Ending:
+    """Run commands, so many at once, and pass signals to stop on to them."""
     children: list[subprocess.Popen] = []
     signals: list[int] = []
 
@@ -160,7 +189,7 @@ def run_processes(commands: Sequence[Command], at_once: int) -> tuple[list[int],
 
     with handling(STOP_SIGNALS, pass_on):
         for words, variables in commands:
-            while sum(child.poll() is None for child in children) >= at_once:
+            while sum(child.poll() is None for child in children) >= num_at_once:
                 time.sleep(0.05)
             if signals:
                 break
@@ -170,4 +199,4 @@ def run_processes(commands: Sequence[Command], at_once: int) -> tuple[list[int],
             if signals:  # it came while the process was started
                 child.send_signal(signals[-1])
         codes = [child.wait() for child in children]
-    return codes, bool(signals) or EXIT_STOPPED in codes
+    return Ending(codes, is_stopped=bool(signals) or EXIT_STOPPED in codes)

@@ -1,5 +1,9 @@
 """List the jobs of an experiment, which of them each waits for, and how each stands.
 
+    TrainingJob  →  MeasurementJob  →  FigureJob
+                      ↑         │
+                      └─────────┘ the one that chooses targets, or tokens
+
 Place in the flow: file → **jobs** → here, or SLURM. States are read from the folders on disk alone,
 so that any machine that sees them knows the same.
 """
@@ -7,26 +11,33 @@ so that any machine that sees them knows the same.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from olmo_sparsity.base.errors import ReportedElsewhere
 from olmo_sparsity.base.files import read_bounded, write_atomically
 from olmo_sparsity.base.locks import Owner, find_holder, locked
 from olmo_sparsity.base.manifest import MANIFEST
 from olmo_sparsity.config.run import flatten
-from olmo_sparsity.experiment.file import Experiment, Measurement, Model
+from olmo_sparsity.experiment.file import Experiment
+from olmo_sparsity.experiment.measurements import Measurement
+from olmo_sparsity.experiment.models import Model
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.run_folder import is_work_of, read_metrics
 
 STATES = ("done", "running", "failed", "waiting")
 
+Kind = Literal["train", "measure", "figure"]
+
 
 @dataclass(frozen=True)
 class State:
+    """How a job stands."""
+
     name: str
     """One of `STATES`."""
 
@@ -34,80 +45,49 @@ class State:
     """Steps that are done, if the job trains."""
 
     detail: str = ""
+    """Where the job runs, or why it failed."""
 
 
 @dataclass(frozen=True)
-class Job:
-    kind: Literal["train", "measure", "figure"]
+class Job(ABC):
+    """A part of an experiment that runs in a process of its own."""
+
+    kind: ClassVar[Kind]
+
     name: str
     needs: tuple[str, ...]
     """Names of the jobs that have ended before this one begins, with success or not."""
 
-    model: Model | None = None
-    measurement: Measurement | None = None
-    figure: Path | None = None
-    """The file that the job draws, if it draws."""
+    @property
+    @abstractmethod
+    def results(self) -> Path:
+        """Return the folder or file that the job writes."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return how the job stands now."""
+
+    def reason_to_skip(self, jobs: Mapping[str, Job]) -> str | None:
+        """Return why the job cannot run although the jobs that it needs have ended; None if it
+        can."""
+        return None
 
     @property
     def note(self) -> Path:
         """Return the file next to the job's results with the error message of its last failure."""
-        return self._beside("failed")
+        return self.results.with_name(f"{self.results.name}.failed")
 
-    @property
-    def locks(self) -> Path:
-        """Return the folder in which each process of a measurement holds a lock while it runs."""
-        return self._beside("running")
-
-    def _beside(self, suffix: str) -> Path:
-        if self.model is not None:
-            folder = self.model.folder
-        elif self.measurement is not None:
-            folder = self.measurement.folder
-        else:
-            assert self.figure is not None
-            folder = self.figure
-        return folder.with_name(f"{folder.name}.{suffix}")
-
-    def state(self) -> State:
-        """Return how the job stands now."""
-        if self.model is not None:
-            return _state_of_training(self.model, self.note)
-        if self.measurement is not None:
-            return self._state_of_measurement(self.measurement)
-        assert self.figure is not None
-        return State("done" if self.figure.is_file() else "waiting")
-
-    def _state_of_measurement(self, measurement: Measurement) -> State:
-        """Return how a measurement stands: done by its manifest, running by the locks of its
-        processes, failed by its note."""
-        if (measurement.folder / MANIFEST).is_file():
-            return State("done")
-        dead = ""
-        for folder in sorted(self.locks.glob("*")):
-            holder = find_holder(folder)
-            if holder is None:
-                continue
-            # One process alive is enough: it takes over the documents of those that died.
-            if holder.seems_alive:
-                return State("running", detail=_place_of(holder.owner))
-            dead = f"died {_place_of(holder.owner)}"
-        if self.note.is_file():
-            return State("failed", detail=_read_note(self.note))
-        return State("failed" if dead else "waiting", detail=dead)
+    def _read_note(self) -> str:
+        """Return the error message of the last failure, on one line."""
+        return " ".join(read_bounded(self.note).decode(errors="replace").split())
 
     @contextlib.contextmanager
-    def recording(self, process: str = "") -> Iterator[None]:
-        """Write the note of a job that fails inside. `process`: which one of a measurement."""
+    def recording(self) -> Iterator[None]:
+        """Write the note if the job fails inside."""
         self.note.parent.mkdir(parents=True, exist_ok=True)
         self.note.unlink(missing_ok=True)
-        lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if process:  # a training locks its own folder
-            folder = self.locks / process
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = locked(folder)
         try:
-            with lock:
-                yield
+            yield
         except ReportedElsewhere:
             raise
         except Exception as error:
@@ -115,21 +95,155 @@ class Job:
             raise
 
 
+@dataclass(frozen=True)
+class TrainingJob(Job):
+    """Trains a model."""
+
+    kind = "train"
+
+    model: Model
+
+    @property
+    def results(self) -> Path:
+        return self.model.folder
+
+    def state(self) -> State:
+        """Return how the training stands: done by its last checkpoint, running by the lock of its
+        folder, failed by the note."""
+        folder = self.model.folder
+        if not is_work_of(folder, flatten(self.model.settings)):
+            return State("failed", 0, f"{folder} holds work with other settings")
+        saved_step = next((int(path.name[4:]) for path in list_checkpoints(folder)), 0)
+        if saved_step >= self.model.num_steps:
+            return State("done", saved_step)
+
+        holder = find_holder(folder)
+        if holder is None and not self.note.is_file():
+            return State("waiting", saved_step)
+        logged_steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl")]
+        step = max(logged_steps, default=0)
+        if holder is None:
+            return State("failed", step, self._read_note())
+        if holder.seems_alive:
+            return State("running", step, _place_of(holder.owner))
+        return State("failed", step, f"died {_place_of(holder.owner)}")
+
+
+@dataclass(frozen=True)
+class MeasurementJob(Job):
+    """Measures a checkpoint; several processes may share it."""
+
+    kind = "measure"
+
+    measurement: Measurement
+
+    @property
+    def results(self) -> Path:
+        return self.measurement.folder
+
+    @property
+    def locks(self) -> Path:
+        """Return the folder in which each process of a measurement holds a lock while it runs."""
+        return self.results.with_name(f"{self.results.name}.running")
+
+    @contextlib.contextmanager
+    def recording_process(self, process: str) -> Iterator[None]:
+        """Hold a lock as this process of the measurement, and write the note if it fails inside.
+
+        A training needs no such lock, as it locks its own folder."""
+        with self.recording():
+            folder = self.locks / process
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(folder):
+                yield
+
+    def state(self) -> State:
+        """Return how the measurement stands: done by its manifest, running by the locks of its
+        processes, failed by its note."""
+        if (self.results / MANIFEST).is_file():
+            return State("done")
+        death = ""
+        for folder in sorted(self.locks.glob("*")):
+            holder = find_holder(folder)
+            if holder is None:
+                continue
+            # One process alive is enough: it takes over the documents of those that died.
+            if holder.seems_alive:
+                return State("running", detail=_place_of(holder.owner))
+            death = f"died {_place_of(holder.owner)}"
+        if self.note.is_file():
+            return State("failed", detail=self._read_note())
+        return State("failed" if death else "waiting", detail=death)
+
+    def reason_to_skip(self, jobs: Mapping[str, Job]) -> str | None:
+        """Return why this cannot be measured: its checkpoint is missing, or the targets."""
+        return self._reason_of_training(jobs) or self._reason_of_choosers(jobs)
+
+    def _reason_of_training(self, jobs: Mapping[str, Job]) -> str | None:
+        """Return why there is no checkpoint to measure; None if there is."""
+        measurement = self.measurement
+        training = jobs[measurement.model.name].state()
+        has_checkpoint = training.name == "done"
+        if measurement.step is not None:
+            has_checkpoint = (measurement.checkpoint / MANIFEST).is_file()
+        if has_checkpoint:
+            return None
+        if training.name == "failed":
+            return f"its training failed: {training.detail}"
+        if training.name != "done":
+            return f"trained to step {training.step:,} of {measurement.model.num_steps:,}"
+        return f"{measurement.checkpoint} was not kept; train with checkpoint.keep_steps"
+
+    def _reason_of_choosers(self, jobs: Mapping[str, Job]) -> str | None:
+        """Return which measurement has chosen no targets or tokens; None if all have."""
+        for name in self.measurement.choosers:
+            chooser = jobs[name].state()
+            if chooser.name != "done":
+                because = f": {chooser.detail}" if chooser.detail else ""
+                return f"{name}, which chooses the targets, has no result{because}"
+        return None
+
+
+@dataclass(frozen=True)
+class FigureJob(Job):
+    """Draws the figure."""
+
+    kind = "figure"
+
+    figure: Path
+
+    @property
+    def results(self) -> Path:
+        return self.figure
+
+    def state(self) -> State:
+        """Return whether there is a figure; it may be drawn before all results are there."""
+        return State("done" if self.figure.is_file() else "waiting")
+
+
+def _place_of(owner: Owner) -> str:
+    """Return where a process runs that holds a folder."""
+    place = f"on {owner.host}"
+    if owner.slurm_job:
+        place += f", job {owner.slurm_job}"
+    return place
+
+
+# --- all jobs -------------------------------------------------------------------------------------
+
+
 def jobs_of(experiment: Experiment) -> list[Job]:
     """Return all jobs, each after those that it needs: trainings, measurements, the figure. A file
     without `measure` has no measurements, and draws nothing."""
-    jobs = []
+    jobs: list[Job] = []
     for model in experiment.models:
-        jobs.append(Job("train", model.name, _origins_of(model, experiment.models), model=model))
+        jobs.append(TrainingJob(model.name, _origins_of(model, experiment.models), model))
     for measurement in experiment.measurements:
-        needs = [measurement.model.name]
-        for chooser in (measurement.targets_of, measurement.choices_of):
-            if chooser is not None:
-                needs.append(chooser)
-        jobs.append(Job("measure", measurement.name, tuple(needs), measurement=measurement))
+        needs = (measurement.model.name, *measurement.choosers)
+        jobs.append(MeasurementJob(measurement.name, needs, measurement))
     if experiment.measurements:
-        measured = tuple(measurement.name for measurement in experiment.measurements)
-        jobs.append(Job("figure", "figure", measured, figure=experiment.figure))
+        names = tuple(measurement.name for measurement in experiment.measurements)
+        jobs.append(FigureJob("figure", names, experiment.figure))
     return _sorted_by_needs(jobs)
 
 
@@ -158,67 +272,7 @@ def _sorted_by_needs(jobs: list[Job]) -> list[Job]:
     return list(placed.values())
 
 
-def reason_to_skip(job: Job, jobs: Mapping[str, Job]) -> str | None:
-    """Return why a job whose needs have ended cannot run, as one of them left nothing to go on
-    with; None if it can."""
-    measurement = job.measurement
-    if measurement is None:
-        return None
-    trained = jobs[measurement.model.name]
-    state = trained.state()
-    is_there = state.name == "done"
-    if measurement.step is not None:
-        is_there = (measurement.checkpoint / MANIFEST).is_file()
-    if not is_there and state.name == "failed":
-        return f"its training failed: {state.detail}"
-    if not is_there and state.name != "done":
-        return f"trained to step {state.step:,} of {measurement.model.num_steps:,}"
-    if not is_there:
-        return f"{measurement.checkpoint} was not kept; train with checkpoint.keep_steps"
-    for name in (measurement.targets_of, measurement.choices_of):
-        if name is None:
-            continue
-        chooser = jobs[name].state()
-        if chooser.name != "done":
-            because = f": {chooser.detail}" if chooser.detail else ""
-            return f"{name}, which chooses the targets, has no result{because}"
-    return None
-
-
-def _state_of_training(model: Model, note: Path) -> State:
-    """Return how a training stands: done by its last checkpoint, running by the lock of its folder,
-    failed by the note."""
-    if not is_work_of(model.folder, flatten(model.settings)):
-        return State("failed", 0, f"{model.folder} holds work with other settings")
-    saved = next((int(path.name[4:]) for path in list_checkpoints(model.folder)), 0)
-    if saved >= model.num_steps:
-        return State("done", saved)
-    holder = find_holder(model.folder)
-    if holder is None and not note.is_file():
-        return State("waiting", saved)
-    logged = [row["step"] for row in read_metrics(model.folder / "metrics.jsonl")]
-    step = max(logged, default=0)
-    if holder is None:
-        return State("failed", step, _read_note(note))
-    if holder.seems_alive:
-        return State("running", step, _place_of(holder.owner))
-    return State("failed", step, f"died {_place_of(holder.owner)}")
-
-
-def _place_of(owner: Owner) -> str:
-    """Return where a process runs that holds a folder."""
-    where = f"on {owner.host}"
-    if owner.slurm_job:
-        where += f", job {owner.slurm_job}"
-    return where
-
-
-def _read_note(note: Path) -> str:
-    """Return the error message of a job's last failure, on one line."""
-    return " ".join(read_bounded(note).decode(errors="replace").split())
-
-
-def format_states(jobs: list[Job], queued: Mapping[str, str] | None = None) -> str:
+def format_states(jobs: Sequence[Job], queued: Mapping[str, str] | None = None) -> str:
     """Return a line for each job, and how many there are of each state. `queued`: the SLURM job of
     those that wait in a queue."""
     states = [job.state() for job in jobs]
@@ -226,7 +280,7 @@ def format_states(jobs: list[Job], queued: Mapping[str, str] | None = None) -> s
     lines = []
     for job, state in zip(jobs, states, strict=True):
         steps = ""
-        if job.model is not None:
+        if isinstance(job, TrainingJob):
             steps = f"{state.step:,}/{job.model.num_steps:,}"
         detail = state.detail
         if queued and job.name in queued and state.name in ("waiting", "failed"):

@@ -1,19 +1,27 @@
 """Estimate what an experiment costs before anything is trained.
 
-Place in the flow: file → jobs → **price**. A measurement is counted with a model of the config's
-shape that computes nothing, on the prepared text, or on texts of C4's lengths.
+`format_price` prints a line for each job and their sum; `price_config` prices one measurement.
+
+    a training      FLOPs, memory and disk, as `train --dry-run` counts them (price_training.py)
+    a measurement   its token-forwards, counted by a dry run on the prepared text, with a stand-in
+                    for the model that has its vocabulary and positions and is never run
+
+A text of the hub that is not prepared has unknown lengths, so that texts of C4's lengths stand in.
+
+Place in the flow: file → jobs → **price**.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.measurement.estimate import Untrained, estimate_untrained
 from olmo_sparsity.analysis.measurement.plan import (
@@ -24,13 +32,10 @@ from olmo_sparsity.analysis.measurement.plan import (
 )
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
-from olmo_sparsity.experiment.file import Experiment, Measurement
-from olmo_sparsity.experiment.jobs import Job, jobs_of
-from olmo_sparsity.experiment.price_training import (
-    TrainingPrice,
-    describe_texts,
-    price_training,
-)
+from olmo_sparsity.experiment.file import Experiment
+from olmo_sparsity.experiment.jobs import Job, MeasurementJob, TrainingJob, jobs_of
+from olmo_sparsity.experiment.measurements import Measurement
+from olmo_sparsity.experiment.price_training import TrainingPrice, describe_texts, price_training
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.load import LoadedModel, describe_model
 from olmo_sparsity.text.documents import Documents
@@ -41,10 +46,17 @@ from olmo_sparsity.training.runs import training_text
 from olmo_sparsity.training.start import cost_of
 
 C4_LENGTH = NormalDist(math.log(280), 1.1)
-"""Logarithm of a C4 document's tokens: so 119, 35 and 7 of 1,000 reach 1,024, 2,048 and 4,096
-tokens; 119, 34 and 8 were counted, by 4.3 characters a token."""
+"""Distribution of the logarithm of a C4 document's tokens: so 119, 35 and 7 of 1,000 reach 1,024,
+2,048 and 4,096 tokens; 119, 34 and 8 were counted, by 4.3 characters a token."""
 
-FROM_HUB = ("c4", "c4_files")
+C4_DOCUMENTS = 365_000_000
+"""Documents of the English C4."""
+
+DEFAULT_LIMIT = 2_000
+"""Documents of C4's lengths that are counted at most, without --max-documents."""
+
+SOURCES_OF_C4 = ("c4", "c4_files")
+"""Values of data.corpus.source whose documents are taken to have C4's lengths."""
 
 
 def format_price(
@@ -56,80 +68,109 @@ def format_price(
         raise ConfigError(f"--gpu-hour={gpu_hour:g} must be above 0: dollars a GPU-hour")
     jobs = [job for job in jobs_of(experiment) if job.kind != "figure"]
     todo = [job for job in jobs if job.state().name != "done"]
-    lines = []
-    trainings: list[TrainingPrice] = []
-    hours = {"train": 0.0, "measure": 0.0}
-    num_unknown = 0
-    known = Known()
+    cache = PriceCache()
     choosing_options = experiment.measurements[0].options if experiment.measurements else {}
+    training_prices: dict[str, TrainingPrice] = {}
+    measurement_prices: dict[str, _CountedPrice] = {}
     for job in todo:
-        line: object
-        hours_of_job: float | None
-        if job.model is not None:
-            line = training = price_training(job.model, hardware)
-            trainings.append(training)
-            hours_of_job = training.gpu_hours
-        else:
-            assert job.measurement is not None
-            line, hours_of_job = _price_measurement(job.measurement, choosing_options, gpu, known)
-            num_unknown += hours_of_job is None
-        lines.append(f"{job.name}: {line}")
-        hours[job.kind] += hours_of_job or 0.0
-    lines += describe_texts(trainings)
-    counts = [f"{_count(todo, 'train')} of {_count(jobs, 'train')} models to train"]
+        if isinstance(job, TrainingJob):
+            training_prices[job.name] = price_training(job.model, hardware)
+        elif isinstance(job, MeasurementJob):
+            measurement_prices[job.name] = _price_measurement(
+                job.measurement, choosing_options, gpu, cache
+            )
+
+    prices: dict[str, object] = {**training_prices, **measurement_prices}
+    lines = [f"{job.name}: {prices[job.name]}" for job in todo]
+    lines += describe_texts(training_prices.values())
+    counts = [f"{len(training_prices)} of {_count(jobs, 'train')} models to train"]
     if experiment.measurements:
-        counts.append(f"{_count(todo, 'measure')} of {_count(jobs, 'measure')} to measure")
-    price = "pass --gpus N --gpu NAME for hours"
+        counts.append(f"{len(measurement_prices)} of {_count(jobs, 'measure')} to measure")
+    total = "pass --gpus N --gpu NAME for hours"
     if hardware is not None:
-        total = sum(hours.values())
-        price = f"{total:,.3g} GPU-hours (predicted)"
-        if experiment.measurements:
-            price += f", {hours['measure']:.2g} of them measuring"
-        if gpu_hour is not None:
-            price += f": ${total * gpu_hour:,.0f} at ${gpu_hour:g} a GPU-hour"
-        if num_unknown:
-            price += f"; {num_unknown} could not be counted"
-    return "\n".join([*lines, f"{', '.join(counts)}: {price}"])
+        training_hours = [price.gpu_hours for price in training_prices.values()]
+        measurement_hours = [price.gpu_hours for price in measurement_prices.values()]
+        total = _format_total(
+            training_hours, measurement_hours if experiment.measurements else None, gpu_hour
+        )
+    return "\n".join([*lines, f"{', '.join(counts)}: {total}"])
+
+
+def _format_total(
+    training_hours: Sequence[float | None],
+    measurement_hours: Sequence[float | None] | None,
+    gpu_hour: float | None,
+) -> str:
+    """Return the GPU-hours of all jobs as text. `measurement_hours`: None if the experiment
+    measures nothing, and with a None for each measurement that could not be counted."""
+    measuring = sum(hours or 0.0 for hours in measurement_hours or ())
+    total = sum(hours or 0.0 for hours in training_hours) + measuring
+    text = f"{total:,.3g} GPU-hours (predicted)"
+    if measurement_hours is not None:
+        text += f", {measuring:.2g} of them measuring"
+    if gpu_hour is not None:
+        text += f": ${total * gpu_hour:,.0f} at ${gpu_hour:g} a GPU-hour"
+    num_unknown = sum(hours is None for hours in measurement_hours or ())
+    if num_unknown:
+        text += f"; {num_unknown} could not be counted"
+    return text
 
 
 def _count(jobs: list[Job], kind: str) -> int:
     return sum(job.kind == kind for job in jobs)
 
 
+class _CountedPrice(NamedTuple):
+    """What a measurement costs, as a line of the list."""
+
+    text: str
+    gpu_hours: float | None
+    """None if they cannot be counted."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def _price_measurement(
     measurement: Measurement,
     choosing_options: Mapping[str, Any],
     gpu: str | None,
-    known: Known,
-) -> tuple[str, float | None]:
-    """Return the price of a measurement as text, and its GPU-hours; None if they cannot be counted.
-    `choosing_options`: of the measurement that chooses the targets, as only it has those that say
-    how many there are."""
+    cache: PriceCache,
+) -> _CountedPrice:
+    """Return the price of a measurement. `choosing_options`: options of the measurement that
+    chooses the targets, as only it has those that say how many there are."""
     options = dict(choosing_options) | {
         "distant_states": measurement.distant_states,
         "long": measurement.long,
     }
     settings = measurement.model.settings
     try:
-        cost = price_config(settings, options, measurement.text, gpu, known)
+        price = price_config(settings, options, measurement.text, gpu, cache)
     except (ConfigError, DataError) as error:
-        return f"cannot be counted: {error}", None
-    return str(cost), cost.gpu_hours
+        return _CountedPrice(f"cannot be counted: {error}", None)
+    return _CountedPrice(str(price), price.gpu_hours)
 
 
 @dataclass
-class Known:
-    """What several measurements share."""
+class PriceCache:
+    """Documents and prices that several measurements of an experiment have in common."""
 
-    texts: dict[tuple[Any, ...], Documents] = field(default_factory=dict)
+    documents: dict[tuple[Any, ...], Documents] = field(default_factory=dict)
+    """By the text and how it is read."""
+
     prices: dict[str, MeasurementPrice] = field(default_factory=dict)
+    """By all that a price depends on: seeds of one model cost the same."""
 
 
 @dataclass(frozen=True)
 class MeasurementPrice:
+    """What a measurement costs."""
+
     num_documents: int
     num_targets: float
     forwards: float
+    """Token-forwards."""
+
     gpu_hours: float | None
     """None without a GPU's name."""
 
@@ -151,36 +192,38 @@ def price_config(
     options: Mapping[str, Any],
     text: str | None = None,
     gpu: str | None = None,
-    known: Known | None = None,
+    cache: PriceCache | None = None,
 ) -> MeasurementPrice:
     """Return the price of measuring a checkpoint of this config, which need not exist. `options`:
-    those of `measure`; `known` keeps documents and prices for the next call."""
-    known = known or Known()
+    those of `measure`; `cache` keeps documents and prices for the next call."""
+    cache = cache or PriceCache()
     request = MeasureRequest.of(model="untrained", documents=text, **options)
-    shape = repr((config.model, config.data, text, gpu, sorted(options.items())))
-    if shape in known.prices:
-        return known.prices[shape]
-    model = model_of(config)
-    key = (text, repr(config.data), repr(request.reading))
-    if key not in known.texts:
-        known.texts[key] = _documents(config, model, request, text)
-    documents = known.texts[key]
+    price_key = repr((config.model, config.data, text, gpu, sorted(options.items())))
+    if price_key in cache.prices:
+        return cache.prices[price_key]
+
+    model = stand_in_for(config)
+    documents_key = (text, repr(config.data), repr(request.reading))
+    if documents_key not in cache.documents:
+        cache.documents[documents_key] = _documents(config, model, request, text)
+    documents = cache.documents[documents_key]
+
     settings = fit_to_limit(request.settings, model.max_positions)
     if settings.windows.has_all:
         documents = within_limit(documents, model, num_prefix=0)
     plan = Plan.of(model, documents, settings)
     cost: Untrained = estimate_untrained(plan, gpu)
-    known.prices[shape] = MeasurementPrice(
+    cache.prices[price_key] = MeasurementPrice(
         num_documents=len(plan.measured),
         num_targets=cost.num_targets,
         forwards=cost.forwards,
         gpu_hours=cost.gpu_hours,
         source=" (by C4's lengths)" if documents.name == OF_LENGTHS else "",
     )
-    return known.prices[shape]
+    return cache.prices[price_key]
 
 
-def model_of(config: RunConfig) -> LoadedModel:
+def stand_in_for(config: RunConfig) -> LoadedModel:
     """Return a stand-in for a model of this config: its vocabulary, positions and number of
     parameters, in one narrow layer, as it is only counted and never run."""
     resolved, _, _ = cost_of(replace(config, engine=replace(config.engine, name="single")))
@@ -211,47 +254,50 @@ def _documents(
 ) -> Documents:
     """Return the documents that would be measured; of a text that is not prepared, others of its
     lengths."""
-    given = dict(vars(request.reading))
-    limit = given.pop("max_documents")
+    reading = dict(vars(request.reading))
+    limit = reading.pop("max_documents")
     try:
         if text is not None:
-            from olmo_sparsity.data.tokenizer import load_tokenizer
-
-            # A tokenizer that is trained on the text exists once the text is prepared.
-            trained = Path(config.data.folder) / "tokenizer.json"
-            if config.data.tokenizer.name is None and not trained.exists():
-                raise DataError(
-                    f"{config.data.folder} is not prepared; run `olmo-sparsity prepare` first"
-                )
-            name = config.data.tokenizer.name or str(trained)
-            model = replace(model, tokenizer=load_tokenizer(name))
+            model = replace(model, tokenizer=_tokenizer_of(config))
         else:
             from olmo_sparsity.data.shards import open_shards
 
             model = replace(model, tokenizer=open_shards(config.data, "heldout").tokenizer)
-        return open_documents(text, model, limit, **given)
+        return open_documents(text, model, limit, **reading)
     except DataError:
         corpus = config.data.corpus
-        if corpus.source not in FROM_HUB or (text is not None and "c4" not in text):
+        if corpus.source not in SOURCES_OF_C4 or (text is not None and "c4" not in text):
             raise
-    # C4 has 365 million documents.
-    number = int(config.data.heldout_share * (corpus.max_documents or 365_000_000))
-    return documents_of_lengths(number, request.reading.min_tokens or 1, limit)
+    num_heldout = int(config.data.heldout_share * (corpus.max_documents or C4_DOCUMENTS))
+    return documents_of_lengths(num_heldout, request.reading.min_tokens or 1, limit)
 
 
-def documents_of_lengths(number: int, least: int, limit: int | None) -> Documents:
-    """Return texts of at least so many tokens, of `number` with C4's lengths, `limit` at most."""
-    share = 1 - C4_LENGTH.cdf(math.log(least))
-    count = int(number * share)
-    kept = min(count, limit or 2_000)
-    if kept < 4:
+def _tokenizer_of(config: RunConfig) -> Tokenizer:
+    """Return the tokenizer of a config; one that is trained on the text exists once the text is
+    prepared."""
+    from olmo_sparsity.data.tokenizer import load_tokenizer
+
+    trained = Path(config.data.folder) / "tokenizer.json"
+    if config.data.tokenizer.name is None and not trained.exists():
+        raise DataError(f"{config.data.folder} is not prepared; run `olmo-sparsity prepare` first")
+    return load_tokenizer(config.data.tokenizer.name or str(trained))
+
+
+def documents_of_lengths(num_documents: int, min_tokens: int, limit: int | None) -> Documents:
+    """Return the texts that have at least `min_tokens` tokens, if `num_documents` documents have
+    C4's lengths; `limit` texts at most."""
+    share_long = 1 - C4_LENGTH.cdf(math.log(min_tokens))
+    num_long = int(num_documents * share_long)
+    num_texts = min(num_long, limit or DEFAULT_LIMIT)
+    # One half sets the threshold of targets, the other is measured; each needs two.
+    if num_texts < 4:
         raise DataError(
-            f"about {count} held-out documents have {least} tokens or more; hold more out"
+            f"about {num_long} held-out documents have {min_tokens} tokens or more; hold more out"
         )
-    # The middles of equal shares of the distribution above `least`.
-    places = 1 - share * (np.arange(kept) + 0.5) / kept
-    lengths = [int(math.exp(C4_LENGTH.inv_cdf(place))) for place in places]
+    # The middles of equal shares of the distribution above `min_tokens`.
+    quantiles = 1 - share_long * (np.arange(num_texts) + 0.5) / num_texts
+    lengths = [int(math.exp(C4_LENGTH.inv_cdf(quantile))) for quantile in quantiles]
     # In no order of length, as halves of the documents have different purposes.
-    order = np.random.default_rng(0).permutation(kept)
+    order = np.random.default_rng(0).permutation(num_texts)
     texts = [np.arange(lengths[place]) % 1_000 for place in order]
     return Documents.of(texts, OF_LENGTHS)

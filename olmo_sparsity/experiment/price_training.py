@@ -13,7 +13,7 @@ from pathlib import Path
 
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.experiment.file import Model
+from olmo_sparsity.experiment.models import Model
 from olmo_sparsity.training.estimate import (
     Cost,
     Disk,

@@ -1,8 +1,14 @@
-"""Submit the jobs of an experiment to SLURM: trainings as arrays, each measurement as an array of
-tasks that share its documents, then the figure.
+"""Submit the jobs of an experiment to SLURM, all at once, and return.
 
-Place in the flow: file → jobs → **SLURM**. A job begins when those that it needs have ended, well
-or not (`afterany`), so that what fails is an empty point of the figure and never its end.
+    trainings           arrays, one for each time limit; a task is a model
+    each measurement    an array; its tasks share the documents
+    the figure          a job
+
+A job begins when those that it needs have ended, well or not (`afterany`), so that what fails is an
+empty point of the figure and never its end. The SLURM numbers of what was submitted are kept in
+slurm.json of the experiment's folder, so that the same command submits nothing twice.
+
+Place in the flow: file → jobs → **SLURM**.
 """
 
 from __future__ import annotations
@@ -20,7 +26,8 @@ from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of
+from olmo_sparsity.experiment.jobs import Job, TrainingJob, format_states, jobs_of
+from olmo_sparsity.experiment.models import is_named_by
 
 TRAIN = Path("slurm/train.sbatch")
 MEASURE = Path("slurm/measure.sbatch")
@@ -31,7 +38,11 @@ class Flags:
     """What `experiment` hands to sbatch."""
 
     train: str
+    """Flags of sbatch for trainings, as one text."""
+
     measure: str
+    """Flags of sbatch for measurements and the figure."""
+
     max_jobs: int | None = None
     """Tasks of an array that run at once."""
 
@@ -41,30 +52,25 @@ class Flags:
     def time_of(self, name: str) -> str | None:
         """Return the time limit of a training, None for the cluster's. The longest name that fits
         decides."""
-        fitting: dict[str, str] = {}
+        fitting_times: dict[str, str] = {}
         for word in self.times:
-            model, _, time = word.partition("=")
-            if _fits(model, name):
-                fitting[model] = time
-        if not fitting:
+            beginning, _, time = word.partition("=")
+            if is_named_by(beginning, name):
+                fitting_times[beginning] = time
+        if not fitting_times:
             return None
-        return fitting[max(fitting, key=len)]
+        return fitting_times[max(fitting_times, key=len)]
 
     def check(self, names: Iterable[str]) -> None:
-        """Reject a time limit of no model. `names`: of all models."""
+        """Raise ConfigError for a time limit of no model. `names`: of all models."""
         names = list(names)
         for word in self.times:
-            model, equals, time = word.partition("=")
-            fits = any(_fits(model, name) for name in names)
+            beginning, equals, time = word.partition("=")
+            fits = any(is_named_by(beginning, name) for name in names)
             if not (equals and time and fits):
                 raise ConfigError(f"--time={word} must be MODEL=TIME, of {', '.join(names)}")
         if self.max_jobs is not None and self.max_jobs < 1:
             raise ConfigError(f"--max-jobs={self.max_jobs} must be at least 1")
-
-
-def _fits(model: str, name: str) -> bool:
-    """Return whether `model` is a name, or its beginning up to an underscore."""
-    return name == model or name.startswith(f"{model}_")
 
 
 def submit(experiment: Experiment, flags: Flags) -> int:
@@ -74,37 +80,61 @@ def submit(experiment: Experiment, flags: Flags) -> int:
         if not script.exists():
             raise ConfigError(f"{script} is not here; submit from the root of olmo-sparsity")
     jobs = jobs_of(experiment)
-    submitted = queued(experiment)
-    todo = _to_submit(jobs, submitted)
+    submission = _Submission(experiment, flags, queued(experiment))
+    todo = _to_submit(jobs, submission.numbers)
     _check_texts(_trainings(todo))
     experiment.save()
     for job in todo:
         job.note.unlink(missing_ok=True)
-    limit = "" if flags.max_jobs is None else f"%{flags.max_jobs}"
+
+    # The script finds the model of a task by its place among all models.
     places = {job.name: place for place, job in enumerate(_trainings(jobs))}
     for trainings in _arrays_of(todo, flags):
-        words = shlex.split(flags.train)
-        time = flags.time_of(trainings[0].name)
+        submission.submit_trainings(trainings, places)
+    for job in todo:
+        if job.kind != "train":
+            submission.submit_job(job)
+    print(format_states(jobs, submission.numbers))
+    return 0
+
+
+@dataclass(frozen=True)
+class _Submission:
+    """Submits jobs, and keeps their SLURM numbers after each, so that what a later sbatch refuses
+    does not submit the earlier ones again."""
+
+    experiment: Experiment
+    flags: Flags
+    numbers: dict[str, str]
+    """The SLURM number of each job in the queue, by name: 17, or 17_3 for a task of an array."""
+
+    @property
+    def _limit(self) -> str:
+        """Return the end of --array that limits how many tasks run at once."""
+        return "" if self.flags.max_jobs is None else f"%{self.flags.max_jobs}"
+
+    def submit_trainings(self, trainings: Sequence[Job], places: Mapping[str, int]) -> None:
+        """Submit trainings with the same time limit and the same needs as one array."""
+        words = shlex.split(self.flags.train)
+        time = self.flags.time_of(trainings[0].name)
         if time:
             words.append(f"--time={time}")
-        words += _dependency(trainings, submitted)
+        words += _dependency(trainings, self.numbers)
         indices = ",".join(str(places[job.name]) for job in trainings)
-        number = _sbatch([*words, f"--array={indices}{limit}", str(TRAIN)], experiment)
+        command = [*words, f"--array={indices}{self._limit}", str(TRAIN)]
+        array_number = _sbatch(command, self.experiment)
         for job in trainings:
-            submitted[job.name] = f"{number}_{places[job.name]}"
-        _keep(experiment, submitted)
-    for job in todo:
-        if job.kind == "train":
-            continue
-        words = shlex.split(flags.measure) + _dependency([job], submitted)
+            self.numbers[job.name] = f"{array_number}_{places[job.name]}"
+        _keep_numbers(self.experiment, self.numbers)
+
+    def submit_job(self, job: Job) -> None:
+        """Submit a measurement, or the figure."""
+        words = shlex.split(self.flags.measure) + _dependency([job], self.numbers)
         if job.kind == "measure":
-            words.append(f"--array=0-{experiment.shards - 1}{limit}")
+            words.append(f"--array=0-{self.experiment.shards - 1}{self._limit}")
         command = [*words, str(MEASURE)]
-        submitted[job.name] = _sbatch(command, experiment, f"--only={job.name}")
-        # After each, so that what a later sbatch refuses does not submit the earlier ones again.
-        _keep(experiment, submitted)
-    print(format_states(jobs, submitted))
-    return 0
+        self.numbers[job.name] = _sbatch(command, self.experiment, f"--only={job.name}")
+        _keep_numbers(self.experiment, self.numbers)
 
 
 def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
@@ -121,14 +151,13 @@ def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
     return todo
 
 
-def _check_texts(trainings: Sequence[Job]) -> None:
+def _check_texts(trainings: Sequence[TrainingJob]) -> None:
     """Raise ConfigError for a training whose text is not prepared: no job of SLURM prepares it, and
     nodes often have no internet."""
     from olmo_sparsity.data.tokens import is_prepared  # imports what [train] installs
 
     for job in trainings:
         model = job.model
-        assert model is not None
         data = model.settings.data
         if is_prepared(data):
             continue
@@ -140,27 +169,27 @@ def _check_texts(trainings: Sequence[Job]) -> None:
         )
 
 
-def _trainings(jobs: Sequence[Job]) -> list[Job]:
-    return [job for job in jobs if job.kind == "train"]
+def _trainings(jobs: Sequence[Job]) -> list[TrainingJob]:
+    return [job for job in jobs if isinstance(job, TrainingJob)]
 
 
-def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[Job]]:
+def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[TrainingJob]]:
     """Return groups of trainings that can be one array: of one time limit, and with the same
     needs."""
-    groups: dict[tuple[str | None, tuple[str, ...]], list[Job]] = defaultdict(list)
+    groups: dict[tuple[str | None, tuple[str, ...]], list[TrainingJob]] = defaultdict(list)
     for job in _trainings(todo):
         groups[flags.time_of(job.name), job.needs].append(job)
     return list(groups.values())
 
 
-def _dependency(jobs: Sequence[Job], submitted: dict[str, str]) -> list[str]:
-    """Return the flag that lets these wait for the jobs that they need and that are in the
-    queue."""
-    numbers: dict[str, None] = {}  # each once, in order
+def _dependency(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[str]:
+    """Return the flag that lets jobs wait for those that they need and that are in the queue; no
+    flag if there are none. `numbers`: of those in the queue."""
+    needed: dict[str, None] = {}  # each once, in order
     # What is done needs no wait; nor has what was started by hand a SLURM job to depend on.
     for job in jobs:
-        numbers |= {submitted[name]: None for name in job.needs if name in submitted}
-    return [f"--dependency=afterany:{':'.join(numbers)}"] if numbers else []
+        needed |= {numbers[name]: None for name in job.needs if name in numbers}
+    return [f"--dependency=afterany:{':'.join(needed)}"] if needed else []
 
 
 def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
@@ -179,20 +208,20 @@ def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
 # --- what is in the queue -------------------------------------------------------------------------
 
 
-def _record(experiment: Experiment) -> Path:
+def _file_of_numbers(experiment: Experiment) -> Path:
     return experiment.folder / "slurm.json"
 
 
-def _keep(experiment: Experiment, submitted: dict[str, str]) -> None:
-    write_json(_record(experiment), submitted)
+def _keep_numbers(experiment: Experiment, numbers: dict[str, str]) -> None:
+    write_json(_file_of_numbers(experiment), numbers)
 
 
 def queued(experiment: Experiment) -> dict[str, str]:
     """Return the SLURM number of each job that was submitted and has not ended."""
-    path = _record(experiment)
+    path = _file_of_numbers(experiment)
     if not path.exists() or shutil.which("squeue") is None:
         return {}
-    known = read_json(path, dict[str, str], "delete it if none of its jobs is in the queue")
+    submitted = read_json(path, dict[str, str], "delete it if none of its jobs is in the queue")
     words = ["squeue", "-h", "-r", f"--user={getpass.getuser()}", "-o", "%F %K"]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -202,4 +231,4 @@ def queued(experiment: Experiment) -> dict[str, str]:
         # A measurement is known by the number of its array, a training by its element, too.
         number, _, element = line.strip().partition(" ")
         in_queue |= {number, f"{number}_{element}"}
-    return {name: number for name, number in known.items() if number in in_queue}
+    return {name: number for name, number in submitted.items() if number in in_queue}

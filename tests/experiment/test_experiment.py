@@ -22,7 +22,12 @@ from olmo_sparsity.base.locks import LOCK, STALE_S, Owner
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
-from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of, reason_to_skip
+from olmo_sparsity.experiment.jobs import (
+    MeasurementJob,
+    TrainingJob,
+    format_states,
+    jobs_of,
+)
 from olmo_sparsity.experiment.slurm import Flags
 from olmo_sparsity.training.estimate import Hardware, disk_of, gpu_hours
 from olmo_sparsity.training.loop import Outcome
@@ -173,18 +178,19 @@ def test_a_model_that_starts_from_another_waits_for_it(make_grid: MakeGrid, tmp_
 def test_a_measurement_of_a_model_that_failed_has_its_reason(make_grid: MakeGrid) -> None:
     jobs = {job.name: job for job in jobs_of(read_experiment(make_grid(measure=MEASURE)))}
     measurement = jobs["tiny-last-24"]
-    assert reason_to_skip(measurement, jobs) == "trained to step 0 of 6"
+    assert measurement.reason_to_skip(jobs) == "trained to step 0 of 6"
     with pytest.raises(ValueError, match="nan"), jobs["tiny"].recording():
         raise ValueError("step 3: loss nan")
     assert jobs["tiny"].state().name == "failed"
-    assert reason_to_skip(measurement, jobs) == "its training failed: step 3: loss nan"
+    assert measurement.reason_to_skip(jobs) == "its training failed: step 3: loss nan"
 
 
 def test_a_measurement_is_running_while_one_of_its_processes_lives(make_grid: MakeGrid) -> None:
     jobs = {job.name: job for job in jobs_of(read_experiment(make_grid(measure=MEASURE)))}
     job = jobs["tiny-last-24"]
+    assert isinstance(job, MeasurementJob)
     assert job.state().name == "waiting"
-    with job.recording("0-0"):
+    with job.recording_process("0-0"):
         assert job.state().name == "running"
         lock = job.locks / "0-0" / LOCK
         os.utime(lock, (time.time() - STALE_S - 60,) * 2)
@@ -208,8 +214,9 @@ def test_the_longest_name_decides_the_time_limit() -> None:
 
 
 @pytest.fixture
-def run(make_grid: MakeGrid) -> Job:
+def run(make_grid: MakeGrid) -> TrainingJob:
     (run,) = jobs_of(read_experiment(make_grid()))
+    assert isinstance(run, TrainingJob)
     return run
 
 
@@ -223,9 +230,8 @@ def run(make_grid: MakeGrid) -> Job:
     ids=["here", "refreshed", "not refreshed"],
 )
 def test_a_run_is_running_while_its_owner_lives(
-    run: Job, owner: dict[str, Any], age_s: float, expected: str
+    run: TrainingJob, owner: dict[str, Any], age_s: float, expected: str
 ) -> None:
-    assert run.model is not None
     folder = run.model.folder
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 4, "loss": 3.0}\n')
@@ -268,7 +274,7 @@ def test_an_experiment_is_stopped_goes_on_and_says_what_failed(
     words = ["experiment", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
     words += ["--logging.interval_steps=1"]
     first, second = jobs_of(read_experiment(path, words[2:]))
-    assert first.model is not None
+    assert isinstance(first, TrainingJob)
     metrics = first.model.folder / "metrics.jsonl"
     seen: list[str] = []
 

@@ -1,0 +1,132 @@
+"""Expand the grid of an experiment: all combinations of one choice of each axis.
+
+An axis is a key and its values, or a name and named sets of keys:
+
+    grid:                                       choices (label: settings)
+      seed: [1, 2]                              1: {seed: 1}, 2: {seed: 2}
+      positions:
+        pose: {positions.scheme: pose}          pose: {positions.scheme: pose}
+        rope: {positions.scheme: contiguous}    rope: {positions.scheme: contiguous}
+
+These are four combinations. Labels become parts of a model's name: c4_seed1_pose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from olmo_sparsity.base.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the values, or sets of keys, of an axis."""
+
+    label: str
+    settings: Mapping[str, Any]
+    """The dotted keys that it sets, with their values."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A choice of each axis."""
+
+    name_parts: Mapping[str, str]
+    """By axis, the part of a model's name that says what is chosen; empty for an axis with one
+    value."""
+
+    settings: Mapping[str, str]
+    """The dotted keys that are set, with their values as on the command line."""
+
+
+def expand_grid(origin: str, grid: Mapping[str, Any]) -> Iterator[Combination]:
+    """Yield all combinations, the last axis changing fastest. `origin` names the grid in
+    messages."""
+    axes = [_choices_of(origin, axis, values) for axis, values in grid.items()]
+    for choices in itertools.product(*axes):
+        name_parts = {}
+        settings: dict[str, str] = {}
+        for axis, choice in zip(grid, choices, strict=True):
+            name_parts[axis] = _name_part(axis, grid[axis], choice.label)
+            settings |= {key: _as_text(value) for key, value in choice.settings.items()}
+        yield Combination(name_parts, settings)
+
+
+def _choices_of(origin: str, axis: str, values: Any) -> list[Choice]:
+    """Return the choices of an axis."""
+    has_names = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
+    if not values or not (has_names or isinstance(values, list)):
+        raise ConfigError(f"{origin}.{axis} must be a list of values, or named sets of keys")
+    if has_names:
+        return [Choice(str(label), settings) for label, settings in values.items()]
+    return [Choice(_as_text(value), {axis: value}) for value in values]
+
+
+def _name_part(axis: str, values: Any, label: str) -> str:
+    """Return the part of a model's name that says what is chosen of an axis; empty if there is no
+    choice."""
+    if isinstance(values, dict):
+        return as_name(label)
+    if len(values) == 1:
+        return ""
+    key = axis.rsplit(".", 1)[-1]
+    return as_name(key + label)
+
+
+def as_name(label: str) -> str:
+    """Return a label in which characters that a folder's name should not have are replaced."""
+    return re.sub(r"[^\w.+-]", "-", label)
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as one writes it in an option of the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# --- options that would overrule the grid ---------------------------------------------------------
+
+
+def check_overrides(path: str, grid: Mapping[str, Any], overrides: list[str]) -> None:
+    """Raise ConfigError for an option that would make models equal that the grid sets apart, and
+    for a grid with two axes for one key. `path`: the experiment's file."""
+    axis_of_key = _axes_by_key(path, grid)
+    for word in overrides:
+        key = word.lstrip("-").partition("=")[0]
+        if key == "run_folder":
+            raise ConfigError(f"{word}: an experiment has several runs; change `folder` in {path}")
+        for key_of_grid, axis in axis_of_key.items():
+            # Either may be a section that holds the other.
+            if _is_within(key_of_grid, key) or _is_within(key, key_of_grid):
+                raise ConfigError(
+                    f"{word}: grid.{axis} of {path} sets {key_of_grid}; change it there"
+                )
+    if "run_folder" in axis_of_key:
+        raise ConfigError(f"{path}: grid.run_folder has no effect; runs are named by their choices")
+
+
+def _axes_by_key(path: str, grid: Mapping[str, Any]) -> dict[str, str]:
+    """Return the axis that sets each key; raise ConfigError if two axes set one."""
+    axis_of_key: dict[str, str] = {}
+    for axis, values in grid.items():
+        keys = [axis]
+        if isinstance(values, dict):
+            keys = []
+            for settings in values.values():
+                keys += settings if isinstance(settings, dict) else []
+        for key in keys:
+            other_axis = axis_of_key.setdefault(key, axis)
+            if other_axis != axis:
+                raise ConfigError(
+                    f"{path}: grid.{other_axis} and grid.{axis} set {key}; set it in one of them"
+                )
+    return axis_of_key
+
+
+def _is_within(key: str, section: str) -> bool:
+    """Return whether a dotted key is the section, or in it."""
+    return f"{key}.".startswith(f"{section}.")
