@@ -147,7 +147,7 @@ def test_the_exit_code_of_the_command_is_that_of_the_job(tmp_path: Path) -> None
     assert "not requeued" in job.done.stdout
 
 
-def accept(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def accept(folder: Path, *configs: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run slurm/accept.sbatch where neither srun nor olmo-sparsity is installed."""
     clone = folder / "clone"
     clone.mkdir()
@@ -155,7 +155,7 @@ def accept(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(clone), "SLURM_JOB_ID": "12345"}
     environment |= {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
     return subprocess.run(
-        ["bash", "slurm/accept.sbatch", "any.yaml"],
+        ["bash", "slurm/accept.sbatch", *(configs or ["any.yaml"])],
         cwd=clone,
         env=environment | variables,
         capture_output=True,
@@ -199,11 +199,47 @@ def test_acceptance_refuses_a_folder_that_is_not_empty_and_deletes_nothing(tmp_p
     assert [path.name for path in filled.iterdir()] == [".hidden"]
 
 
+SRUN_THAT_TRAINS = """#!/bin/sh
+# Notes the checkpoints that are there, then leaves those of a training with its metrics.
+ls -d "$SLURM_SUBMIT_DIR"/results/accept/*/checkpoints 2>/dev/null | tr '\\n' ' ' >>"$SEEN"
+echo >>"$SEEN"
+for word; do case $word in --run_folder=*) run=${word#*=};; esac; done
+[ -n "$run" ] || exit 0
+mkdir -p "$run/checkpoints/step000050"
+for step in $(seq 50); do echo "{\\"step\\": $step, \\"loss\\": 3.0}"; done >"$run/metrics.jsonl"
+"""
+
+
+def test_acceptance_keeps_the_checkpoints_of_one_small_run_and_of_the_current_one(
+    tmp_path: Path,
+) -> None:
+    """Those of all engines of a 1B model would fill 200 GB."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text(SRUN_THAT_TRAINS)
+    (tools / "srun").chmod(0o755)
+    seen = tmp_path / "seen"
+    accept(tmp_path, "small.yaml", "large.yaml", PATH=f"{tools}:/usr/bin:/bin", SEEN=str(seen))
+    out = tmp_path / "clone/results/accept"
+    exported = f"{out}/small-ddp/checkpoints"
+    of_calls = [line.split() for line in seen.read_text().splitlines()]
+    assert len(of_calls) > 2 * 6
+    for checkpoints in of_calls:
+        # Before a start: none of a run that was judged; of `killed` and `preempted`, their own.
+        others = {Path(path).parent.name for path in checkpoints} - {"small-ddp"}
+        assert others <= {"killed"} or others <= {"preempted"}
+    assert [str(path) for path in out.glob("*/checkpoints")] == [exported]
+    assert len([*out.glob("*/metrics.jsonl")]) == 2 * 6 + 2
+
+
 def test_no_script_deletes_a_folder_or_takes_a_plain_variable() -> None:
-    """But those of SLURM and of the libraries that the job runs."""
+    """But those of SLURM and of the libraries that the job runs; and the acceptance its own
+    checkpoints, below a folder that was new."""
     known = ("SLURM_", "OLMO_SPARSITY_", "OMP_", "HF_", "GLOO_", "MASTER_", "SRUN_", "PATH", "PWD")
     for path in sorted((ROOT / "slurm").glob("*.*")):
         text = path.read_text()
-        assert "rm -r" not in text, path
+        deletions = [line.strip() for line in text.splitlines() if "rm -r" in line]
+        own = ['rm -rf -- "${out:?}/${1:?}/checkpoints"'] if path.name == "accept.sbatch" else []
+        assert deletions == own, path
         for name in re.findall(r"\$\{?!?([A-Z][A-Z_]+)", text):
             assert name.startswith((*known, "SECONDS")), f"{path}: {name}"
