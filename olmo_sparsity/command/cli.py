@@ -327,6 +327,7 @@ def measure(options: argparse.Namespace) -> int:
     keep_freed_memory()
     out = Path(options.out)
     keywords = given_options(options, MeasureRequest.names())
+    keywords["typed"] = tuple(keywords)
     keywords["shard"] = arguments.parse_shard(options.shard, by_launch=False)
     keywords["command"] = tuple(typed_command())
     keywords["at"] = options.at and [targets.parse_at(words) for words in options.at]
@@ -366,7 +367,7 @@ def _price_of_untrained(options: argparse.Namespace, keywords: dict[str, Any]) -
                 f"--{name} requires a trained model, and MODEL={options.model} is a config: omit it"
             )
     # These say where results go and how they were made, which costs nothing.
-    free = ("model", "command", "out", "shard", "at")
+    free = ("model", "command", "typed", "out", "shard", "at")
     priced = {name: value for name, value in keywords.items() if name not in free}
     return str(price_config(load_config(options.model), priced, options.text, options.speed))
 

@@ -45,7 +45,7 @@ def parsed(*words: str) -> dict[str, Any]:
 
 
 REQUESTS = {explain: ExplainRequest, measure: MeasureRequest}
-INSIDE = {"shard", "command", "prefix_ids"}
+INSIDE = {"shard", "command", "typed", "prefix_ids"}
 """Fields that a function does not take."""
 
 

@@ -21,6 +21,7 @@ from olmo_sparsity.analysis.measurement.reuse import (
     settings_of,
     targets_of,
     with_blocks_of,
+    with_settings_of_targets,
 )
 from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
@@ -89,6 +90,9 @@ class MeasureRequest(Request):
     at: At | None = None
     quick: bool = False
     command: tuple[str, ...] = ()  # the words of the command line, which the results keep
+    typed: tuple[str, ...] = ()
+    """Names of settings that the user passed, also with their defaults, as far as is known."""
+
     settings: Settings = field(default_factory=Settings)
     reading: TextOptions = field(default_factory=TextOptions)
     loading: ModelOptions = field(default_factory=ModelOptions)
@@ -105,6 +109,8 @@ class MeasureRequest(Request):
             raise ConfigError(f"{names} are for text that is read here; leave them out")
         self._check_one_selects_targets()
         settings = self._with_windows()
+        # Before `quick` adds its own; a function does not know which of its defaults were passed.
+        typed = tuple(sorted({*self.typed, *settings.given}))
         reading = self.reading
         if self.quick:
             quick = dict(QUICK)
@@ -117,7 +123,7 @@ class MeasureRequest(Request):
             settings.check()
         for name in settings.selectors:
             find_selector(name, settings.interpretation)
-        return replace(self, windows=None, settings=settings, reading=reading)
+        return replace(self, windows=None, settings=settings, reading=reading, typed=typed)
 
     def _check_shard(self) -> None:
         is_pair = isinstance(self.shard, tuple) and len(self.shard) == 2
@@ -185,6 +191,8 @@ def plan(request: MeasureRequest) -> Plan:
     has_other_tokenizer = choices is not None and is_other_tokenizer(choices, documents)
     if choices is None:
         settings = request.settings
+        if targets is not None and not is_other_tokenizer(targets, documents):
+            settings = with_settings_of_targets(targets, settings, request.typed, loading.prefix)
         say_defaults_of_length(settings)
     else:
         settings = settings_of(choices, request.settings.given, has_other_tokenizer)

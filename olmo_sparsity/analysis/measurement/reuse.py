@@ -7,7 +7,7 @@ does, so recovery by ranked units needs no placebo.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,10 @@ CHOICE_KEYS = ["document", "units", "selector", "control", "target"]
 WINDOW_SETTINGS = ("long", "short", "stride")
 """Settings that the other measurement determines if both have one tokenizer."""
 
+SHARED_WITH_TARGETS = (*WINDOW_SETTINGS, "draws", "seed")
+"""Settings that `targets` takes from the other measurement where the user passed none, besides the
+prefix: with others, there are no placebo targets."""
+
 FREE_SETTINGS = {*WINDOW_SETTINGS, "prefix_ids", "ks", "sample", "blocks"}
 """Settings that may be passed with `choices`. The other measurement determines all others."""
 
@@ -235,9 +239,34 @@ def read_other(option: str, other: Any) -> Results | None:
     return other
 
 
-def _differences(other: Results, settings: Settings) -> list[str]:
-    """Return the names of settings that differ, of those that decide which targets have losses and
-    which text is the placebo's."""
+def with_settings_of_targets(
+    other: Results, settings: Settings, typed: Collection[str], prefix: str
+) -> Settings:
+    """Return settings with the windows, stride, draws and seed of the measurement whose targets are
+    evaluated, so that its placebo targets are evaluated, too. Say which are taken. `typed`: the
+    settings that the user passed, which stay; `prefix`: the option."""
+    stored = other.meta.windows | other.meta.controls | {"seed": other.meta.seed}
+    options = dict(settings.given)
+    taken = []
+    for name in SHARED_WITH_TARGETS:
+        if name in typed or stored.get(name) is None:
+            continue
+        # Also where the value is equal, as `quick` would change it.
+        options[name] = stored[name]
+        if stored[name] != getattr(settings, name):
+            taken.append(f"{name}={stored[name]}")
+    if "prefix_ids" not in typed and prefix == "auto":
+        options["prefix_ids"] = tuple(stored.get("prefix", ()))
+    if taken:
+        say(f"targets: {', '.join(taken)}, as in the other measurement")
+    shared = Settings(**options)
+    shared.check()
+    return shared
+
+
+def _differences(other: Results, settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, of those that decide which targets have losses and which
+    text is the placebo's: name → the value here, and the other's."""
     current = to_json_value(asdict(settings.windows)) | {
         "seed": settings.seed,
         "draws": settings.draws,
@@ -247,7 +276,11 @@ def _differences(other: Results, settings: Settings) -> list[str]:
     meta = other.meta
     stored = {"seed": meta.seed} | meta.windows | meta.controls
     stored["random_streams"] = meta.identity["random_streams"]
-    return [name for name, value in current.items() if stored.get(name) != value]
+    return {
+        name: (value, stored.get(name))
+        for name, value in current.items()
+        if stored.get(name) != value
+    }
 
 
 def _is_same_data(other: Results, documents: Documents) -> bool:
@@ -271,7 +304,7 @@ def losses_of(
     meta = other.meta
     if meta.targets.get("only_named"):
         raise DataError("losses: only the blocks of named targets have them; measure without `at`")
-    differ = _differences(other, settings)
+    differ = list(_differences(other, settings))
     if not _is_same_data(other, documents):
         differ.insert(0, "text")
     if meta.model.get("fingerprint") != model.fingerprint:
@@ -307,9 +340,13 @@ def targets_of(
         differ = _differences(other, settings)
         targets = given_targets(other.targets, windows, not differ)
         # Another sample leaves out blocks, but the placebo of the others is the same.
-        names = ", ".join(name for name in differ if name != "sample")
-        if names:
-            say(f"no placebo targets, so no net excess: {names} differ from the other's")
+        differences = [
+            f"{name}={value} (the other has {other_value})"
+            for name, (value, other_value) in differ.items()
+            if name != "sample"
+        ]
+        if differences:
+            say(f"no placebo targets, so no net excess, because of {', '.join(differences)}")
         return Matched(targets, other.influence, has_other_windows=bool(differ))
     if not is_other_tokenizer(other, documents):
         text = f"{other.meta.data.get('source')}, which differs from {documents.name}"

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.interpretation import InterpretationName
+from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.reuse import is_other_tokenizer, match_targets
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import statistics
@@ -391,3 +392,31 @@ def test_targets_of_a_sample_are_evaluated_in_its_blocks(
     pd.testing.assert_frame_equal(here.targets, there.targets)
     assert "placebo" in set(here.targets.distant_part)
     assert 0 < len(here.losses) < len(found[1].losses)
+
+
+def test_targets_bring_their_windows_blocks_and_draws_also_with_quick(
+    documents: Documents, found: dict[int, Results], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`quick` alone has other blocks and draws, and a table without placebo."""
+    there = found[0]
+    units = {"units": ("tokens",), "selectors": ("add_one",), "ks": (1,)}
+    same = planned(model_of(1), documents, targets=there, quick=True, **units)
+    assert same.settings.windows == Plan.of(model_of(1), documents, Settings(**AT)).settings.windows
+    assert (same.settings.draws, same.settings.sample) == (2, there.meta.windows["sample"])
+    assert same.fixed_targets is not None
+    assert "placebo" in set(same.fixed_targets.distant_part)
+    said = capsys.readouterr().err
+    assert "long=16, short=6, stride=8, draws=2, as in the other measurement" in said
+    assert "no placebo" not in said
+
+
+def test_an_option_that_the_user_passed_stays_and_is_said_to_differ(
+    documents: Documents, found: dict[int, Results], capsys: pytest.CaptureFixture[str]
+) -> None:
+    units = {"units": ("tokens",), "selectors": ("add_one",), "ks": (1,)}
+    other = planned(model_of(1), documents, targets=found[0], quick=True, stride=4, **units)
+    assert (other.settings.stride, other.settings.long, other.settings.draws) == (4, 16, 2)
+    assert other.fixed_targets is not None
+    assert "placebo" not in set(other.fixed_targets.distant_part)
+    said = capsys.readouterr().err
+    assert "no net excess, because of stride=4 (the other has 8)" in said
