@@ -1,5 +1,9 @@
-"""Write an answer as an HTML page, each statement in the colour of its source. It has no script: a
-statement is a radio button, and CSS shows the numbers of the chosen one (statements_page.html)."""
+"""Write an answer as an HTML page, each statement in the colour of its source.
+
+Place in the flow: `Attribution.to_html` fills an `AnswerPage`, whose `write` fills the template
+statements_page.html. The page has no script: a statement is a radio button, and CSS shows the
+numbers of the chosen one, which each function here marks with the number i of its statement.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.view import escape, format_number
 
 NUM_COLOURS = 8
-"""Further sources share them; each also has its number."""
+"""Number of colours in the template. Further sources share them; each also has its number."""
 
 
 class NumberedText(NamedTuple):
@@ -43,7 +47,7 @@ class AnswerPage:
     """Names of the sources."""
 
     draws: int
-    """Decoys of each source at most."""
+    """Largest number of decoys of each source."""
 
     pieces: list[NumberedText]
     """Texts of the answer, each with the number of its statement."""
@@ -59,8 +63,7 @@ class AnswerPage:
 
     def write(self, path: Path) -> None:
         """Fill the template statements_page.html."""
-        rows = enumerate(self.statements.itertuples())
-        style = "\n".join(_style(self, i, row) for i, row in rows)
+        styles = [_style(self, i, row) for i, row in enumerate(self.statements.itertuples())]
         slots = {
             "title": f"{escape(self.model)} · sources",
             "subtitle": escape(_subtitle(self)),
@@ -71,14 +74,14 @@ class AnswerPage:
             "matrix": _matrix(self),
             "prompt": _prompt(self),
         }
-        write_html(path, "statements_page.html", slots, style=style)
+        write_html(path, "statements_page.html", slots, style="\n".join(styles))
 
 
 def _style(page: AnswerPage, i: int, row: Any) -> str:
     """Return the CSS that shows the numbers of statement i, and outlines its row and its sources,
     while it is chosen."""
     chosen = f"body:has(#s{i}:checked)"
-    names = dict.fromkeys((*row.sources, *row.origins))
+    names = dict.fromkeys((*row.sources, *row.origins))  # each once
     sources = "".join(f", #source{page.names.index(name)}" for name in names)
     return (
         f"{chosen} :is(#panel{i}, .note{i}) {{ display: block; }}\n"
@@ -87,6 +90,7 @@ def _style(page: AnswerPage, i: int, row: Any) -> str:
 
 
 def _subtitle(page: AnswerPage) -> str:
+    """Return how many sources, decoys and verdicts there are, in a line."""
     num_named = page.statements.kind.isin(["one", "either", "both"]).sum()
     num_undecided = page.statements.kind.eq("undecided").sum()
     undecided = f", {num_undecided} undecided" if num_undecided else ""
@@ -97,10 +101,12 @@ def _subtitle(page: AnswerPage) -> str:
 
 
 def _colour(source: int) -> str:
+    """Return the CSS class of a source's colour."""
     return f"c{source % NUM_COLOURS}"
 
 
-def _chosen(page: AnswerPage, row: Any) -> list[int]:
+def _numbers_of_sources(page: AnswerPage, row: Any) -> list[int]:
+    """Return the numbers of the sources that a verdict names, from 0."""
     return [page.names.index(name) for name in row.sources]
 
 
@@ -109,10 +115,12 @@ def _mark(page: AnswerPage, row: Any) -> str:
     if row.kind == "undecided":
         return "undecided"
     joint = " or " if row.kind == "either" else " + "
-    return joint.join(str(source + 1) for source in _chosen(page, row)) or "none"
+    numbers = [str(source + 1) for source in _numbers_of_sources(page, row)]
+    return joint.join(numbers) or "none"
 
 
 def _key(page: AnswerPage) -> str:
+    """Return the list of sources with their colours and numbers."""
     return "".join(
         f'<li class="{_colour(i)}"><b>{i + 1}</b> {escape(name)}</li>'
         for i, name in enumerate(page.names)
@@ -120,6 +128,7 @@ def _key(page: AnswerPage) -> str:
 
 
 def _answer(page: AnswerPage) -> str:
+    """Return the answer, with its statements to choose from."""
     return "".join(
         escape(text) if i is None else _statement(page, text, i) for text, i in page.pieces
     )
@@ -128,23 +137,23 @@ def _answer(page: AnswerPage) -> str:
 def _statement(page: AnswerPage, text: str, i: int) -> str:
     """Return a statement as a radio button, with a label in the colour of its first source."""
     row = page.statements.iloc[i]
-    chosen = _chosen(page, row)
+    sources = _numbers_of_sources(page, row)
     classes = "no"
-    second = ""
-    if chosen:
-        classes = f"{_colour(chosen[0])} {'several' if len(chosen) > 1 else ''}"
-    if len(chosen) > 1:
-        second = f' data-second="{_colour(chosen[1])}"'
+    second_colour = ""
+    if sources:
+        classes = f"{_colour(sources[0])} {'several' if len(sources) > 1 else ''}"
+    if len(sources) > 1:
+        second_colour = f' data-second="{_colour(sources[1])}"'
     words = text.strip()
     first = text.find(words)
-    before = text[:first] if i else ""  # the answer begins where its first line does
-    after = text[first + len(words) :]
+    space_before = text[:first] if i else ""  # the answer begins where its first line does
+    space_after = text[first + len(words) :]
     checked = " checked" if i == 0 else ""
     return (
-        f'{escape(before)}<input type="radio" name="statement" id="s{i}"{checked} '
+        f'{escape(space_before)}<input type="radio" name="statement" id="s{i}"{checked} '
         f'aria-label="{escape(words)}: {escape(row.verdict)}">'
-        f'<label for="s{i}" class="statement {classes}"{second}>{escape(words)}'
-        f"<sup>{_mark(page, row)}</sup></label>{escape(after)}"
+        f'<label for="s{i}" class="statement {classes}"{second_colour}>{escape(words)}'
+        f"<sup>{_mark(page, row)}</sup></label>{escape(space_after)}"
     )
 
 
@@ -191,14 +200,14 @@ def _matrix(page: AnswerPage) -> str:
     )
     rows = []
     for i, row in enumerate(page.statements.itertuples()):
-        most = page.matrix.loc[i][["gives", "lost"]].max(axis=1)
-        shown = ""
-        for source, (name, nats) in enumerate(most.items()):
+        effects = page.matrix.loc[i][["gives", "lost"]].max(axis=1)
+        cells = ""
+        for source, (name, nats) in enumerate(effects.items()):
             classes = f"{_colour(source)} named" if name in row.sources else ""
-            shown += f'<td class="{classes}">{format_number(nats, 1)}</td>'
+            cells += f'<td class="{classes}">{format_number(nats, 1)}</td>'
         rows.append(
             f'<tr id="row{i}"><th scope="row"><label for="s{i}">{i + 1}. {escape(row.text)}</label>'
-            f"</th>{shown}</tr>"
+            f"</th>{cells}</tr>"
         )
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -214,6 +223,7 @@ def _prompt(page: AnswerPage) -> str:
                 parts.append(f'<p class="quoted soft">{text}</p>')
             continue
         row = page.sources.iloc[source]
+        # Sources that a statement relies on are unfolded.
         is_open = " open" if row.statements else ""
         parts.append(
             f'<details id="source{source}" class="{_colour(source)}"{is_open}><summary>'

@@ -1,7 +1,7 @@
-"""A call of `attribute`: what a user passes, checked once where it enters.
+"""Hold a call of `attribute`: what a user passes, checked once where it enters.
 
-Place in the flow: Python call, command line or a line of a questions file → **request** →
-statements.py.
+Place in the flow: Python call, command line or a line of a questions file → **request**
+(`AttributeRequest`) → attributing.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.documents import (
     Answer,
     Sources,
-    parts_of,
     read_turns,
     refuse_half_letters,
 )
@@ -25,6 +24,8 @@ from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeRequest(Request):
+    """The arguments of `attribute`, whose docstring explains them."""
+
     model: Any
     tokenizer: Any = None
     sources: Sources | None = None
@@ -54,8 +55,8 @@ class AttributeRequest(Request):
     serving: ServerOptions = field(default_factory=ServerOptions)
 
     def checked(self) -> Self:
-        """Return the request with its log read as sources and an answer; raise ConfigError where it
-        is wrong."""
+        """Return the request with its log read as sources and an answer. Raise ConfigError if an
+        argument is wrong."""
         self.settings.check()
         if self.messages is not None:
             return self._with_log_read().checked()
@@ -81,6 +82,7 @@ class AttributeRequest(Request):
         return self
 
     def _with_log_read(self) -> Self:
+        """Return the request with sources, answer and reasoning in place of `messages`."""
         for name in ("sources", "question", "answer", "reasoning"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name} cannot be combined with messages; leave it out")
@@ -102,8 +104,8 @@ class AttributeRequest(Request):
         if self.question is not None:
             return self.question
         turns = read_turns(self.sources)
-        of_user = [turn for turn in turns if turn.role == "user"]
-        last = of_user[-1] if of_user else turns[-1]
+        user_turns = [turn for turn in turns if turn.role == "user"]
+        last_turn = user_turns[-1] if user_turns else turns[-1]
         # Named parts are sources, unless the message has nothing else.
-        without_name = [part.text for part in last.parts if not part.name]
-        return "\n".join(without_name or [part.text for part in parts_of([last])])
+        texts_without_name = [part.text for part in last_turn.parts if not part.name]
+        return "\n".join(texts_without_name or [part.text for part in last_turn.parts])
