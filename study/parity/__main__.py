@@ -9,6 +9,7 @@ from study.tasks.experiment import list_trials
 
 
 def judge_all() -> dict[str, Finding]:
+    """Judge U1 to U23 by the stored models."""
     settings = table.table_settings()
     train_ks = sorted(settings.train_ks)
     return {
@@ -20,6 +21,7 @@ def judge_all() -> dict[str, Finding]:
 
 
 def report() -> str:
+    """Return the verdicts and the paper's table, for each scheme, as text."""
     settings = table.table_settings()
     models = table.read_table()
     parts = [

@@ -13,11 +13,15 @@ from study.tasks.experiment import Trained, read_trials
 from study.tasks.trial import Trial
 
 STORED = RESULTS / "parity"
+"""A folder of trained models for each experiment."""
+
 NAMES = {"pose": "RoPE + PoSE", "rope": "RoPE alone", "nope": "NoPE", "alibi": "ALiBi"}
 
 
 @dataclass(frozen=True)
 class Model:
+    """A trained model, and how accurate it is on each tested k and length."""
+
     trial: Trial
     mastered: bool
     """Whether each k up to K_train passed a check in training."""
@@ -26,10 +30,11 @@ class Model:
     """Index: k of the test; columns: lengths."""
 
     num_samples: int = 2000
-    """Samples behind each accuracy."""
+    """Number of samples behind each accuracy."""
 
     @property
     def train_k(self) -> int:
+        """The paper's K_train: the largest k of training."""
         assert self.trial.train_k is not None
         return self.trial.train_k
 
@@ -40,12 +45,14 @@ def read_models(folder: Path) -> list[Model]:
 
 
 def model_of(trial: Trial, trained: Trained) -> Model:
+    """Return a finished trial as a model."""
     rows = pd.DataFrame([vars(row) for row in trained.rows])
     accuracy = rows.pivot(index="test_k", columns="length", values="exact_match")
     return Model(trial, trained.mastered is not None, accuracy, trained.rows[0].num_samples)
 
 
 def select(models: list[Model], scheme: str, train_k: int) -> list[Model]:
+    """Return the models of one position scheme and one K_train."""
     return [model for model in models if (model.trial.scheme, model.train_k) == (scheme, train_k)]
 
 

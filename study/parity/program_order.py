@@ -1,4 +1,5 @@
-"""U22 and U23: variable assignment in program order, where a name means its latest assignment."""
+"""Judge U22 and U23: variable assignment in program order, where a name means its latest
+assignment."""
 
 from __future__ import annotations
 
@@ -13,33 +14,44 @@ from study.parity.verdicts import (
     Outcome,
     decide_by_each_seed,
 )
-from study.tasks.results import wilson
+from study.tasks.results import ShareInterval, wilson
 
 NUM_SEEDS = 3
-CHAIN = 5
+
+CHAIN_LENGTH = 5
+"""Number of statements from the queried name to its constant: k of the test."""
+
 TRAINED_STATEMENTS = 5
 TESTED_STATEMENTS = 50
+
 LEARNT = 0.95
+"""Exact match at the trained length from which a PoSE model counts as trained."""
+
 SOLVED = 0.99
+"""Exact match at fifty statements from which a seed solves them."""
+
 VERDICTS = {CONFIRMED: "yes", REFUTED: "no", UNDECIDED: "open"}
 
 
 def read_program_order() -> list[Model]:
+    """Read the stored models of both schemes."""
     return read_models(STORED / "program_order")
 
 
 def judge(models: list[Model]) -> dict[str, Finding]:
+    """Judge U22 and U23 by the models of PPC and of RoPE + PoSE."""
     ppc = [model for model in models if model.trial.scheme == "ppc"]
     pose = [model for model in models if model.trial.scheme == "pose"]
     return {"U22": judge_solved(ppc), "U23": judge_difference(ppc, pose)}
 
 
 def exact_match(model: Model, num_statements: int) -> float:
-    return float(model.accuracy.loc[CHAIN, num_statements])
+    """Return the share of programs of this length that a model answers without an error."""
+    return float(model.accuracy.loc[CHAIN_LENGTH, num_statements])
 
 
 def judge_solved(ppc: list[Model]) -> Finding:
-    """U22: PPC solves fifty statements on each seed."""
+    """Judge U22: PPC solves fifty statements on each seed."""
     values = [exact_match(model, TESTED_STATEMENTS) for model in ppc]
     finished = len(ppc) >= NUM_SEEDS
     outcome = decide_by_each_seed(SOLVED, values, finished=finished, num_seeds=NUM_SEEDS)
@@ -47,9 +59,9 @@ def judge_solved(ppc: list[Model]) -> Finding:
 
 
 def judge_difference(ppc: list[Model], pose: list[Model]) -> Finding:
-    """U23: PoSE is below PPC at fifty statements, every interval apart."""
-    of_ppc = tuple(exact_match(model, TESTED_STATEMENTS) for model in ppc)
-    of_pose = tuple(exact_match(model, TESTED_STATEMENTS) for model in pose)
+    """Judge U23: PoSE is below PPC at fifty statements, every interval apart."""
+    ppc_values = tuple(exact_match(model, TESTED_STATEMENTS) for model in ppc)
+    pose_values = tuple(exact_match(model, TESTED_STATEMENTS) for model in pose)
     num_learnt = sum(exact_match(model, TRAINED_STATEMENTS) >= LEARNT for model in pose)
     verdict = UNDECIDED
     if min(len(ppc), len(pose)) < NUM_SEEDS:
@@ -58,21 +70,21 @@ def judge_difference(ppc: list[Model], pose: list[Model]) -> Finding:
         verdict = VOID
     elif highest_end(pose) < lowest_end(ppc):
         verdict = CONFIRMED
-    elif sum(of_pose) / len(of_pose) >= sum(of_ppc) / len(of_ppc):
+    elif sum(pose_values) / len(pose_values) >= sum(ppc_values) / len(ppc_values):
         verdict = REFUTED
-    outcomes = {"PPC": Outcome(verdict, of_ppc), "RoPE + PoSE": Outcome(verdict, of_pose)}
+    outcomes = {"PPC": Outcome(verdict, ppc_values), "RoPE + PoSE": Outcome(verdict, pose_values)}
     return Finding(VERDICTS.get(verdict, verdict), outcomes)
 
 
 def highest_end(models: list[Model]) -> float:
     """Return the highest upper end of the models' Wilson intervals at fifty statements."""
-    return max(
-        wilson(exact_match(model, TESTED_STATEMENTS), model.num_samples)[1] for model in models
-    )
+    return max(_interval(model).high for model in models)
 
 
 def lowest_end(models: list[Model]) -> float:
     """Return the lowest lower end of the models' Wilson intervals at fifty statements."""
-    return min(
-        wilson(exact_match(model, TESTED_STATEMENTS), model.num_samples)[0] for model in models
-    )
+    return min(_interval(model).low for model in models)
+
+
+def _interval(model: Model) -> ShareInterval:
+    return wilson(exact_match(model, TESTED_STATEMENTS), model.num_samples)

@@ -1,4 +1,5 @@
-"""U1 to U7: the paper's table. K_train in 4 to 12, tested up to ten times the trained length."""
+"""Judge U1 to U7: the paper's table, with K_train of 4 to 12, tested up to ten times the trained
+length."""
 
 from __future__ import annotations
 
@@ -39,14 +40,16 @@ SCHEMES = ("pose", "rope")
 SHOWN_LENGTHS = (50, 200, 500)
 
 NEEDED = 4
-"""So many of the five K_train decide a verdict."""
+"""Number of the five K_train that decide a verdict."""
 
 
 @dataclass(frozen=True)
 class Claim:
+    """What is measured of each model of a scheme, and the rule over its seeds."""
+
     scheme: str
     measure: Callable[[Model], float | None]
-    """None: the model does not count."""
+    """Returns None if the model does not count."""
 
     rule: Rule
 
@@ -63,6 +66,7 @@ CLAIMS = {
 
 
 def table_settings() -> ExperimentSettings:
+    """Return the settings with which the table's models were trained."""
     return load_settings(ROOT / "study/configs/tasks/sparse_parity_table.yaml", [])
 
 
@@ -85,6 +89,7 @@ def judge(models: list[Model], train_ks: Sequence[int], num_seeds: int) -> dict[
 
 
 def case_name(scheme: str, train_k: int) -> str:
+    """Return how tables and pages name a case."""
     return f"{NAMES[scheme]}, K_train = {train_k}"
 
 
@@ -97,22 +102,24 @@ def judge_case(claim: Claim, models: Sequence[Model], num_seeds: int) -> Outcome
 
 
 def judge_learnt(models: list[Model], train_ks: Sequence[int], num_seeds: int) -> Finding:
-    """U1: confirmed if all but one seed master their k, refuted if at most one does."""
+    """Judge U1: confirmed if all but one seed master their k, refuted if at most one does."""
     outcomes: dict[str, Outcome] = {}
     verdicts = set()
     for scheme in SCHEMES:
-        of_scheme = [
-            learnt_outcome(select(models, scheme, train_k), num_seeds) for train_k in train_ks
-        ]
-        cases = [case_name(scheme, train_k) for train_k in train_ks]
-        outcomes |= dict(zip(cases, of_scheme, strict=True))
-        verdicts.add(verdict_over(of_scheme, NEEDED))
+        scheme_outcomes = {
+            case_name(scheme, k): learnt_outcome(select(models, scheme, k), num_seeds)
+            for k in train_ks
+        }
+        outcomes |= scheme_outcomes
+        verdicts.add(verdict_over(scheme_outcomes.values(), NEEDED))
     if UNFINISHED in verdicts:
         return Finding(UNFINISHED, outcomes)
+    # Both schemes must agree.
     return Finding(verdicts.pop() if len(verdicts) == 1 else "open", outcomes)
 
 
 def learnt_outcome(models: Sequence[Model], num_seeds: int) -> Outcome:
+    """Return whether the models of one scheme and K_train have mastered their k."""
     learnt = tuple(float(model.mastered) for model in models)
     num_learnt = sum(learnt)
     verdict = UNDECIDED
@@ -128,14 +135,14 @@ def learnt_outcome(models: Sequence[Model], num_seeds: int) -> Outcome:
 def format_table(models: list[Model], scheme: str, lengths: Sequence[int]) -> str:
     """Write the paper's table: a line for each K_train and length, a column for each k of the test;
     means and intervals over the models that have mastered their k."""
-    of_scheme = [model for model in models if model.trial.scheme == scheme and model.mastered]
-    tested = sorted({k for model in of_scheme for k in model.accuracy.index})
-    lines = [["K_train", "models", "tokens", *(f"k = {k}" for k in tested)]]
-    for train_k in sorted({model.train_k for model in of_scheme}):
-        chosen = select(of_scheme, scheme, train_k)
+    mastered = [model for model in models if model.trial.scheme == scheme and model.mastered]
+    test_ks = sorted({k for model in mastered for k in model.accuracy.index})
+    lines = [["K_train", "models", "tokens", *(f"k = {k}" for k in test_ks)]]
+    for train_k in sorted({model.train_k for model in mastered}):
+        seeds = select(mastered, scheme, train_k)
         for length in lengths:
             cells = [
-                format_share([model.accuracy.loc[k, length] for model in chosen]) for k in tested
+                format_share([model.accuracy.loc[k, length] for model in seeds]) for k in test_ks
             ]
-            lines.append([str(train_k), str(len(chosen)), str(length), *cells])
+            lines.append([str(train_k), str(len(seeds)), str(length), *cells])
     return markdown(lines)

@@ -1,11 +1,14 @@
-"""Rules over seeds, and verdicts over several cases, as the registrations of sparse parity have
-them."""
+"""Apply rules over seeds, and join cases to a verdict, as the registrations of sparse parity say.
+
+values of a case, one a model ─ `decide` by a `Rule` ─→ `Outcome` of the case
+outcomes of all cases ─ `verdict_over` ─→ verdict of the claim, in its `Finding`
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,11 +22,12 @@ VOID = "void"
 UNFINISHED = "unfinished"
 
 FEWEST_FOR_INTERVAL = 3
+"""Number of models from which an interval is computed; one of two values would be too wide."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is found in one case: one K_train, one depth, or all models of a claim."""
+    """The result of one case: one K_train, one depth, or all models of a claim."""
 
     verdict: str
     """CONFIRMED, REFUTED, UNDECIDED, VOID or UNFINISHED; of a kind of reach, its name."""
@@ -43,22 +47,30 @@ class Finding:
     """By the name of the case."""
 
 
-def interval_of(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean and both ends of Student's 95% interval."""
+class Interval(NamedTuple):
+    """A mean over models, and both ends of Student's 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval_of(values: Sequence[float]) -> Interval:
+    """Return the mean of these values and its interval."""
     array = np.array(values)
     mean = float(array.mean())
     half = half_width(array)
-    return mean, mean - half, mean + half
+    return Interval(mean, mean - half, mean + half)
 
 
 # --- rules on a mean and its interval -------------------------------------------------------------
 
 
 class Rule(Protocol):
-    """Decides by a mean and both ends of its interval."""
+    """Decides by a mean and its interval. What is neither confirmed nor refuted is undecided."""
 
-    def confirms(self, mean: float, low: float, high: float) -> bool: ...
-    def refutes(self, mean: float, low: float, high: float) -> bool: ...
+    def confirms(self, interval: Interval) -> bool: ...
+    def refutes(self, interval: Interval) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,11 @@ class AtLeast:
     bound: float
     floor: float = 0.0
 
-    def confirms(self, mean: float, low: float, high: float) -> bool:
-        return mean >= self.bound and low > self.floor
+    def confirms(self, interval: Interval) -> bool:
+        return interval.mean >= self.bound and interval.low > self.floor
 
-    def refutes(self, mean: float, low: float, high: float) -> bool:
-        return high < self.bound
+    def refutes(self, interval: Interval) -> bool:
+        return interval.high < self.bound
 
 
 @dataclass(frozen=True)
@@ -81,24 +93,25 @@ class Below:
 
     bound: float
 
-    def confirms(self, mean: float, low: float, high: float) -> bool:
-        return high < self.bound
+    def confirms(self, interval: Interval) -> bool:
+        return interval.high < self.bound
 
-    def refutes(self, mean: float, low: float, high: float) -> bool:
-        return low > self.bound
+    def refutes(self, interval: Interval) -> bool:
+        return interval.low > self.bound
 
 
 @dataclass(frozen=True)
 class Falls:
-    """The mean is at most −`least`, and the interval lies below 0."""
+    """The mean is at most −`smallest_fall`, and the interval lies below 0. Refuted if the interval
+    lies between −`smallest_fall` and `smallest_fall`: there is no change of that size."""
 
-    least: float
+    smallest_fall: float
 
-    def confirms(self, mean: float, low: float, high: float) -> bool:
-        return mean <= -self.least and high < 0
+    def confirms(self, interval: Interval) -> bool:
+        return interval.mean <= -self.smallest_fall and interval.high < 0
 
-    def refutes(self, mean: float, low: float, high: float) -> bool:
-        return -self.least <= low and high <= self.least
+    def refutes(self, interval: Interval) -> bool:
+        return -self.smallest_fall <= interval.low and interval.high <= self.smallest_fall
 
 
 def decide(
@@ -111,9 +124,9 @@ def decide(
         verdict = UNFINISHED
     elif len(values) < fewest:
         verdict = VOID
-    elif rule.confirms(*interval_of(values)):
+    elif rule.confirms(interval_of(values)):
         verdict = CONFIRMED
-    elif rule.refutes(*interval_of(values)):
+    elif rule.refutes(interval_of(values)):
         verdict = REFUTED
     return Outcome(verdict, tuple(values))
 
@@ -171,14 +184,15 @@ def format_share(values: Sequence[float]) -> str:
 
 
 def format_findings(findings: dict[str, Finding]) -> str:
-    """Write a line for each case that has a model; one line for a claim that has none."""
+    """Write a table with a line for each case that has a model, and one line for a claim that has
+    none."""
     lines = [["claim", "verdict", "case", "outcome", "models", "mean"]]
     for claim, finding in findings.items():
         begun = {case: outcome for case, outcome in finding.outcomes.items() if outcome.values}
         if not begun:
             lines.append([claim, finding.verdict, "–", "no model yet", "0", "–"])
         for case, outcome in begun.items():
-            counted = str(len(outcome.values))
+            num_models = str(len(outcome.values))
             mean = format_interval(outcome.values)
-            lines.append([claim, finding.verdict, case, outcome.verdict, counted, mean])
+            lines.append([claim, finding.verdict, case, outcome.verdict, num_models, mean])
     return markdown(lines)

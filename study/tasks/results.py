@@ -1,11 +1,11 @@
-"""Read, write and format the table of a task experiment. Never imports torch."""
+"""Read and format the table of a task experiment. Without torch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -47,23 +47,34 @@ class Row:
 
 
 def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Return the rows of an experiment's table, and what is stored about it."""
     return read_rows(folder / TABLE, Row, "python -m study.tasks CONFIG")
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """95% interval of a share of `count` independent yes-or-no answers."""
+class ShareInterval(NamedTuple):
+    low: float
+    high: float
+
+
+def wilson(share: float, count: int) -> ShareInterval:
+    """Return Wilson's 95% interval of a share of `count` independent yes-or-no answers:
+
+    (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n), with share p and count n.
+    """
     z = 1.959964
     centre = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
-    low, high = (centre - half) / scale, (centre + half) / scale
+    low = (centre - half) / scale
+    high = (centre + half) / scale
     # At a share of 0 or 1, one end is that share up to rounding.
-    return max(0.0, min(share, low)), min(1.0, max(share, high))
+    return ShareInterval(max(0.0, min(share, low)), min(1.0, max(share, high)))
 
 
 def format_table(rows: list[Row]) -> str:
-    """Markdown: a line per scheme and k, a column per length. A cell has the mean of exact_match
-    over seeds, and the lowest and highest end of all seeds' intervals."""
+    """Return a Markdown table with a line for each scheme and k, and a column for each length. A
+    cell has the mean of exact_match over seeds, and the lowest and highest end of all seeds'
+    intervals."""
     table = pd.DataFrame(rows).astype({"train_k": "Int64", "test_k": "Int64"})
     names = {"scheme": "scheme", "train_k": "trained k ≤", "test_k": "k"}
     keys = [key for key in names if table[key].notna().any()]
