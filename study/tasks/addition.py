@@ -1,10 +1,14 @@
-"""The task of adding two n-digit numbers; coupled IDs join digits of equal significance.
+"""Add two n-digit numbers. Coupled IDs join digits of equal significance.
 
-Prompt `a_1 … a_n + b_1 … b_n =`, most significant digit first, with numbers uniform below 10^n.
-Response: the n+1 digits of the sum, least significant first, so that each depends on two places and
-a carry. One ID per significance, counted in writing order; `+` and `=` have the ID before the
-response, one above its first digit's. (Cho et al. 2024 train on up to 30 digits, with correct sums
-at 200.)
+A prompt is `a_1 … a_n + b_1 … b_n =`, most significant digit first, with numbers uniform below
+10^n. The response has the n+1 digits of the sum, least significant first, so that each depends on
+two places and a carry. Each significance has one ID, counted in writing order; `+` and `=` have the
+ID before the response, one above its first digit's. Of 58 + 67 = 125, for example:
+
+    tokens   5 8 + 6 7 = 5 2 1
+    IDs      2 3 4 2 3 4 3 2 1
+
+Cho et al. 2024 train on up to 30 digits, with correct sums at 200.
 
 Dimension key: B samples, n digits, P = 2n + 2 prompt length, R = n + 1 response length.
 """
@@ -30,9 +34,13 @@ class Addition(Task):
     ) -> Samples:
         refuse_k("addition", k)
         a_Bn, b_Bn = generator.integers(0, 10, size=(2, num_samples, length))
-        sum_ids_R, sign_ids = np.arange(1, length + 2), [length + 2]
-        prompt_ids_P = np.concatenate((sum_ids_R[1:], sign_ids, sum_ids_R[1:], sign_ids))
-        plus_B1, equals_B1 = (np.full((num_samples, 1), sign) for sign in (_PLUS, _EQUALS))
+        plus_B1 = np.full((num_samples, 1), _PLUS)
+        equals_B1 = np.full((num_samples, 1), _EQUALS)
+        sum_ids_R = np.arange(1, length + 2)
+        # The sum has one digit more than each number, the most significant, with the first ID.
+        digit_ids_n = sum_ids_R[1:]
+        sign_ids = [length + 2]
+        prompt_ids_P = np.concatenate((digit_ids_n, sign_ids, digit_ids_n, sign_ids))
         return Samples(
             prompt_BP=np.concatenate((a_Bn, plus_B1, b_Bn, equals_B1), axis=1),
             response_BR=self._add(a_Bn, b_Bn),
@@ -41,6 +49,7 @@ class Addition(Task):
         )
 
     def _add(self, a_Bn: np.ndarray, b_Bn: np.ndarray) -> np.ndarray:
+        """Return the digits of sums, least significant first, by carrying from place to place."""
         total_BR = np.pad(a_Bn + b_Bn, ((0, 0), (1, 0)))
         for place in range(total_BR.shape[1] - 1, 0, -1):
             total_BR[:, place - 1] += total_BR[:, place] // 10
@@ -52,13 +61,15 @@ class Addition(Task):
         rows = []
         for prompt in samples.prompt_BP.tolist():
             num_digits = len(prompt) // 2 - 1
-            a, b = (
-                int("".join(map(str, d)))
-                for d in (prompt[:num_digits], prompt[-1 - num_digits : -1])
-            )
+            a = _read_number(prompt[:num_digits])
+            b = _read_number(prompt[-1 - num_digits : -1])
             digits = [int(digit) for digit in str(a + b).zfill(num_digits + 1)]
             rows.append(digits[::-1])
         return np.array(rows)
 
     def largest_id(self, length: int) -> int:
         return length + 2
+
+
+def _read_number(digits: list[int]) -> int:
+    return int("".join(map(str, digits)))

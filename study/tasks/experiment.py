@@ -1,7 +1,14 @@
-"""Run a task experiment: train and test one model per scheme, k and seed.
+"""Run a task experiment: train and test one model per scheme, k and seed (`run`).
 
-A trial with a file is done, so the same command resumes, and several processes (`--shard i/n`)
-write into one folder. Each writes the table of all trials that are done by then.
+A folder of results holds
+
+    settings.json       the settings that must not change
+    trials/NAME.json    rows of a trained model; a trial with this file is done
+    trials/NAME.pt      the state of a training that was stopped
+    accuracy.parquet    rows of all trials
+
+So the same command resumes, and several processes (`--shard i/n`) write into one folder. Each
+writes the table of all trials that are done by then.
 """
 
 from __future__ import annotations
@@ -35,6 +42,7 @@ from study.tasks.trial import Bench, Report, Trial, measure, train
 
 
 def run(config_path: str, overrides: list[str], shard: tuple[int, int] = (0, 1)) -> list[Row]:
+    """Run the experiment of a file. `shard`: number of this process, and of all of them."""
     command = " ".join(["python -m study.tasks", config_path, *overrides])
     return run_settings(load_settings(config_path, overrides), command=command, shard=shard)
 
@@ -42,37 +50,53 @@ def run(config_path: str, overrides: list[str], shard: tuple[int, int] = (0, 1))
 def run_settings(
     settings: ExperimentSettings, *, command: str = "", shard: tuple[int, int] = (0, 1)
 ) -> list[Row]:
-    """Run the unfinished trials; returns all rows of the folder."""
+    """Run the unfinished trials of this shard, and return all rows of the folder."""
     device = choose_device(settings.device)
-    folder, fixed = Path(settings.output), fixed_settings(settings)
+    folder = Path(settings.output)
+    fixed = fixed_settings(settings)
     work = WorkFolder(folder, "output")
     work.create("trials")
     identity = work.identify(fixed, with_defaults)
-    trials = list_trials(settings)[shard[0] :: shard[1]]
-    todo = [trial for trial in trials if not _file_of(folder, trial).is_file()]
-    num_steps, num_threads = settings.training.num_steps, torch.get_num_threads()
+    shard_index, num_shards = shard
+    trials = list_trials(settings)[shard_index::num_shards]
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # models this small gain nothing from more, and sums round differently
     try:
-        with Progress("trials", total=len(trials) * num_steps, unit="steps") as progress:
-            progress.resume_at((len(trials) - len(todo)) * num_steps)
-            for trial in todo:
-                before = progress.done
-
-                def report(step: int, loss: float, at: int = before, of: Trial = trial) -> None:
-                    progress.update(at + step, trial=of.name, loss=f"{loss:.3f}")
-
-                progress.note(run_trial(settings, device, folder, trial, report))
+        _run_unfinished(settings, device, folder, trials)
     finally:
         torch.set_num_threads(num_threads)
     with locked(folder, waits=True):  # the last shard's table has the trials of all
-        rows, of_trials = _collect(folder, identity)
-        about = {"command": command, "settings": fixed} | of_trials
-        write_rows(folder / TABLE, rows, about | provenance(device_name(device)))
-    return rows
+        collected = _collect(folder, identity)
+        about = {"command": command, "settings": fixed} | collected.about_trials
+        write_rows(folder / TABLE, collected.rows, about | provenance(device_name(device)))
+    return collected.rows
+
+
+def _run_unfinished(
+    settings: ExperimentSettings, device: torch.device, folder: Path, trials: list[Trial]
+) -> None:
+    """Run those of these trials that have no file."""
+    unfinished = [trial for trial in trials if not _file_of(folder, trial).is_file()]
+    num_steps = settings.training.num_steps
+    with Progress("trials", total=len(trials) * num_steps, unit="steps") as progress:
+        progress.resume_at((len(trials) - len(unfinished)) * num_steps)
+        for trial in unfinished:
+            report = _report_to(progress, trial)
+            progress.note(run_trial(settings, device, folder, trial, report))
+
+
+def _report_to(progress: Progress, trial: Trial) -> Report:
+    """Return a function that shows the steps of a trial, after those of the trials before it."""
+    steps_before = progress.done
+
+    def report(step: int, loss: float) -> None:
+        progress.update(steps_before + step, trial=trial.name, loss=f"{loss:.3f}")
+
+    return report
 
 
 def list_trials(settings: ExperimentSettings) -> list[Trial]:
-    """Ordered by seed, so that an interrupted experiment has complete seeds."""
+    """Return all trials, ordered by seed, so that an interrupted experiment has complete seeds."""
     return [
         Trial(scheme, train_k, seed)
         for seed in settings.seeds
@@ -91,7 +115,7 @@ class Trained:
     rows: list[Row]
     losses: list[list[float]]
     mastered: int | None
-    """See trial.Course."""
+    """The step of the first check that each k passed. None: no check was passed, or asked for."""
 
     num_parameters: int
     training_seconds: float
@@ -102,16 +126,17 @@ class Trained:
 def run_trial(
     settings: ExperimentSettings, device: torch.device, folder: Path, trial: Trial, report: Report
 ) -> str:
-    """Write the trial's file, at once or from where it was stopped; returns a line on its shortest
-    and its longest length."""
-    started, cpu_started = time.perf_counter(), time.process_time()
+    """Train and test a model, and write the trial's file. A trial that was stopped goes on from its
+    state. Return a line on its shortest and its longest length."""
+    started = time.perf_counter()
+    cpu_started = time.process_time()
     bench = Bench(settings, trial, device)
-    kept = _file_of(folder, trial).with_suffix(".pt")
-    model, course = train(bench, report, kept)
+    state_file = _file_of(folder, trial).with_suffix(".pt")
+    model, course = train(bench, report, state_file)
     training_seconds = time.perf_counter() - started
     rows = measure(bench, model)
     seconds = time.perf_counter() - started
-    done = Trained(
+    trained = Trained(
         sha256_of(folder / "settings.json"),
         rows,
         course.losses,
@@ -121,17 +146,20 @@ def run_trial(
         seconds=round(seconds, 1),
         cpu_seconds=round(time.process_time() - cpu_started, 1),
     )
-    write_atomically(_file_of(folder, trial), json.dumps(with_crc(asdict(done)), indent=1) + "\n")
-    kept.unlink(missing_ok=True)
-    ends = min(rows, key=lambda row: row.length), max(rows, key=lambda row: row.length)
-    said = ", ".join(f"{row.exact_match:.3f} at {row.length}" for row in ends)
-    return f"{trial.name}: exact match {said}; {seconds:.0f} s"
+    stored = json.dumps(with_crc(asdict(trained)), indent=1)
+    write_atomically(_file_of(folder, trial), stored + "\n")
+    state_file.unlink(missing_ok=True)
+    shortest = min(rows, key=lambda row: row.length)
+    longest = max(rows, key=lambda row: row.length)
+    ends = [f"{row.exact_match:.3f} at {row.length}" for row in (shortest, longest)]
+    return f"{trial.name}: exact match {', '.join(ends)}; {seconds:.0f} s"
 
 
 # --- the folder -----------------------------------------------------------------------------------
 
 
 def _file_of(folder: Path, trial: Trial) -> Path:
+    """Return the file of a finished trial."""
     return folder / "trials" / f"{trial.name}.json"
 
 
@@ -155,7 +183,7 @@ def _read_trial(path: Path, identity: str) -> Trained:
 
 
 def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
-    """The settings that must not change between two starts."""
+    """Return the settings that must not change between two starts."""
     return {key: value for key, value in asdict(settings).items() if key not in MAY_CHANGE}
 
 
@@ -164,14 +192,27 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     return cast(dict[str, Any], merge(fixed_settings(ExperimentSettings()), stored))
 
 
-def _collect(folder: Path, identity: str) -> tuple[list[Row], dict[str, Any]]:
-    """All rows, and the seconds, last training loss and step of mastery of each trial."""
-    rows: list[Row] = []
-    of_trials: dict[str, dict[str, Any]] = {"seconds": {}, "losses": {}, "mastered": {}}
+@dataclass(frozen=True)
+class _Collected:
+    """What is known of all finished trials."""
+
+    rows: list[Row]
+    about_trials: dict[str, Any]
+    """Seconds, last training loss and step of mastery, by the names of trials."""
+
+
+def _collect(folder: Path, identity: str) -> _Collected:
+    """Read all finished trials."""
+    rows = list[Row]()
+    seconds = dict[str, float]()
+    losses = dict[str, float]()
+    mastered = dict[str, int | None]()
     for path in sorted((folder / "trials").glob("*.json")):
         trained = _read_trial(path, identity)
         rows += trained.rows
-        of_trials["seconds"][path.stem] = trained.seconds
-        of_trials["losses"][path.stem] = round(trained.losses[-1][1], 4)
-        of_trials["mastered"][path.stem] = trained.mastered
-    return rows, {f"trial_{name}": of for name, of in of_trials.items()}
+        seconds[path.stem] = trained.seconds
+        _, last_loss = trained.losses[-1]
+        losses[path.stem] = round(last_loss, 4)
+        mastered[path.stem] = trained.mastered
+    about = {"trial_seconds": seconds, "trial_losses": losses, "trial_mastered": mastered}
+    return _Collected(rows, about)

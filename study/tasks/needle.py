@@ -1,9 +1,12 @@
-"""The needle-in-a-haystack task: recall the value that followed a key. It depends on one place.
+"""Recall the value that followed a key, the needle in a haystack. The answer depends on one place.
 
 A prompt of length n is hay (random words), a needle `key value` at a random place, then `?` and the
-key; the response is its value. Hay uses the same words as values,
-so that only the key before a value distinguishes it. Coupled IDs: prompt tokens have their place,
-the response has the ID of the value it repeats.
+key; the response is its value. Hay uses the same words as values, so that only the key before a
+value distinguishes it. Coupled IDs: prompt tokens have their place, the response has the ID of the
+value it repeats. For example:
+
+    tokens   v3 v7 K5 v2 v9 ? K5 v2
+    IDs       1  2  3  4  5 6  7  4
 
 Dimension key: B samples, P prompt length, R = 1 response length.
 """

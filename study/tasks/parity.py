@@ -1,12 +1,14 @@
-"""The parity tasks: of k marked bits among l, and of all bits with a scratchpad.
+"""Predict the parity of k marked bits among l, or of all bits with a scratchpad.
 
 Sparse parity is to predict the XOR of k marked bits among l. A sample of length 2l is l pairs
 (mark, bit). k of the marks, chosen uniformly, show which bits count. The paper names the
-distribution D^sp_{l,k} and the lengths; marks next to bits are our reading.
+distribution D^sp_{l,k} and the lengths; marks next to bits are our interpretation. With k = 2:
 
-With a scratchpad the response is the running parity, bit by bit. Prompt `b_1 … b_n =`, response
-`s_1 … s_n` with s_i = b_1 ⊕ … ⊕ b_i. Coupled IDs: b_i and s_i share one, and `=` has the ID before
-the response, one below b_1.
+    . 0  * 1  . 1  * 1  . 0  →  0        1 ⊕ 1
+
+With a scratchpad the response is the running parity, bit by bit. A prompt is `b_1 … b_n =`, its
+response `s_1 … s_n` with s_i = b_1 ⊕ … ⊕ b_i. Coupled IDs: b_i and s_i share one, and `=` has the
+ID before the response, one below b_1.
 
 Dimension key: B samples, l pairs, n bits, P prompt length, R response length.
 """
@@ -32,7 +34,7 @@ class SparseParity(Task):
     def sample(
         self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
-        """`k` None: uniform in 1 … l for each sample."""
+        """Return random samples. `k` None: uniform in 1 … l for each sample."""
         num_pairs = length // 2
         if k is None:
             k = generator.integers(1, num_pairs + 1, size=num_samples)
@@ -55,7 +57,8 @@ class SparseParity(Task):
         )
 
     def solve(self, samples: Samples) -> np.ndarray:
-        marks_Bl, bits_Bl = samples.prompt_BP[:, ::2], samples.prompt_BP[:, 1::2]
+        marks_Bl = samples.prompt_BP[:, ::2]
+        bits_Bl = samples.prompt_BP[:, 1::2]
         return ((marks_Bl == _RELEVANT) & (bits_Bl == _ONE)).sum(1, keepdims=True) % 2
 
     def largest_k(self, length: int) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from olmo_sparsity.base.errors import ConfigError
 
 Ks = int | np.ndarray | None
-"""k of all samples or of each; None: the task chooses."""
+"""k of all samples, or of each. None: the task chooses, or has no k."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Samples:
     has no coupling."""
 
     response_ids_BR: np.ndarray | None = None
+    """Coupled position IDs of the response."""
+
     unit: int = 1
     """Size of a unit, in tokens or coupled IDs, from the first on: aligned cuts fall between
     units."""
@@ -62,7 +64,7 @@ class Samples:
 
     @property
     def partners_BL(self) -> np.ndarray:
-        """The place of the first prompt token with the same coupled ID."""
+        """For each token, the place of the first prompt token with the same coupled ID."""
         num_prompt = self.prompt_BP.shape[1]
         same_BLP = self.coupled_ids_BL[:, :, None] == self.coupled_ids_BL[:, None, :num_prompt]
         if not same_BLP.any(2).all():
@@ -78,31 +80,35 @@ class Task(Protocol):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Words; a token's ID is its word's index."""
+        """Return the words; a token's ID is its word's index."""
 
     @property
     def length_step(self) -> int:
-        """Lengths are multiples of this."""
+        """Return the number of which lengths are multiples."""
         return 1
 
     def sample(
         self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
-        """A task without k rejects it."""
+        """Return random samples of a length. A task without k rejects one.
+
+        length: As the task counts it: tokens, digits or statements.
+        """
 
     def largest_k(self, length: int) -> int | None:
-        """None: the task has no k."""
+        """Return the largest k of a sample of this length. None: the task has no k."""
         return None
 
     def solve(self, samples: Samples) -> np.ndarray:
-        """response_BR, computed from the prompts alone."""
+        """Return response_BR, computed from the prompts alone: a check of `sample`."""
 
     def largest_id(self, length: int) -> int | None:
-        """The largest coupled ID of a sample of this length. None: no coupling."""
+        """Return the largest coupled ID of a sample of this length. None: no coupling."""
         return None
 
 
 def refuse_k(task: str, k: Ks) -> None:
+    """Raise ConfigError if a task without k is given one."""
     if k is not None:
         raise ConfigError(f"{task} has no k; leave train_ks and test_ks empty")
 
@@ -126,12 +132,12 @@ class EndToken(Task):
         self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         samples = self.task.sample(generator, num_samples, length, k)
-        ids_BP, ids_BR = samples.prompt_ids_BP, samples.response_ids_BR
+        ids_BP = samples.prompt_ids_BP
+        ids_BR = samples.response_ids_BR
         if ids_BP is not None and ids_BR is not None:
             ids_BR = np.concatenate((ids_BR, ids_BP[:, -1:]), axis=1)
-        return replace(
-            samples, response_BR=self._ended(samples.response_BR), response_ids_BR=ids_BR
-        )
+        response_BR = self._with_end(samples.response_BR)
+        return replace(samples, response_BR=response_BR, response_ids_BR=ids_BR)
 
     def largest_k(self, length: int) -> int | None:
         return self.task.largest_k(length)
@@ -140,7 +146,7 @@ class EndToken(Task):
         return self.task.largest_id(length)
 
     def solve(self, samples: Samples) -> np.ndarray:
-        return self._ended(self.task.solve(samples))
+        return self._with_end(self.task.solve(samples))
 
-    def _ended(self, response_BR: np.ndarray) -> np.ndarray:
+    def _with_end(self, response_BR: np.ndarray) -> np.ndarray:
         return np.pad(response_BR, ((0, 0), (0, 1)), constant_values=len(self.task.vocabulary))

@@ -25,11 +25,23 @@ from olmo_sparsity.config.schema import option
 from study.tasks.samples import Samples
 
 COUPLED = ("coupled", "ppc")
+"""Schemes that feed a task's coupled IDs."""
+
 PREDICTED = ("ppc", "auxiliary")
+"""Schemes whose model predicts IDs."""
+
 EMBEDDED = (*COUPLED, "auxiliary")
+"""Schemes with an embedding of IDs."""
+
 HAVE_COUPLED_IDS = (*COUPLED, "auxiliary", "pointers")
+"""Schemes that need a task with coupled IDs."""
+
 POSE = ("pose", "auxiliary", "pointers")
+"""Schemes whose fed IDs are PoSE's."""
+
 CHUNKED = (*COUPLED, *POSE)
+"""Schemes that cut a training sample into chunks."""
+
 SCHEMES = ("rope", "nope", "alibi", *CHUNKED, "randomized")
 
 
@@ -49,24 +61,27 @@ class PositionSettings:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The requirements of a scheme."""
+    """How many IDs and tokens a model needs for a scheme."""
 
     num_ids: int
     num_words: int
     num_labels: int = 0
-    """Tokens behind the task's words (pointers)."""
+    """Number of tokens after the task's words that are labels (pointers)."""
 
 
 @dataclass(frozen=True)
 class Placed:
+    """Samples as a model reads them."""
+
     tokens_BL: np.ndarray
     ids_BL: np.ndarray
-    """Position IDs as they are fed, where they are given."""
+    """Position IDs that are fed, where they are given."""
 
     target_ids_BL: np.ndarray
-    """Position IDs as they are to be predicted, where they are."""
+    """Position IDs that are to be predicted, where the scheme predicts any."""
 
     num_prompt: int
+    """Number of tokens of the prompt."""
 
 
 def place(
@@ -78,38 +93,56 @@ def place(
     *,
     training: bool,
 ) -> Placed:
+    """Return samples as a model of this scheme reads them.
+
+    generator: Draws chunks and random IDs.
+    training: Whether IDs are drawn for training; at test most schemes count them.
+    """
     tokens_BL = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
-    (num_samples, num_places), num_prompt = tokens_BL.shape, samples.prompt_BP.shape[1]
+    num_samples, num_places = tokens_BL.shape
+    num_prompt = samples.prompt_BP.shape[1]
     unit = samples.unit if settings.aligned_cuts else 1
 
     def spread(coupled_BL: np.ndarray, num_ids: int) -> np.ndarray:
+        """Return coupled IDs; in training, spread like PoSE's chunks over `num_ids`."""
         if not training:
             return coupled_BL
-        drawn = generator, num_samples, int(coupled_BL.max()), num_ids
-        return spread_ids(
-            coupled_BL, uniform_pose_batch(*drawn, num_chunks=settings.num_chunks, unit=unit)
+        positions_BM = uniform_pose_batch(
+            generator,
+            num_samples,
+            int(coupled_BL.max()),
+            num_ids,
+            num_chunks=settings.num_chunks,
+            unit=unit,
         )
+        return spread_ids(coupled_BL, positions_BM)
 
     if scheme in COUPLED:
         ids_BL = spread(samples.coupled_ids_BL, sizes.num_ids)
         return Placed(tokens_BL, ids_BL, ids_BL, num_prompt)
     if scheme == "pointers":
+        # Drawn before the position IDs, whose random numbers come after these.
         labels_BL = sizes.num_words + spread(samples.coupled_ids_BL, sizes.num_labels)
         tokens_BL = np.stack((labels_BL, tokens_BL), axis=2).reshape(num_samples, -1)
+
     ids_BL = contiguous_batch(num_samples, num_places)
+    shape = (num_samples, num_places, sizes.num_ids)
     if scheme == "randomized":
-        ids_BL = randomized_batch(generator, num_samples, num_places, sizes.num_ids)
+        ids_BL = randomized_batch(generator, *shape)
     elif scheme in POSE and training:
-        drawn = generator, num_samples, num_places, sizes.num_ids
         if settings.published:
-            ids_BL = pose_batch(*drawn, num_chunks=settings.num_chunks)
+            ids_BL = pose_batch(generator, *shape, num_chunks=settings.num_chunks)
         else:
-            ids_BL = uniform_pose_batch(*drawn, num_chunks=settings.num_chunks, unit=unit)
+            num_chunks = settings.num_chunks
+            ids_BL = uniform_pose_batch(generator, *shape, num_chunks=num_chunks, unit=unit)
+
     if scheme == "auxiliary":
-        partners_BL = np.take_along_axis(ids_BL, samples.partners_BL, axis=1)
-        return Placed(tokens_BL, ids_BL, partners_BL, num_prompt)
+        partner_ids_BL = np.take_along_axis(ids_BL, samples.partners_BL, axis=1)
+        return Placed(tokens_BL, ids_BL, partner_ids_BL, num_prompt)
     if scheme == "pointers":
-        ids_BL, num_prompt = ids_BL.repeat(2, axis=1), 2 * num_prompt
+        # A label has the position of its token.
+        ids_BL = ids_BL.repeat(2, axis=1)
+        num_prompt = 2 * num_prompt
     return Placed(tokens_BL, ids_BL, ids_BL, num_prompt)
 
 
@@ -119,13 +152,14 @@ def place(
 
 
 def contiguous_batch(num_sequences: int, length: int) -> np.ndarray:
+    """Return positions_BL, counted from 0."""
     return np.tile(np.arange(length), (num_sequences, 1))
 
 
 def randomized_batch(
     generator: np.random.Generator, num_sequences: int, length: int, target: int
 ) -> np.ndarray:
-    """`randomized` of `olmo_sparsity.data.positions` for B sequences: positions_BL."""
+    """Return positions_BL: `randomized` of `olmo_sparsity.data.positions` for B sequences."""
     keys_BT = generator.random((num_sequences, target), dtype=np.float32)
     return np.sort(keys_BT.argsort(1)[:, :length], axis=1)
 
@@ -139,9 +173,11 @@ def uniform_pose_batch(
     num_chunks: int,
     unit: int = 1,
 ) -> np.ndarray:
-    """A variant of PoSE for B sequences: positions_BL. Cuts are uniform, total skips uniform and
-    sorted, and the first chunk is skipped too. Cuts fall only between units of `unit` tokens; if
-    there are fewer such places than cuts, all of them are cut."""
+    """Return positions_BL of a variant of PoSE for B sequences.
+
+    Cuts are uniform, total skips uniform and sorted, and the first chunk is skipped too. Cuts fall
+    only between units of `unit` tokens; if there are fewer such places than cuts, all of them are
+    cut."""
     places = np.arange(unit, length, unit)
     num_cuts = min(num_chunks - 1, len(places))
     keys_BP = generator.random((num_sequences, len(places)), dtype=np.float32)
@@ -159,7 +195,7 @@ def pose_batch(
     *,
     num_chunks: int,
 ) -> np.ndarray:
-    """`pose` of `olmo_sparsity.data.positions` for B sequences: positions_BL.
+    """Return positions_BL: `pose` of `olmo_sparsity.data.positions` for B sequences.
 
     The published sampler: the first chunk starts at 0. Each but the last is U{1 ... (L+1)//C} long,
     and each total skip is uniform between the previous chunk's and T-L.

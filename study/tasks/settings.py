@@ -1,11 +1,15 @@
-"""Settings of a task experiment, checked before training. P: prompt length, R: response length."""
+"""Read the settings of a task experiment, and check all of them before training.
+
+A mistake in the last test length of an experiment of days is an error in its first second: each
+length and k is drawn once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -42,6 +46,8 @@ TASKS: dict[str, type] = {
 
 @dataclass
 class StepSettings:
+    """How a model is trained."""
+
     num_steps: int = option(2000, least=1)
     batch_size: int = option(128, least=1)
     lengths_per_batch: int = option(8, least=1)
@@ -67,6 +73,8 @@ class StepSettings:
 
 @dataclass
 class ExperimentSettings:
+    """The file of an experiment: a model for each scheme, k and seed, tested at several lengths."""
+
     output: str = option(None, required=True)
     """Folder of the results; a second start resumes."""
 
@@ -107,33 +115,36 @@ they run."""
 
 
 def load_settings(path: str | Path, overrides: list[str]) -> ExperimentSettings:
+    """Read and check the file of an experiment. `overrides`: options, such as `--seeds=[1]`."""
     settings = load(ExperimentSettings, path, overrides)
     check(settings, str(path))
     return settings
 
 
 def each(ks: list[int]) -> Sequence[int | None]:
-    """The ks, or one None if the task has no k."""
+    """Return the ks, or one None if the task has no k."""
     return ks or [None]
 
 
 def build_task(settings: ExperimentSettings, **changes: Any) -> Task:
+    """Return the task of an experiment, with some of its settings changed."""
     if not isinstance(settings.task, dict):
         raise ConfigError(f"task={settings.task} must be a section: {{name: sparse_parity}}, say")
-    given = settings.task | changes
-    name = str(given.pop("name", None))
+    fields = settings.task | changes
+    name = str(fields.pop("name", None))
     kind = cast(type, read_object(name, "task.name")) if ":" in name else TASKS.get(name)
     if kind is None or not is_dataclass(kind):
         raise ConfigError(
             f"task.name={name} is not one of {', '.join(TASKS)}, nor a dataclass your_file.py:Task"
         )
-    task = cast(Task, build(kind, given, "task"))
+    task = cast(Task, build(kind, fields, "task"))
     return EndToken(task) if settings.end_token else task
 
 
 def build_test_tasks(settings: ExperimentSettings) -> dict[str, Task]:
-    given = settings.test_tasks or {settings.task["name"]: {}}
-    return {name: build_task(settings, **changes) for name, changes in given.items()}
+    """Return the tasks of the tests by the names that rows have."""
+    changes_by_name = settings.test_tasks or {settings.task["name"]: {}}
+    return {name: build_task(settings, **changes) for name, changes in changes_by_name.items()}
 
 
 def check(settings: ExperimentSettings, origin: str) -> None:
@@ -151,8 +162,10 @@ def check(settings: ExperimentSettings, origin: str) -> None:
 
 
 def _rules(settings: ExperimentSettings) -> Rules:
-    schemes, lengths = set(settings.schemes), settings.train_lengths
-    if unknown := [scheme for scheme in settings.schemes if scheme not in SCHEMES]:
+    schemes = set(settings.schemes)
+    lengths = settings.train_lengths
+    unknown = [scheme for scheme in settings.schemes if scheme not in SCHEMES]
+    if unknown:
         yield f"schemes={unknown} are not known; choose among {', '.join(SCHEMES)}"
     if not settings.optimizer.learning_rate:
         yield "optimizer.learning_rate=0 trains nothing; raise it"
@@ -164,9 +177,10 @@ def _rules(settings: ExperimentSettings) -> Rules:
         (settings.training.mastery, "training", ("past_mastery",)),
         (False, "model", ("vocab_size", "embedding_size", "max_sequence_length", "rope", "alibi")),
     ):
-        of, default = getattr(settings, section), getattr(ExperimentSettings(), section)
+        values = getattr(settings, section)
+        defaults = getattr(ExperimentSettings(), section)
         for name in names:
-            if not is_used and getattr(of, name) != getattr(default, name):
+            if not is_used and getattr(values, name) != getattr(defaults, name):
                 yield f"{section}.{name} is set, but decides nothing; remove it"
     if settings.train_ks and not settings.test_ks:
         yield "train_ks is set, but test_ks is empty; set both"
@@ -175,30 +189,35 @@ def _rules(settings: ExperimentSettings) -> Rules:
 def sizes(
     settings: ExperimentSettings, task: Task, test_tasks: dict[str, Task], scheme: str
 ) -> Sizes:
-    """Rejected if the task has no coupled IDs for the scheme."""
-    num_ids = num_coupled = 0
-    for name, length, of in (
-        ("train_lengths", training_lengths(settings, task)[-1], task),
-        *(("test_lengths", n, of) for of in test_tasks.values() for n in settings.test_lengths),
-    ):
-        sample = _draw(of, name, length, of.largest_k(length))  # the longest there is
-        needed = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
+    """Return how many IDs and tokens a model of this scheme needs. Raise ConfigError if the task
+    has no coupled IDs for the scheme."""
+    num_ids = 0
+    num_coupled = 0
+    longest_training = training_lengths(settings, task)[-1]
+    cases: list[tuple[str, int, Task]] = [("train_lengths", longest_training, task)]
+    for test_task in test_tasks.values():
+        cases += [("test_lengths", length, test_task) for length in settings.test_lengths]
+    for field_name, length, case_task in cases:
+        longest = _draw(case_task, field_name, length, case_task.largest_k(length))
+        num_needed = longest.prompt_BP.shape[1] + longest.response_BR.shape[1]
         if scheme in HAVE_COUPLED_IDS:
-            largest = of.largest_id(length)
-            if largest is None:
+            largest_id = case_task.largest_id(length)
+            if largest_id is None:
                 raise ConfigError(f"scheme {scheme}: this task has no coupled IDs; remove it")
-            num_coupled = max(num_coupled, largest + 1)
-            needed = largest + 1 if scheme in COUPLED else needed
+            num_coupled = max(num_coupled, largest_id + 1)
+            if scheme in COUPLED:
+                num_needed = largest_id + 1
         if scheme == "auxiliary":
-            _ = sample.partners_BL  # rejected if there are none
-        num_ids = max(num_ids, needed)
+            _ = longest.partners_BL  # raises if there are none
+        num_ids = max(num_ids, num_needed)
     num_labels = num_coupled if scheme == "pointers" else 0
     return Sizes(num_ids, len(task.vocabulary), num_labels)
 
 
 def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
-    first, last = settings.train_lengths
-    lengths = [n for n in range(first, last + 1) if n % task.length_step == 0]
+    """Return the lengths that training draws from."""
+    shortest, longest = settings.train_lengths
+    lengths = [n for n in range(shortest, longest + 1) if n % task.length_step == 0]
     if not lengths:
         raise ConfigError(
             f"train_lengths={settings.train_lengths} holds no multiple of {task.length_step}"
@@ -206,12 +225,18 @@ def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
     return lengths
 
 
-def tests(
-    settings: ExperimentSettings, test_tasks: dict[str, Task]
-) -> list[tuple[str, int, int | None]]:
-    """All (name, length, k) that exist: at a short length a large k may not fit."""
+class Test(NamedTuple):
+    """What one accuracy is measured on."""
+
+    task_name: str
+    length: int
+    k: int | None
+
+
+def tests(settings: ExperimentSettings, test_tasks: dict[str, Task]) -> list[Test]:
+    """Return all tests that exist: at a short length a large k may not fit."""
     return [
-        (name, length, k)
+        Test(name, length, k)
         for name, test_task in test_tasks.items()
         for length in settings.test_lengths
         for k in each(settings.test_ks)
@@ -222,18 +247,9 @@ def tests(
 def _draw_once(settings: ExperimentSettings, task: Task, test_tasks: dict[str, Task]) -> None:
     """Draw each length and k once, as a task rejects what it cannot draw."""
     lengths = training_lengths(settings, task)
-    for name, ks, longest, of in (
-        ("train_ks", settings.train_ks, lengths[-1], task),
-        *(
-            ("test_ks", settings.test_ks, max(settings.test_lengths), of)
-            for of in test_tasks.values()
-        ),
-    ):
-        largest = of.largest_k(longest)
-        if ks and largest is None:
-            raise ConfigError(f"{name}={ks} is set, but this task has no k; remove it")
-        if ks and largest is not None and not 1 <= min(ks) <= max(ks) <= largest:
-            raise ConfigError(f"{name}={ks} must lie between 1 and {largest}, at length {longest}")
+    _check_ks("train_ks", settings.train_ks, task, lengths[-1])
+    for test_task in test_tasks.values():
+        _check_ks("test_ks", settings.test_ks, test_task, max(settings.test_lengths))
     for length in (lengths[0], lengths[-1]):
         # With train_ks, training draws a k for each sample.
         k_B = np.ones(_NUM_DRAWN, dtype=int) if settings.train_ks else None
@@ -244,16 +260,27 @@ def _draw_once(settings: ExperimentSettings, task: Task, test_tasks: dict[str, T
         _draw(test_tasks[name], "test_lengths", length, test_k)
 
 
+def _check_ks(field_name: str, ks: list[int], task: Task, length: int) -> None:
+    """Raise ConfigError if a task has no k, or a k that is too large at this length."""
+    largest = task.largest_k(length)
+    if ks and largest is None:
+        raise ConfigError(f"{field_name}={ks} is set, but this task has no k; remove it")
+    if ks and largest is not None and not 1 <= min(ks) <= max(ks) <= largest:
+        raise ConfigError(f"{field_name}={ks} must lie between 1 and {largest}, at length {length}")
+
+
 _NUM_DRAWN = 4
+"""Number of samples that are drawn to check a length."""
 
 
-def _draw(task: Task, field_names: str, length: int, k: Ks) -> Samples:
+def _draw(task: Task, field_name: str, length: int, k: Ks) -> Samples:
+    """Draw a few samples and check them. `field_name`: the setting, for messages."""
     if length < 1 or length % task.length_step:
-        raise ConfigError(f"{field_names}: {length} is not a multiple of {task.length_step}")
+        raise ConfigError(f"{field_name}: {length} is not a multiple of {task.length_step}")
     try:
         samples = task.sample(np.random.default_rng(0), _NUM_DRAWN, length, k)
     except ConfigError as error:
-        raise ConfigError(f"{field_names}: {error}") from None
+        raise ConfigError(f"{field_name}: {error}") from None
     enforce(f"the task's samples of length {length}", _rules_of_samples(task, samples, length))
     return samples
 
@@ -261,13 +288,16 @@ def _draw(task: Task, field_names: str, length: int, k: Ks) -> Samples:
 def _rules_of_samples(task: Task, samples: Samples, length: int) -> Rules:
     """Check samples of a user's own task before training on them."""
     tokens = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
-    low, high, size = tokens.min(), tokens.max(), len(task.vocabulary)
-    if not 0 <= low <= high < size:
-        yield f"tokens {low} to {high}, but the vocabulary has {size} words"
+    low = tokens.min()
+    high = tokens.max()
+    num_words = len(task.vocabulary)
+    if not 0 <= low <= high < num_words:
+        yield f"tokens {low} to {high}, but the vocabulary has {num_words} words"
     if not np.array_equal(task.solve(samples), samples.response_BR):
         yield "solve() does not give the response that sample() gives"
     if samples.prompt_ids_BP is not None:
-        low, high = samples.coupled_ids_BL.min(), samples.coupled_ids_BL.max()
-        largest = task.largest_id(length)
-        if largest is None or not 1 <= low <= high <= largest:
-            yield f"position IDs {low} to {high}, but the first is 1 and largest_id() {largest}"
+        low = samples.coupled_ids_BL.min()
+        high = samples.coupled_ids_BL.max()
+        largest_id = task.largest_id(length)
+        if largest_id is None or not 1 <= low <= high <= largest_id:
+            yield f"position IDs {low} to {high}, but the first is 1 and largest_id() {largest_id}"

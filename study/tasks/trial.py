@@ -1,4 +1,8 @@
-"""Train and test one model on a task, for one position scheme and seed (a trial).
+"""Train and test one model on a task, for one position scheme, k and seed (a trial).
+
+    samples (samples.py) ─ `place` of schemes.py ─→ tokens and position IDs
+    `train`: batches of several lengths ─→ a `PositionCoupling` model
+    `measure`: samples of each test length and k ─→ a `Row` with its accuracies
 
 Dimension key: B samples, P prompt length, R response length, L = P + R.
 """
@@ -30,19 +34,32 @@ from study.tasks.settings import (
     training_lengths,
 )
 
-_TRAIN, _TEST, _TEST_IDS, _CHECK = 0, 1, 2, 3  # independent streams of random numbers
+# Independent streams of random numbers.
+_TRAIN = 0
+_TEST = 1
+_TEST_IDS = 2
+_CHECK = 3
+
 _TEST_BATCH = 100
+"""Number of test samples that are generated together."""
+
 _LOG_EVERY = 100
+"""Number of steps whose mean loss is stored."""
 
 
 @dataclass(frozen=True)
 class Trial:
+    """What distinguishes one model of an experiment from the others."""
+
     scheme: str
     train_k: int | None
+    """The largest k of training. None: the task has no k."""
+
     seed: int
 
     @property
     def name(self) -> str:
+        """The name of its file."""
         k = "" if self.train_k is None else f"_k{self.train_k}"
         return f"{self.scheme}{k}_seed{self.seed}"
 
@@ -51,8 +68,11 @@ class Bench:
     """A trial, its tasks, and what its scheme needs of a model."""
 
     def __init__(self, settings: ExperimentSettings, trial: Trial, device: torch.device) -> None:
-        self.settings, self.trial, self.device = settings, trial, device
-        self.task, self.test_tasks = build_task(settings), build_test_tasks(settings)
+        self.settings = settings
+        self.trial = trial
+        self.device = device
+        self.task = build_task(settings)
+        self.test_tasks = build_test_tasks(settings)
         self.sizes = sizes(settings, self.task, self.test_tasks, trial.scheme)
 
 
@@ -61,21 +81,23 @@ Report = Callable[[int, float], None]
 
 
 def build(bench: Bench) -> PositionCoupling:
-    settings, scheme, needed = bench.settings, bench.trial.scheme, bench.sizes
+    """Return an untrained model with the positions, heads and vocabulary of a trial's scheme."""
+    settings = bench.settings
+    scheme = bench.trial.scheme
     rotates = scheme not in ("nope", "alibi")
-    num_words = needed.num_words + needed.num_labels
+    num_words = bench.sizes.num_words + bench.sizes.num_labels
     model = replace(
         settings.model,
         vocab_size=num_words,
         embedding_size=num_words,
-        max_sequence_length=needed.num_ids,
+        max_sequence_length=bench.sizes.num_ids,
         rope=rotates,
         alibi=scheme == "alibi",
         rotary_fraction=settings.model.rotary_fraction if rotates else 1.0,
     )
     return PositionCoupling(
         build_model(model),
-        needed.num_ids,
+        bench.sizes.num_ids,
         embed_ids=scheme in EMBEDDED,
         predict_ids=scheme in PREDICTED,
         feed_ids=scheme != "auxiliary",
@@ -85,10 +107,12 @@ def build(bench: Bench) -> PositionCoupling:
 
 @dataclass
 class Course:
-    """How far a training is."""
+    """How far a training is. Stored with the states, so its fields keep their names."""
 
     num_steps: int
     step: int = 0
+    """Number of steps that are done."""
+
     mastered: int | None = None
     """The step of the first check that each k passed."""
 
@@ -96,28 +120,38 @@ class Course:
     """[step, mean loss since the last entry]."""
 
     recent: list[float] = field(default_factory=list)
+    """Losses since the last entry."""
 
 
 def train(
     bench: Bench, report: Report, kept: Path | None = None
 ) -> tuple[PositionCoupling, Course]:
-    """The trained model. `kept`: file of the state, which a stopped training resumes from."""
-    settings, seed = bench.settings, bench.trial.seed
+    """Return the trained model, and how its training went.
+
+    report: Called after each step.
+    kept: File of the state, which a stopped training resumes from.
+    """
+    settings = bench.settings
+    training = settings.training
+    seed = bench.trial.seed
     torch.manual_seed(seed)
     model = build(bench).train()
     optimizer = build_adamw(model.parameters(), model, settings.optimizer)
     generator = np.random.default_rng([seed, _TRAIN])
-    training, course = settings.training, Course(settings.training.num_steps)
+    course = Course(training.num_steps)
     if kept is not None and kept.is_file():
-        course, weights, moments, drawn = torch.load(kept, weights_only=False)
+        course, weights, moments, generator_state = torch.load(kept, weights_only=False)
         model.load_state_dict(weights)
         optimizer.load_state_dict(moments)
-        generator.bit_generator.state = drawn
+        generator.bit_generator.state = generator_state
 
     while course.step < course.num_steps:
         course.step += 1
-        unknown = bool(training.mastery) and course.mastered is None
-        num_steps = course.num_steps + unknown * settings.optimizer.cooldown_steps
+        # Until mastery the end is not known: the cooldown is put beyond it, at a constant rate.
+        awaits_mastery = bool(training.mastery) and course.mastered is None
+        num_steps = course.num_steps
+        if awaits_mastery:
+            num_steps += settings.optimizer.cooldown_steps
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings.optimizer, course.step, num_steps)
         loss = model.loss(*_draw_batch(bench, generator))
@@ -127,15 +161,16 @@ def train(
         optimizer.step()
         course.recent.append(loss.item())
         report(course.step, course.recent[-1])
-        checked = course.step % training.check_steps == 0
-        if checked and unknown and _masters(bench, model):
+
+        is_checked = course.step % training.check_steps == 0
+        if is_checked and awaits_mastery and _masters(bench, model):
             course.mastered = course.step
             num_constant = round(course.step * training.past_mastery)
             course.num_steps = num_constant + settings.optimizer.cooldown_steps
         if course.step % _LOG_EVERY == 0 or course.step == course.num_steps:
             course.losses.append([course.step, float(np.mean(course.recent))])
             course.recent.clear()
-        if checked and kept is not None:
+        if is_checked and kept is not None:
             states = [model.state_dict(), optimizer.state_dict(), generator.bit_generator.state]
             with writing(kept) as partial:
                 torch.save([course, *states], partial)
@@ -143,31 +178,31 @@ def train(
 
 
 def _masters(bench: Bench, model: PositionCoupling) -> bool:
-    """Whether each k of training has the accuracy asked, on samples of no test."""
+    """Return whether each k of training has the accuracy asked, on samples of no test."""
     assert bench.trial.train_k is not None
     length = training_lengths(bench.settings, bench.task)[-1]
     model.eval()
     # The largest k is learnt last: trying it first ends most checks after one k.
-    masters = True
-    for k in range(bench.trial.train_k, 0, -1):
-        row = _measure_at(bench, model, bench.task, length, k, stream=_CHECK)
-        if row.exact_match < bench.settings.training.mastery:
-            masters = False
-            break
+    rows = (
+        _measure_at(bench, model, bench.task, length, k, stream=_CHECK)
+        for k in range(bench.trial.train_k, 0, -1)
+    )
+    masters = all(row.exact_match >= bench.settings.training.mastery for row in rows)
     model.train()
     return masters
 
 
 def _draw_batch(bench: Bench, generator: np.random.Generator) -> tuple[Tensor, ...]:
-    """tokens_BL, ids_BL, response_BL and target_ids_BL of several lengths, padded at the right,
-    where causal attention and the loss ignore it."""
+    """Return the arguments of `PositionCoupling.loss` for a batch of several lengths, padded at the
+    right, where causal attention and the loss ignore it."""
     settings = bench.settings
     lengths = training_lengths(settings, bench.task)
-    size = settings.training.batch_size
+    batch_size = settings.training.batch_size
+    num_parts = min(settings.training.lengths_per_batch, batch_size)
     parts = []
-    for part in np.array_split(np.arange(size), min(settings.training.lengths_per_batch, size)):
+    for numbers in np.array_split(np.arange(batch_size), num_parts):
         length = int(generator.choice(lengths))
-        samples = _draw_training(bench, generator, len(part), length)
+        samples = _draw_training(bench, generator, len(numbers), length)
         parts.append(_tensors(bench, _place(bench, samples, generator, training=True)))
     longest = max(tokens.shape[1] for tokens, *_ in parts)
     return tuple(
@@ -179,22 +214,25 @@ def _draw_batch(bench: Bench, generator: np.random.Generator) -> tuple[Tensor, .
 def _draw_training(
     bench: Bench, generator: np.random.Generator, num_samples: int, length: int
 ) -> Samples:
-    largest, k_B = bench.trial.train_k, None
-    if largest is not None:
-        largest = min(largest, bench.task.largest_k(length) or largest)
-        k_B = generator.integers(1, largest + 1, size=num_samples)
+    """Draw training samples, with k uniform in 1 … train_k, or as many as fit."""
+    k_B = None
+    train_k = bench.trial.train_k
+    if train_k is not None:
+        largest_k = min(train_k, bench.task.largest_k(length) or train_k)
+        k_B = generator.integers(1, largest_k + 1, size=num_samples)
     return bench.task.sample(generator, num_samples, length, k_B)
 
 
 def _place(
     bench: Bench, samples: Samples, generator: np.random.Generator, training: bool
 ) -> Placed:
-    scheme, positions = bench.trial.scheme, bench.settings.positions
-    return place(scheme, samples, generator, positions, bench.sizes, training=training)
+    positions = bench.settings.positions
+    return place(bench.trial.scheme, samples, generator, positions, bench.sizes, training=training)
 
 
 def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """tokens_BL, ids_BL, response_BL (true over the response) and target_ids_BL."""
+    """Return the arguments of `PositionCoupling.loss`: tokens_BL, ids_BL, response_BL (true over
+    the response) and target_ids_BL."""
     response_BL = np.zeros(placed.tokens_BL.shape, dtype=bool)
     response_BL[:, placed.num_prompt :] = True
     tokens, ids, response, targets = (
@@ -205,16 +243,19 @@ def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def measure(bench: Bench, model: PositionCoupling) -> list[Row]:
-    return [
-        replace(_measure_at(bench, model, bench.test_tasks[name], length, k), task=name)
-        for name, length, k in tests(bench.settings, bench.test_tasks)
-    ]
+    """Return the accuracies of a trained model, a row for each test."""
+    rows = list[Row]()
+    for test in tests(bench.settings, bench.test_tasks):
+        task = bench.test_tasks[test.task_name]
+        row = _measure_at(bench, model, task, test.length, test.k)
+        rows.append(replace(row, task=test.task_name))
+    return rows
 
 
 def draw_test_samples(
     task: Task, num_samples: int, length: int, k: int | None, stream: int = _TEST
 ) -> Iterator[Samples]:
-    """The same for every scheme and seed."""
+    """Yield batches of test samples, the same for every scheme and seed."""
     generator = np.random.default_rng([stream, length, k or 0])
     # In fixed batches, as a task may draw its k once per batch.
     for start in range(0, num_samples, _TEST_BATCH):
@@ -229,26 +270,32 @@ def _measure_at(
     k: int | None,
     stream: int = _TEST,
 ) -> Row:
-    settings, trial = bench.settings, bench.trial
-    placing = np.random.default_rng([_TEST_IDS, length, k or 0])
+    """Return the accuracies at one length and k."""
+    settings = bench.settings
+    trial = bench.trial
+    id_generator = np.random.default_rng([_TEST_IDS, length, k or 0])
     num_samples = settings.num_test_samples
     num_exact = num_tokens = num_correct = num_correct_ids = num_forced = 0
     for samples in draw_test_samples(task, num_samples, length, k, stream):
-        placed = _place(bench, samples, placing, training=False)
+        placed = _place(bench, samples, id_generator, training=False)
         tokens_BL, ids_BL, _, target_ids_BL = _tensors(bench, placed)
-        before, after = slice(placed.num_prompt), slice(placed.num_prompt, None)
-        num_response = tokens_BL[:, after].shape[1]
+        prompt = slice(placed.num_prompt)
+        response = slice(placed.num_prompt, None)
+        num_response = tokens_BL[:, response].shape[1]
         generated = model.generate(
-            tokens_BL[:, before],
-            ids_BL[:, before],
+            tokens_BL[:, prompt],
+            ids_BL[:, prompt],
             num_response,
-            None if model.feeds_ids else ids_BL[:, after],
+            None if model.feeds_ids else ids_BL[:, response],
         )
         # For a single response token, free-running and teacher-forced are the same.
         forced = generated if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
-        truth = Response(tokens_BL[:, after], target_ids_BL[:, after])
+        truth = Response(tokens_BL[:, response], target_ids_BL[:, response])
         if bench.sizes.num_labels:
-            generated, forced, truth = (_read_labels(r) for r in (generated, forced, truth))
+            generated = _read_labels(generated)
+            forced = _read_labels(forced)
+            truth = _read_labels(truth)
+
         correct = score(generated, truth.tokens_BR, truth.ids_BR)
         num_tokens += truth.tokens_BR.numel()
         exact_B = correct.exact_B if model.feeds_ids else correct.token_BR.all(1)
@@ -256,8 +303,10 @@ def _measure_at(
         num_correct += int(correct.token_BR.sum())
         num_correct_ids += int(correct.id_BR.sum())
         num_forced += int((forced.tokens_BR == truth.tokens_BR).sum())
+
     exact_match = num_exact / num_samples
     low, high = wilson(exact_match, num_samples)
+    predicts_ids = model.id_head is not None or bench.sizes.num_labels > 0
     return Row(
         task=settings.task["name"],
         scheme=trial.scheme,
@@ -266,9 +315,7 @@ def _measure_at(
         test_k=k,
         length=length,
         token_accuracy=num_correct / num_tokens,
-        id_accuracy=num_correct_ids / num_tokens
-        if model.id_head is not None or bench.sizes.num_labels
-        else None,
+        id_accuracy=num_correct_ids / num_tokens if predicts_ids else None,
         exact_match=exact_match,
         low=low,
         high=high,
