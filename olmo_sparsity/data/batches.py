@@ -138,52 +138,73 @@ class Piece:
     text_L: np.ndarray
 
 
+@dataclass(frozen=True)
+class BatchPlan:
+    """What determines the batches of a run on its shards, on any number of processes."""
+
+    positions: PositionsConfig
+    """How position IDs are drawn."""
+
+    length: int
+    """Tokens of the longest sequences, into which the shards are cut."""
+
+    batch_size: int
+    """Of these, on all processes together."""
+
+    seed: int
+
+    length_at: Callable[[int], int] | None = None
+    """Returns the tokens of a sequence in a step (1 is the first), into which the longest are cut.
+    None: `length` in all steps."""
+
+    positions_at: Callable[[int], PositionsConfig] | None = None
+    """Returns how position IDs are drawn in a step. None: `positions` in all steps."""
+
+    transform: Transform | None = None
+
+    mask_documents: bool = False
+
+    order: Order = "stored"
+
+    weights: Sequence[Weights] = ()
+    """Weights of several corpora, in each stretch of batches."""
+
+    def stage_of(self, step: int) -> tuple[int, PositionsConfig]:
+        """Return the tokens of a sequence in a step (1 is the first), and its position IDs."""
+        length = self.length if self.length_at is None else self.length_at(step)
+        positions = self.positions if self.positions_at is None else self.positions_at(step)
+        return length, positions
+
+
 class TrainingBatches:
     """An endless stream of global batches. A batch depends only on the settings and the step, so
     the step number is the data cursor of a checkpoint."""
 
     def __init__(
-        self,
-        shards: TokenShards,
-        positions: PositionsConfig,
-        *,
-        length: int,
-        batch_size: int,
-        seed: int,
-        length_at: Callable[[int], int] | None = None,
-        positions_at: Callable[[int], PositionsConfig] | None = None,
-        transform: Transform | None = None,
-        mask_documents: bool = False,
-        order: Order = "stored",
-        weights: Sequence[Weights] = (),
-        rank: int = 0,
-        world_size: int = 1,
+        self, shards: TokenShards, plan: BatchPlan, rank: int = 0, world_size: int = 1
     ) -> None:
-        """Open the stream. `length_at`: returns the length of the sequences of a step (1 is the
-        first), into which those of `length` tokens are cut. `positions_at`: returns how its
-        position IDs are drawn. `weights`: of several corpora, in each stretch of batches."""
-        self.positions_at = positions_at or (lambda step: positions)
-        self.length = length
-        self.length_at = length_at or (lambda step: length)
-        self.batch_size = batch_size
-        self.seed = seed
+        """Open the stream of one of `world_size` processes."""
+        self.plan = plan
         self.rank = rank
         self.world_size = world_size
-        self.mask_documents = mask_documents
         self.eos_id = shards.eos_id
         self.skipped: Sequence[int] = ()
         """Numbers of batches that are left out, from 0: later steps move up."""
-        self.transform = transform
         self.vocab_size = shards.vocab_size
-        self.sequences = Sequences(shards, length)
+        self.sequences = Sequences(shards, plan.length)
         self.order = find_order(
-            shards, length=length, batch_size=batch_size, seed=seed, order=order, weights=weights
+            shards,
+            length=plan.length,
+            batch_size=plan.batch_size,
+            seed=plan.seed,
+            order=plan.order,
+            weights=plan.weights,
         )
 
     @property
     def steps_per_epoch(self) -> int:
         """Return the full batches of the text; of several corpora, as if each was read once."""
-        return len(self.sequences) // self.batch_size
+        return len(self.sequences) // self.plan.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """Yield this process's share of the batches of `step` and all later steps (0 is the
@@ -192,10 +213,9 @@ class TrainingBatches:
 
     def __getitem__(self, step: int) -> Batch:
         batch = batch_of_step(step, self.skipped)
-        numbers = range(batch * self.batch_size, (batch + 1) * self.batch_size)
+        numbers = range(batch * self.plan.batch_size, (batch + 1) * self.plan.batch_size)
         drawn = map(self._draw, numbers[self.rank :: self.world_size])
-        length = self.length_at(step + 1)
-        return self._collate(list(drawn), length, self.positions_at(step + 1))
+        return self._collate(list(drawn), *self.plan.stage_of(step + 1))
 
     def _draw(self, number: int) -> Drawn:
         """Return the sequence of a number, counted from 0 over all epochs."""
@@ -210,10 +230,10 @@ class TrainingBatches:
         is_one_document_B = np.zeros(len(pieces), bool)
         for row, piece in enumerate(pieces):
             tokens_BL[row] = piece.text_L
-            if self.transform is None:
+            if self.plan.transform is None:
                 continue
-            seeds = [self.seed, piece.epoch, piece.index]
-            changed = apply(self.transform, piece.text_L, seeds, self.vocab_size)
+            seeds = [self.plan.seed, piece.epoch, piece.index]
+            changed = apply(self.plan.transform, piece.text_L, seeds, self.vocab_size)
             if changed is None:
                 continue
             tokens_BL[row] = changed.tokens_L
@@ -233,26 +253,26 @@ class TrainingBatches:
             positions_BL[row] = draw_positions(
                 positions,
                 length,
-                seed=self.seed,
+                seed=self.plan.seed,
                 epoch=piece.epoch,
                 index=piece.index,
                 documents_L=documents_BL[row] if positions.per_document else None,
             )
         num_labels = None
-        if self.transform is None:  # every row has as many labels
-            num_labels = self.batch_size * (self.length // length) * (length - 1)
+        if self.plan.transform is None:  # every row has as many labels
+            num_labels = self.plan.batch_size * (self.plan.length // length) * (length - 1)
         return Batch(
             tokens_BL=torch.from_numpy(tokens_BL),
             positions_BL=torch.from_numpy(positions_BL),
             labels_BL=torch.from_numpy(labels_BL),
-            documents_BL=torch.from_numpy(documents_BL) if self.mask_documents else None,
+            documents_BL=torch.from_numpy(documents_BL) if self.plan.mask_documents else None,
             num_labels=num_labels,
         )
 
     def _cut(self, drawn: Sequence[Drawn], length: int) -> list[Piece]:
         """Cut sequences into pieces of `length` tokens: the first piece of each, then the second of
         each, and so on."""
-        num_pieces = self.length // length
+        num_pieces = self.plan.length // length
         pieces = []
         for number in range(num_pieces):
             start = number * length

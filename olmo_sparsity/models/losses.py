@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -230,16 +231,22 @@ def mean_loss(
     returned stays the mean nll, so that runs with and without z-loss compare."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
-    return _ChunkedLoss.apply(
-        hidden_ND,
-        weight_VD,
-        bias_V,
-        labels_BL.flatten(),
-        1.0 / num_labels,
-        model.logit_scale,
-        compiled,
-        z_loss,
-    )
+    loss_sum = LossSum(1.0 / num_labels, model.logit_scale, z_loss, compiled)
+    return _ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, labels_BL.flatten(), loss_sum)
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """How losses are computed from logits and added up."""
+
+    weight: float
+    """Factor of the sum over all rows."""
+
+    logit_scale: float = 1.0
+    z_loss: float = 0.0
+
+    compiled: OfChunk | None = None
+    """Computes a chunk; None: `_losses_of_chunk_eagerly`."""
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -252,10 +259,7 @@ class _ChunkedLoss(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         labels_N: Tensor,
-        weight: float,
-        logit_scale: float,
-        compiled: OfChunk | None,
-        z_loss: float,
+        loss_sum: LossSum,
     ) -> Tensor:
         device = hidden_ND.device.type
         dtype = hidden_ND.dtype
@@ -266,7 +270,11 @@ class _ChunkedLoss(torch.autograd.Function):
         # In fp32, also of bf16 weights: each of many chunks would be rounded as the sum is.
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        chunk = rows_per_chunk(len(weight_VD), hidden_ND.device, compiled is not None)
+        is_compiled = loss_sum.compiled is not None
+        of_chunk = loss_sum.compiled or _losses_of_chunk_eagerly
+        # The weight multiplies the small products instead of the large gradient.
+        scale = loss_sum.weight * loss_sum.logit_scale
+        chunk = rows_per_chunk(len(weight_VD), hidden_ND.device, is_compiled)
         with torch.autocast(device, enabled=False):
             hidden_ND = hidden_ND.to(dtype)
             cast_VD = weight_VD.to(dtype)
@@ -274,30 +282,11 @@ class _ChunkedLoss(torch.autograd.Function):
             for start in range(0, len(labels_N), chunk):
                 rows = slice(start, start + chunk)
                 h_CD = hidden_ND[rows]
-                labels_C = labels_N[rows]
-                if compiled is not None:
-                    nll_C, cast_CV = compiled(h_CD, cast_VD, cast_V, labels_C, logit_scale, z_loss)
-                    grad_CV = cast_CV
-                else:
-                    unused_C = labels_C == IGNORED
-                    labels_C1 = labels_C.clamp(min=0)[:, None]
-                    logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
-                    if logit_scale != 1.0:
-                        logits_CV *= logit_scale
-                    # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one
-                    # pass; its largest entry, at least 1 / V, gives the log of the sum safely.
-                    grad_CV = logits_CV.softmax(-1)
-                    log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
-                    nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
-                    nll_C = nll_C.masked_fill(unused_C, 0.0)
-                    if z_loss:
-                        grad_CV *= _factor_of_z_loss(log_sum_C, z_loss)[:, None]
-                    grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
-                    grad_CV.masked_fill_(unused_C[:, None], 0.0)
-                    cast_CV = grad_CV.to(dtype)
-                loss += nll_C.sum() * weight
-                # The weight multiplies the small products instead of the large gradient.
-                scale = weight * logit_scale
+                nll_C, grad_CV = of_chunk(
+                    h_CD, cast_VD, cast_V, labels_N[rows], loss_sum.logit_scale, loss_sum.z_loss
+                )
+                loss += nll_C.sum() * loss_sum.weight
+                cast_CV = grad_CV.to(dtype)
                 grad_hidden_ND[rows] = (cast_CV @ cast_VD) * scale
                 if dtype == grad_weight_VD.dtype:
                     grad_weight_VD.addmm_(cast_CV.T, h_CD, alpha=scale)
@@ -316,4 +305,32 @@ class _ChunkedLoss(torch.autograd.Function):
         (grad,) = grads
         hidden, weight, bias = ctx.saved_tensors
         bias = None if bias is None else bias * grad
-        return hidden * grad, weight * grad, bias, None, None, None, None, None
+        return hidden * grad, weight * grad, bias, None, None
+
+
+def _losses_of_chunk_eagerly(
+    hidden_CD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    labels_C: Tensor,
+    scale: float,
+    z_loss: float,
+) -> tuple[Tensor, Tensor]:
+    """Return what `_losses_of_chunk` returns, with the gradient in fp32. Written for PyTorch
+    without a compiler: in place where it can be."""
+    unused_C = labels_C == IGNORED
+    labels_C1 = labels_C.clamp(min=0)[:, None]
+    logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
+    if scale != 1.0:
+        logits_CV *= scale
+    # d nll / d logits = softmax − one-hot. The fused softmax is one pass; its largest entry, at
+    # least 1 / V, gives the log of the sum safely.
+    grad_CV = logits_CV.softmax(-1)
+    log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
+    nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
+    nll_C = nll_C.masked_fill(unused_C, 0.0)
+    if z_loss:
+        grad_CV *= _factor_of_z_loss(log_sum_C, z_loss)[:, None]
+    grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
+    grad_CV.masked_fill_(unused_C[:, None], 0.0)
+    return nll_C, grad_CV

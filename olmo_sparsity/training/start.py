@@ -27,7 +27,7 @@ from olmo_sparsity.config.sections import (
     StageConfig,
 )
 from olmo_sparsity.config.yaml_files import to_yaml
-from olmo_sparsity.data.batches import TrainingBatches, batch_of_step
+from olmo_sparsity.data.batches import BatchPlan, TrainingBatches, batch_of_step
 from olmo_sparsity.data.mixture import Weights, find_order
 from olmo_sparsity.data.order import choose_order
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
@@ -291,8 +291,7 @@ def earlier_weights(config: RunConfig) -> list[EarlierWeights]:
 
 def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) -> TrainingBatches:
     """Return the batches of this process, by step."""
-    return TrainingBatches(
-        shards,
+    plan = BatchPlan(
         config.positions,
         length=config.training.length,
         batch_size=config.training.batch_size,
@@ -303,12 +302,30 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         mask_documents=config.data.mask_documents,
         order=config.data.order,
         weights=weights_of(config),
-        rank=processes.rank,
-        world_size=processes.world_size,
     )
+    return TrainingBatches(shards, plan, processes.rank, processes.world_size)
 
 
 # --- the first step: of the newest intact checkpoint, else of branch_from or init_from ------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run goes on from, or begins with."""
+
+    state: TrainerState
+
+    checkpoint: Path | None = None
+    """A checkpoint of the run or of its trunk, which also holds the state of the optimizer."""
+
+    weights: Mapping[str, Tensor] | None = None
+    """None: of a new model."""
+
+    title: str = ""
+    """Names the weights in messages."""
+
+    line: str = ""
+    """Says in the log where the run goes on."""
 
 
 def restore(
@@ -326,45 +343,26 @@ def restore(
     run_folder = Path(config.run_folder)
     num_parameters = count_parameters(model)
     num_steps = config.training.num_steps
+    latest = choose_checkpoint(config, processes)
     with processes.agree():
-        latest = None
-        if processes.is_first:
-            latest = find_checkpoint(run_folder, config.checkpoint, config.start_over)
-            if latest is None and config.branch_from is not None:
-                latest = checkpoint.branch_point(config.branch_from)
-    latest = processes.gather(latest)[0]
-    with processes.agree():
-        state = TrainerState(0, 0, data_fingerprint)
-        origin = ""
-        stored: Mapping[str, Tensor] | None = None
-        if latest is not None:
-            state = check_checkpoint(latest, config, settings, data_fingerprint)
-            origin = str(latest / WEIGHTS)
-            stored = StoredWeights(latest / WEIGHTS)
-        elif config.init_from is not None:
-            origin = config.init_from
-            stored = import_weights(config.init_from, config.at(1).model)
-        if stored is not None and source is None:
-            fill(model, stored, origin)
-        elif stored is not None:
-            check_fit(model.state_dict(keep_vars=True), stored, origin)
-            source = stored
+        origin = find_origin(config, settings, latest, data_fingerprint)
+        if origin.weights is not None and source is None:
+            fill(model, origin.weights, origin.title)
+        elif origin.weights is not None:
+            check_fit(model.state_dict(keep_vars=True), origin.weights, origin.title)
+            source = origin.weights
+        state = origin.state
         if processes.is_first:
             check_room(run_folder, config.checkpoint, num_parameters, state.step, num_steps)
     sections = config.engine, config.training, config.optimizer
     engine = build_engine(model, *sections, processes, source)
-    if latest is not None:
+    if origin.checkpoint is not None:
         with processes.agree():
-            engine.load_moments(latest / ENGINE_FOLDER, state.step - state.num_skipped)
+            num_updates = state.step - state.num_skipped
+            engine.load_moments(origin.checkpoint / ENGINE_FOLDER, num_updates)
     report(f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
-    if latest is not None:
-        changed = describe_changes(
-            load_checkpoint_config(latest).model, config.at(state.step + 1).model
-        )
-        report(f"resuming from {latest}{changed}")
-    elif config.init_from is not None:
-        changed = describe_changes(ModelConfig(**config_of(config.init_from)), config.at(1).model)
-        report(f"starting from the weights of {config.init_from}{changed}")
+    if origin.line:
+        report(origin.line)
     if state.step == num_steps:
         report(f"{run_folder} is finished: nothing is trained or evaluated again")
     with processes.agree():
@@ -372,6 +370,49 @@ def restore(
             described = engine.describe() | {"name": config.engine.name}
             describe_environment(run_folder, described, engine.device, resumed_at=state.step)
     return state, engine
+
+
+def choose_checkpoint(config: RunConfig, processes: Processes) -> Path | None:
+    """Return the checkpoint to go on from, of the run or of `branch_from`, on all processes the
+    same; None for a run that begins."""
+    latest = None
+    with processes.agree():
+        if processes.is_first:
+            run_folder = Path(config.run_folder)
+            latest = find_checkpoint(run_folder, config.checkpoint, config.start_over)
+            if latest is None and config.branch_from is not None:
+                latest = checkpoint.branch_point(config.branch_from)
+    return processes.gather(latest)[0]
+
+
+def find_origin(
+    config: RunConfig, settings: Flat, latest: Path | None, data_fingerprint: str
+) -> Origin:
+    """Return what a run goes on from: its checkpoint if there is one, else `init_from`. Raise
+    ConfigError if it cannot."""
+    if latest is not None:
+        state = check_checkpoint(latest, config, settings, data_fingerprint)
+        saved_model = load_checkpoint_config(latest).model
+        changes = describe_changes(saved_model, config.at(state.step + 1).model)
+        return Origin(
+            state,
+            checkpoint=latest,
+            weights=StoredWeights(latest / WEIGHTS),
+            title=str(latest / WEIGHTS),
+            line=f"resuming from {latest}{changes}",
+        )
+    state = TrainerState(0, 0, data_fingerprint)
+    if config.init_from is None:
+        return Origin(state)
+    model = config.at(1).model
+    weights = import_weights(config.init_from, model)
+    changes = describe_changes(ModelConfig(**config_of(config.init_from)), model)
+    return Origin(
+        state,
+        weights=weights,
+        title=config.init_from,
+        line=f"starting from the weights of {config.init_from}{changes}",
+    )
 
 
 def find_checkpoint(run_folder: Path, kept: CheckpointConfig, start_over: bool) -> Path | None:

@@ -19,6 +19,7 @@ from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import (
     Batch,
+    BatchPlan,
     Sequences,
     TrainingBatches,
     heldout_batches,
@@ -42,10 +43,14 @@ def study_transform(shards: TokenShards, **shares: float) -> Transform | None:
 
 
 def batches(
-    shards: TokenShards, positions: PositionsConfig = POSE, **changes: Any
+    shards: TokenShards,
+    positions: PositionsConfig = POSE,
+    rank: int = 0,
+    world_size: int = 1,
+    **changes: Any,
 ) -> TrainingBatches:
     settings = {"length": 16, "batch_size": 8, "seed": 5} | changes
-    return TrainingBatches(shards, positions, **settings)
+    return TrainingBatches(shards, BatchPlan(positions, **settings), rank, world_size)
 
 
 def same(left: Batch, right: Batch) -> bool:

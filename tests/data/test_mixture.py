@@ -18,7 +18,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.run import config_from_dict, flatten, load_saved_config, save_config
 from olmo_sparsity.config.sections import PositionsConfig
 from olmo_sparsity.config.text import DataConfig
-from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.mixture import SeveralCorpora, Weights
 from olmo_sparsity.data.order import epoch_order
 from olmo_sparsity.data.shards import TokenShards, open_shards
@@ -120,16 +120,14 @@ def test_processes_share_the_files_of_every_corpus(tmp_path: Path) -> None:
 
 
 def batches_of(shards: TokenShards, rank: int = 0, world_size: int = 1) -> TrainingBatches:
-    return TrainingBatches(
-        shards,
+    plan = BatchPlan(
         PositionsConfig(scheme="pose", target_length=64),
         length=16,
         batch_size=8,
         seed=5,
         weights=[Weights({"words": 3, "digits": 1}, 2), Weights({"words": 0, "digits": 1}, None)],
-        rank=rank,
-        world_size=world_size,
     )
+    return TrainingBatches(shards, plan, rank, world_size)
 
 
 def is_digits(shards: TokenShards, tokens: list[int]) -> bool:
@@ -181,15 +179,10 @@ def test_corpora_share_a_tokenizer_and_keep_their_shards_when_one_is_added(
 def test_a_corpus_that_is_too_short_is_named(mixed: DataConfig) -> None:
     prepare(mixed)
     shards = open_shards(mixed, "train")
+    weights = [Weights({"words": 1, "digits": 0}, None)]
+    plan = BatchPlan(PositionsConfig(), length=10**6, batch_size=1, seed=5, weights=weights)
     with pytest.raises(DataError, match="the corpus words holds no sequence of 1000000 tokens"):
-        TrainingBatches(
-            shards,
-            PositionsConfig(),
-            length=10**6,
-            batch_size=1,
-            seed=5,
-            weights=[Weights({"words": 1, "digits": 0}, None)],
-        )
+        TrainingBatches(shards, plan)
 
 
 @pytest.mark.parametrize(

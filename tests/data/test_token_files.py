@@ -12,7 +12,7 @@ from olmo_sparsity.base import manifest
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import DataConfig, PositionsConfig
 from olmo_sparsity.data import batches as batches_module
-from olmo_sparsity.data.batches import Sequences, TrainingBatches
+from olmo_sparsity.data.batches import BatchPlan, Sequences, TrainingBatches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 
@@ -89,7 +89,7 @@ def test_a_file_that_changes_in_training_is_an_error(
     data: DataConfig, hashed: list[str], damage: str
 ) -> None:
     shards = open_shards(data, "train")
-    source = TrainingBatches(shards, PositionsConfig(), length=16, batch_size=4, seed=1)
+    source = TrainingBatches(shards, BatchPlan(PositionsConfig(), 16, batch_size=4, seed=1))
     assert source[0].tokens_BL.shape == (4, 16)
     for path in shards.paths:
         size = path.stat().st_size

@@ -10,7 +10,7 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
-from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.transform import load_transform
 from olmo_sparsity.training.loop import train
@@ -47,9 +47,8 @@ def rules(tmp_path: Path) -> str:
 
 def batches(shards: TokenShards, data: DataConfig) -> TrainingBatches:
     transform = load_transform(data, shards.tokenizer, 16)
-    return TrainingBatches(
-        shards, PositionsConfig(), length=16, batch_size=32, seed=0, transform=transform
-    )
+    plan = BatchPlan(PositionsConfig(), length=16, batch_size=32, seed=0, transform=transform)
+    return TrainingBatches(shards, plan)
 
 
 def test_a_function_of_the_users_changes_some_sequences(shards: TokenShards, rules: str) -> None:

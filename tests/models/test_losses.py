@@ -142,7 +142,8 @@ def test_many_chunks_are_as_exact_as_one_with_weights_in_bf16(
     def gradient(dtype: torch.dtype, chunk: int) -> Tensor:
         monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: chunk)
         weight = weight_VD.clone().to(dtype).requires_grad_()
-        inputs = hidden_ND.to(dtype), weight, None, labels_N, 1 / 400, 1.0, None, 0.0
+        loss_sum = losses.LossSum(weight=1 / 400)
+        inputs = hidden_ND.to(dtype), weight, None, labels_N, loss_sum
         losses._ChunkedLoss.apply(*inputs).backward()
         assert weight.grad is not None
         assert weight.grad.dtype == dtype

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.shards import TokenShards
 from study.transforms import PlantedSettings, Planting, plant_or_repeat
 
@@ -96,15 +96,8 @@ def test_a_share_of_the_training_sequences_is_planted(
     transform = plant_or_repeat(shards.tokenizer, 32, planted=options)
 
     def rows(**process: int) -> np.ndarray:
-        batches = TrainingBatches(
-            shards,
-            PositionsConfig(),
-            length=32,
-            batch_size=64,
-            seed=0,
-            transform=transform,
-            **process,
-        )
+        plan = BatchPlan(PositionsConfig(), length=32, batch_size=64, seed=0, transform=transform)
+        batches = TrainingBatches(shards, plan, **process)
         batch = next(batches.from_step(0))
         assert (batch.labels_BL[:, :-1] == batch.tokens_BL[:, 1:]).all()
         return batch.tokens_BL.numpy()

@@ -9,7 +9,7 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.text.vocabulary import IGNORED
 from study.transforms import RepeatedSettings, Repeating, plant_or_repeat
@@ -43,9 +43,8 @@ def test_a_passage_of_text_is_trained_on_from_its_first_reading(shards: TokenSha
 def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> None:
     def rows(**given: Any) -> np.ndarray:
         transform = plant_or_repeat(shards.tokenizer, 32, **given) if given else None
-        batches = TrainingBatches(
-            shards, PositionsConfig(), length=32, batch_size=64, seed=1, transform=transform
-        )
+        plan = BatchPlan(PositionsConfig(), length=32, batch_size=64, seed=1, transform=transform)
+        batches = TrainingBatches(shards, plan)
         return next(batches.from_step(0)).tokens_BL.numpy()
 
     options = {"share": 0.5, "min_length": 4, "max_length": 8}
