@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Generator, Iterator, Mapping
@@ -160,6 +161,7 @@ def _prepare_with_others(
     if not are_finished and (folder / "manifest.json").exists():
         return _fill_folder(data, shared, needs_both_splits=True)
     if not are_finished:
+        _check_both_splits(data)
         tokenizer = shared
         if tokenizer is None:
             with Progress("prepare", total=None, unit="tokens") as progress:
@@ -258,6 +260,8 @@ def _fill_folder(
             manifest.tally.check(data.corpus.max_bad_share)
             progress.note(f"{folder} is already prepared: {_describe(manifest)}")
             return manifest
+        if needs_both_splits and not manifest.files:
+            _check_both_splits(data)
         tokenizer = _obtain_tokenizer(data, folder, manifest, progress, shared)
         _write_shards(data, folder, manifest, tokenizer, progress, needs_both_splits)
         progress.note(f"{folder}: {_describe(manifest)}")
@@ -564,14 +568,47 @@ def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
             path.unlink()
 
 
+NEEDED_HELDOUT = 20
+"""Held-out documents for which a share is proposed where there would be none."""
+
+
+def _check_both_splits(data: DataConfig) -> None:
+    """Raise DataError if no document is held out, or all are, before anything is tokenized. Reading
+    ends with the first document of each split, after about 1 / heldout_share of them."""
+    if data.corpus.source == "c4" or data.heldout_share == 0:
+        return  # the hub is not asked twice; nothing is to be held out
+    tally = Tally()
+    counts = dict.fromkeys(SPLITS, 0)
+    for record in read_records(data.corpus):
+        tally.add(record)
+        if isinstance(record, TextRecord):
+            counts["heldout" if is_heldout(record, data.heldout_share) else "train"] += 1
+            if all(counts.values()):
+                return
+    tally.check(data.corpus.max_bad_share)
+    _check_counts(data, counts)
+
+
 def _check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter) -> None:
     """Raise DataError if a split has no document, in finished shards and in those of `writers`."""
     counts = {split: manifest.num_documents(split) for split in SPLITS}
     for writer in writers:
         counts[writer.split] += writer.num_documents
+    _check_counts(data, counts)
+
+
+def _check_counts(data: DataConfig, counts: Mapping[str, int]) -> None:
+    """Raise DataError if a split has no document. `counts`: by split."""
     total = sum(counts.values())
     read = f"of {total:,} documents and data.heldout_share={data.heldout_share}"
     if counts["train"] == 0:
         raise DataError(f"no training document {read}; give more text")
     if counts["heldout"] == 0 and data.heldout_share > 0:
-        raise DataError(f"no held-out document {read}; give more text or raise the share")
+        # Up to one digit, such as 0.04; of few documents every second one.
+        needed = NEEDED_HELDOUT / max(total, 2 * NEEDED_HELDOUT)
+        digit = 10.0 ** math.floor(math.log10(needed))
+        share = f"{math.ceil(needed / digit) * digit:.1g}"
+        raise DataError(
+            f"no held-out document {read}; give more text, or raise the share: "
+            f"--data.heldout_share={share} holds out about {NEEDED_HELDOUT}"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,6 +173,23 @@ def test_an_empty_side_is_refused(data: DataConfig, share: float, lacking: str) 
         prepare(data)
     data.heldout_share = 0.3  # Nothing was lost: the same folder takes better settings.
     assert prepare(data).complete
+
+
+@pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
+def test_a_share_that_holds_out_nothing_is_refused_before_text_is_tokenized(
+    data: DataConfig, shard: tuple[int, int]
+) -> None:
+    """As of a config for C4 that is used for a small text."""
+    data.heldout_share = 0.0001
+    with pytest.raises(DataError, match="no held-out document of 90 documents") as error:
+        prepare(data, shard)
+    assert not [*Path(data.folder).rglob("tokenizer.json")], "its training comes first"
+    share = re.search(r"--data.heldout_share=(\S+) holds out about 20", str(error.value))
+    assert share is not None
+    data.heldout_share = float(share[1])
+    manifest = prepare(data)
+    assert manifest is not None
+    assert 10 <= manifest.num_documents("heldout") <= 40
 
 
 def test_without_a_heldout_share_there_is_only_training_text(data: DataConfig) -> None:

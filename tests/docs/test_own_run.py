@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 import yaml
 
 from olmo_sparsity.command.cli import build_parser, main
-from olmo_sparsity.config.run import load_config
+from olmo_sparsity.config.run import flatten, load_config
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.experiment.file import read_experiment
 from olmo_sparsity.text.corpus import olmo_data_folder
 from olmo_sparsity.training.loop import train
 
@@ -22,6 +24,8 @@ TEXT = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
 SECTION = TEXT.partition("## Your own run")[2].partition("\n## ")[0]
 BLOCKS = re.findall(r"```yaml\n(.*?)```", SECTION, flags=re.DOTALL)
 FILES = {re.match(r"# ([\w.]+\.yaml)", block)[1]: block for block in BLOCKS}  # type: ignore[index]
+EXPERIMENTS = {name for name, text in FILES.items() if "models" in yaml.safe_load(text)}
+CONFIGS = [name for name in FILES if name not in EXPERIMENTS]
 SIZES = {
     name: found[1] for name, text in FILES.items() if (found := re.search(r"([\d,]+) param", text))
 }
@@ -55,7 +59,7 @@ def test_each_block_names_its_file() -> None:
     assert len(FILES) == len(BLOCKS) >= 8
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_file_of_the_section_loads_as_it_stands(name: str, folder: Path) -> None:
     assert load_config(name).run_folder == f"runs/{Path(name).stem}"
 
@@ -63,12 +67,14 @@ def test_a_file_of_the_section_loads_as_it_stands(name: str, folder: Path) -> No
 def test_commands_of_the_section_parse_and_name_its_files(folder: Path) -> None:
     lines = "".join(re.findall(r"```bash\n(.*?)```", SECTION, flags=re.DOTALL)).splitlines()
     words = [
-        re.sub(r"^sbatch .*/train\.sbatch", "olmo-sparsity train", line).split() for line in lines
+        shlex.split(re.sub(r"^sbatch .*/train\.sbatch", "olmo-sparsity train", line), comments=True)
+        for line in lines
     ]
-    assert len(words) >= 5
+    assert len(words) >= 8
     for command in words:
         options, overrides = build_parser().parse_known_args(command[1:])
-        load_config(options.config, overrides)
+        read = read_experiment if options.config in EXPERIMENTS else load_config
+        read(options.config, overrides)
 
 
 @pytest.mark.parametrize("block", OTHER_BLOCKS)
@@ -84,7 +90,7 @@ def test_a_shape_has_as_many_parameters_as_the_page_says(
     assert main(["train", name, "--dry-run", "--gpus", "16", "--gpu", "h100"]) == 0
     printed = capsys.readouterr().out
     assert f"# parameters: {SIZES[name]}\n" in printed
-    engine = load_config(name).engine.name
+    engine = load_config(name).engine.name.replace("auto", "ddp")
     assert re.search(rf"memory of a process, {engine}: .* \(fits", printed)
 
 
@@ -97,6 +103,28 @@ def test_own_files_are_prepared_and_end_with_the_token_of_the_local_tokenizer(
     tokens = json.loads((folder / "gpt-neox/tokenizer.json").read_text())["added_tokens"]
     ids = [token["id"] for token in tokens if token["content"] == "<|endoftext|>"]
     assert [manifest["eos_id"]] == ids
+
+
+def test_the_pair_on_own_text_differs_in_positions_alone_and_is_priced_on_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (name,) = EXPERIMENTS
+    pose, rope = (flatten(model.settings) for model in read_experiment(name).models)
+    differing = {key for key in pose.keys() | rope.keys() if pose.get(key) != rope.get(key)}
+    assert {key for key in differing if not key.startswith("positions.")} == {"run_folder"}
+    words = " ".join(f"word{number % 97}" for number in range(3000))
+    rows = [{"text": f"Document {number}. {words}"} for number in range(60)]
+    (folder / "texts/a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--data.heldout_share=0.4", "--training.batch_size=8"]
+    assert main(["prepare", "mine_1b_pose.yaml", *options]) == 0
+    hardware = ["--dry-run", "--gpus", "8", "--gpu", "h100"]
+    capsys.readouterr()
+    assert main(["experiment", name, *hardware, *options]) == 2
+    assert "mine_1b_pose: training.num_steps=20000 reads the text" in capsys.readouterr().err
+    assert main(["experiment", name, *hardware, *options, "--training.num_steps=20"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 of 2 models to train, 6 of 6 to measure: " in printed
+    assert "cannot be counted" not in printed
 
 
 def test_the_lines_for_transformers_load_an_export_and_generate(
