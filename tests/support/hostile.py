@@ -72,4 +72,7 @@ def hostile_results(results: Results) -> Results:
         summary=summary,
         targets=pd.concat([one.targets, one.targets.assign(target_set=HOSTILE[0])]),
         influence=pd.concat(influence),
+        # The tables of an explanation lack columns that a measurement stores.
+        recovery=one.recovery.reindex(columns=[*one.recovery, "loss_without", "num_tokens"]),
+        losses=one.losses.assign(placebo_loss_long=one.losses.loss_short),
     )

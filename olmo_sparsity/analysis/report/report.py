@@ -20,13 +20,17 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
-from olmo_sparsity.analysis.results.columns import ShownColumn, page_columns
+from olmo_sparsity.analysis.results.by_distance import split_by_distance
+from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, page_columns
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import distances, losses_of_targets, with_ends
+from olmo_sparsity.analysis.results.statistics import losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.summary import (
     INTERVALS,
+    SPLIT,
+    cells_of_distances,
     conclude,
+    describe_distances,
     describe_gap,
     describe_induction,
     describe_intervals,
@@ -376,27 +380,32 @@ NUM_BARS = 40
 
 
 def _distance_table(results: Results) -> str:
-    """Return the histogram of how far back the units of the row to quote are, by powers of two."""
+    """Return the table and the bars that split the row to quote by how far back its units are."""
     if results.summary.empty:
         return ""
     row = results.summary.loc[quoted_row_of(results)]
-    ranked = distances(results.targets, results.influence)
-    for name in ("target_set", "units", "selector"):
-        ranked = ranked[ranked[name] == row[name]]
-    tokens_back = ranked.distance[ranked["rank"] <= row.k].to_numpy()
-    if not len(tokens_back):
+    bins = split_by_distance(results, row)
+    if bins.empty:
         return ""
-    power_N = np.floor(np.log2(np.maximum(tokens_back, 1))).astype(int)
-    powers = range(power_N.min(), power_N.max() + 1)
-    counts = [int((power_N == power).sum()) for power in powers]
-    columns: dict[str, Iterable] = {
-        "tokens back": [f"{2**power:,} to {2 ** (power + 1) - 1:,}" for power in powers],
-        "units": counts,
-        "share": [f"{count / len(tokens_back):.0%}" for count in counts],
-        "": ["█" * round(NUM_BARS * count / max(counts)) for count in counts],
-    }
-    k = num_of(int(row.k), "unit")
-    caption = (
-        f"How far back: first tokens of the {k} ({row.units}) that {spell(row.selector)} chose"
-    )
-    return html_table(caption, columns, True)
+    headings = ["tokens back", "units here", "random units", *(HEADINGS[name] for name in SPLIT)]
+    cells = [
+        [cell.replace("-", "−") for cell in column]
+        for column in zip(*cells_of_distances(bins), strict=True)
+    ]
+    columns: dict[str, Iterable] = dict(zip(headings, cells, strict=True))
+    # The bars show what depends on the distance, as far as it is known.
+    shown = next(name for name in ("net", "excess", "recovery") if bins[name].notna().any())
+    values = bins[shown].clip(lower=0).fillna(0)
+    largest = max(values.max(), 1e-9)
+    columns[f"{HEADINGS[shown]}, as bars"] = [
+        "█" * round(NUM_BARS * value / largest) for value in values
+    ]
+    caption = sentence(describe_distances(row))
+    return html_table(f"{caption} {ABOUT_DISTANCES}", columns, True)
+
+
+ABOUT_DISTANCES = (
+    "Units lie where there is text, as random ones show; only excess and net excess say at which "
+    "distance the targets depend on it."
+)
+"""What the table of distances means, on the page and in the documentation."""

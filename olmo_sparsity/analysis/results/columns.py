@@ -14,7 +14,7 @@ to `statistics`: to `_quantities` if it is a ratio of sums over documents, else 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,38 +213,63 @@ SUMMARY = (
 )
 """In the order of the stored table."""
 
+HEADINGS = {
+    "recovery": "recovery",
+    "placebo_recovery": "placebo recovery",
+    "unrelated": "unrelated",
+    "excess": "excess",
+    "placebo": "placebo excess",
+    "net": "net",
+    "net_equal": "net at equal gaps",
+    "net_nats": "net, nats",
+    "excess_nats": "excess, nats",
+    "removal": "removal",
+    "placebo_removal": "placebo removal",
+    "distance": "back",
+}
+"""Column → its words, which are the same in a terminal and on a page."""
+
+
+def _shown_as(name: str, **how: Any) -> Display:
+    return Display(heading=HEADINGS[name], **how)
+
+
 TERMINAL = {
-    "recovery": Display(heading="recovery", width=19),
-    "placebo_recovery": Display(heading="placebo", width=7, has_interval=False),
-    "excess": Display(heading="excess", width=21, sign="+"),
-    "net": Display(heading="net", width=22, sign="+", where="with net excess"),
-    "net_equal": Display(heading="equal gaps", width=22, sign="+", where="with net excess"),
-    "removal": Display(heading="removal", width=19, where="without net excess"),
-    "excess_nats": Display(
-        heading="nats", width=6, has_interval=False, sign="+", where="without net excess"
+    "recovery": _shown_as("recovery", width=19),
+    "placebo_recovery": _shown_as("placebo_recovery", width=16, has_interval=False),
+    "unrelated": _shown_as("unrelated", width=9, has_interval=False),
+    "excess": _shown_as("excess", width=21, sign="+"),
+    "placebo": _shown_as(
+        "placebo", width=14, has_interval=False, sign="+", where="with net excess"
     ),
-    "distance": Display(heading="back", width=6, digits=0),
+    "net": _shown_as("net", width=22, sign="+", where="with net excess"),
+    "net_equal": _shown_as("net_equal", width=22, sign="+", where="with net excess"),
+    "removal": _shown_as("removal", width=19, where="without net excess"),
+    "excess_nats": _shown_as(
+        "excess_nats", width=12, has_interval=False, sign="+", where="without net excess"
+    ),
+    "distance": _shown_as("distance", width=6, digits=0),
 }
 """The columns of a table in a terminal, in its order."""
 
 PAGE = {
-    "net": Display(heading="net excess"),
-    "net_equal": Display(heading="net at equal gaps"),
-    "excess": Display(heading="excess"),
-    "placebo": Display(heading="placebo excess", has_interval=False),
-    "recovery": Display(heading="recovery"),
-    "placebo_recovery": Display(heading="placebo recovery", has_interval=False),
-    "unrelated": Display(heading="unrelated text", has_interval=False),
-    "removal": Display(heading="lost when removed"),
-    "placebo_removal": Display(heading="lost in the placebo", has_interval=False),
+    "recovery": _shown_as("recovery"),
+    "placebo_recovery": _shown_as("placebo_recovery", has_interval=False),
+    "unrelated": _shown_as("unrelated", has_interval=False),
+    "excess": _shown_as("excess"),
+    "placebo": _shown_as("placebo", has_interval=False),
+    "net": _shown_as("net"),
+    "net_equal": _shown_as("net_equal"),
+    "removal": _shown_as("removal"),
+    "placebo_removal": _shown_as("placebo_removal", has_interval=False),
     "mean_ratio": Display(heading="mean of ratios"),
     "share_enough": Display(heading="share of targets ≥ 0.9"),
-    "distance": Display(heading="median distance, tokens"),
+    "distance": _shown_as("distance", digits=0),
     "share_all": Display(heading="share with all distant tokens"),
     "lds": Display(heading="LDS"),
     "token_forwards_per_target": Display(heading="token-forwards per target", digits=0),
 }
-"""The columns of a table of the page, in its order: first what to believe, last what it cost."""
+"""The columns of a table of the page, in its order: those of the terminal first, the cost last."""
 
 
 def column_named(name: str) -> SummaryColumn:

@@ -13,8 +13,10 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
-from olmo_sparsity.analysis.results.columns import ShownColumn, terminal_columns
+from olmo_sparsity.analysis.results.by_distance import split_by_distance
+from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, terminal_columns
 from olmo_sparsity.analysis.results.doubts import (
+    MINIMUM,
     SETS_BY_OUTCOME,
     describe_few,
     describe_missing_placebo,
@@ -84,6 +86,7 @@ def describe(results: Results) -> str:
     lines.append(describe_gap(results))
     main_rows = summary[summary.target_set == name]
     lines.append(format_summary(main_rows, results.spell_set(name)))
+    lines += _format_distances(results)
     lines += _format_groups(results, main_rows.iloc[0])
     lines += _format_other_sets(results, summary, name)
     sets_without_net = set(summary.target_set[summary.net.notna()]) - set(SETS_BY_OUTCOME)
@@ -129,19 +132,25 @@ def _describe_losses(results: Results) -> str:
     losses = "losses"
     if results.meta.targets.get("only_named"):
         losses = "losses of named targets' blocks"
-    gap = results.losses.loss_short - results.losses.loss_long
-    loss_short = results.losses.loss_short.mean()
+    table = results.losses
+    documents = num_of(table.document.nunique(), "measured document")
+    halves = ", both halves" if results.meta.targets.get("threshold") is not None else ""
+    # The mean gap is in the line of the reported documents alone, as in the figure.
     return (
-        f"{losses}: L_short {loss_short:.3f}, mean gap {gap.mean():+.3f}, perplexity "
-        f"{ppl['ppl']:.2f}, {key_tokens} ({ppl['key_share']:.2%} of {len(gap):,} targets)"
+        f"{losses}, {len(table):,} tokens of {documents}{halves}: L_short "
+        f"{table.loss_short.mean():.3f}, perplexity {ppl['ppl']:.2f}, {key_tokens} "
+        f"({ppl['key_share']:.2%} of these tokens)"
     )
 
 
 def _format_groups(results: Results, first: pd.Series) -> list[str]:
     """Return the row `first` of the summary again for each group of documents (`--group-field`),
-    computed over the documents of this group alone."""
+    computed over the documents of this group alone. Groups without enough targets for an interval
+    are counted only."""
     lines = []
-    for name, documents in results.meta.data.get("groups", {}).items():
+    num_hidden = 0
+    groups = results.meta.data.get("groups", {})
+    for name, documents in groups.items():
         losses, targets, recovery = (
             table[table.document.isin(documents)]
             for table in (results.losses, results.targets, results.recovery)
@@ -149,9 +158,59 @@ def _format_groups(results: Results, first: pd.Series) -> list[str]:
         rows = summarize(losses, targets, recovery)
         if len(rows):
             rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)]
-        if len(rows):
-            title = quoted(name) or "no group"
-            lines.append(format_summary(as_reported(rows), title, header=False))
+        if not len(rows) or describe_few(rows.iloc[0], has_net=False):
+            num_hidden += 1
+            continue
+        title = quoted(name) or "no group"
+        lines.append(format_summary(as_reported(rows), title, header=False))
+    if num_hidden:
+        lines.append(
+            f"{num_hidden} of {num_of(len(groups), 'group')} are not shown: {MINIMUM} are needed"
+        )
+    return lines
+
+
+def _format_distances(results: Results) -> list[str]:
+    """Return a table that splits the quoted row by how far back its units are. Where units are is
+    no result by itself, so that random units are beside them."""
+    row = results.summary.loc[quoted_row_of(results)]
+    bins = split_by_distance(results, row)
+    if bins.empty:
+        return []
+    lines = [f"{describe_distances(row)}:"]
+    headings = ("tokens back", "units here", "random units", *map(HEADINGS.get, SPLIT))
+    widths = (17, 10, 12, 8, 9, 7, 14, 22)
+    cells = [tuple(map(str, headings)), *cells_of_distances(bins)]
+    for line in cells:
+        lines.append(
+            "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+        )
+    return lines
+
+
+SPLIT = ("recovery", "unrelated", "excess", "placebo", "net")
+"""Columns of the summary that are split by distance."""
+
+
+def describe_distances(row: Any) -> str:
+    """Return the title of the table that splits a row by distance."""
+    what = f"k = {row['k']} of {row['units']} by {spell(row['selector'])}"
+    return f"how far back, {what}; the lines add up to the row"
+
+
+def cells_of_distances(bins: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Return the table of `split_by_distance` as texts, a tuple for each line."""
+    lines = []
+    for part in bins.to_dict("records"):
+        shares = [
+            "–" if pd.isna(part[name]) else f"{part[name]:.0%}"
+            for name in ("share_units", "share_random")
+        ]
+        values = [format_number(part[name], minus="-") for name in ("recovery", "unrelated")]
+        values += [format_number(part[name], sign="+", minus="-") for name in ("excess", "placebo")]
+        net = with_interval(part["net"], part["net_low"], part["net_high"])
+        place = f"{part['first']:,} to {part['last']:,}"
+        lines.append((place, *shares, *values, net))
     return lines
 
 
@@ -356,16 +415,21 @@ def describe_gap(results: Results) -> str:
             f"; an unrelated text gains as much ({threshold:.2f} nats) on {placebo_share:.1%}"
         )
     sample = results.meta.windows.get("sample", 1.0)
-    over = f"all {len(rows):,} reported targets"
-    if sample < 1:
-        over = f"the reported documents (estimated from {len(rows):,} targets, {sample:.1%} of all)"
-    total = gap.sum() / sample
-    changes = "reduces" if total >= 0 else "raises"
+    estimated = f", estimated from a sample of {sample:.1%}," if sample < 1 else ""
+    half = "reported half" if threshold is not None else "reported"
     return (
-        f"distant text {changes} the loss by {abs(total):,.0f} nats over {over}, an unrelated text "
-        f"{placebo_gap.sum() / sample:+,.0f}; the {len(chosen_gap) / len(rows):.1%} {chosen_by} "
-        f"gain {chosen_gap.sum() / sample:+,.0f}{by_placebo}"
+        f"{half}, {len(rows):,} tokens of {num_of(rows.document.nunique(), 'document')}: mean gap "
+        f"{gap.mean():+.3f} nats; in total{estimated} distant text "
+        f"{_describe_change(gap.sum() / sample)}, an unrelated text "
+        f"{_describe_change(placebo_gap.sum() / sample)}; the {len(chosen_gap) / len(rows):.1%} "
+        f"{chosen_by} gain {chosen_gap.sum() / sample:+,.0f}{by_placebo}"
     )
+
+
+def _describe_change(nats: float) -> str:
+    """Say what a text does to the loss. `nats`: by how much it falls."""
+    changes = "reduces" if nats >= 0 else "raises"
+    return f"{changes} the loss by {abs(nats):,.0f} nats"
 
 
 def describe_induction(check: dict[str, Any], interpretation: Interpretation) -> str:
@@ -542,7 +606,7 @@ def _counts_of_documents(table: pd.DataFrame) -> list[str]:
 def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
     """Return a header and a line for each row."""
     width = max(map(len, table.target_set))
-    headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns)
+    headings = "".join(f"  {HEADINGS[name]:>22}" for name in columns)
     lines = [f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}  documents"]
     for row in table.to_dict("records"):
         line = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"

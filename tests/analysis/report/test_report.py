@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
-from olmo_sparsity.analysis.results.columns import page_columns
+from olmo_sparsity.analysis.results.by_distance import split_by_distance
+from olmo_sparsity.analysis.results.columns import page_columns, terminal_columns
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import distances
 from olmo_sparsity.analysis.results.summary import (
@@ -196,14 +197,26 @@ def test_the_row_of_the_sentence_is_marked_and_distances_are_counted(
     ]
     row = results.summary.loc[quoted_row_of(results)]
     assert (row.selector, row.units, row.k) == ("add_one", "tokens", 1)
+    bins = split_by_distance(results, row)
+    (far,) = bins[bins["first"] == 128].to_dict("records")
+    assert far["share_units"] > 0
+    shares = f"{far['share_units']:.0%}{far['share_random']:.0%}"
+    recovery = format_number(far["recovery"]) + format_number(far["unrelated"])
+    assert f"128 to 255{shares}{recovery}" in page.text
     ranked = distances(results.targets, results.influence)
     ranked = ranked.query(
         "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and rank == 1"
     )
-    far = int(((ranked.distance >= 128) & (ranked.distance < 256)).sum())
-    assert far > 0
-    assert f"128 to 255{far}{far / len(ranked):.0%}" in page.text
     assert ranked.distance.median() == row.distance
+
+
+def test_page_and_terminal_call_a_column_by_the_same_words() -> None:
+    words = {column.name: display.heading for column, display in page_columns()}
+    for has_net in (True, False):
+        for column, display in terminal_columns(has_net):
+            assert words.get(column.name, display.heading) == display.heading
+    assert words["placebo"] == "placebo excess"
+    assert words["placebo_recovery"] == "placebo recovery"
 
 
 def test_the_page_names_its_intervals_as_the_terminal_does(page: Page, results: Results) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.results import statistics
 from olmo_sparsity.analysis.results.columns import (
     PAGE,
     SUMMARY,
@@ -137,9 +138,13 @@ def test_losses_of_a_target_of_several_tokens_are_all_there() -> None:
         losses_of_targets(losses[:1], targets)
 
 
-def test_the_table_is_split_by_groups(results: Results) -> None:
-    """The first row once more, from the documents of each group alone."""
+def test_the_table_is_split_by_groups(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row once more, from the documents of each group alone; small groups are counted."""
     groups = {"long\x1b": [1, 3], "": [5, 7, 9], "none of these": [0, 2]}
+    by_group = replace(results, meta=replace(results.meta, data={"source": "x", "groups": groups}))
+    assert "3 of 3 groups are not shown: at least 10 targets and 5" in describe(by_group)
+    assert "\nlong" not in describe(by_group)
+    monkeypatch.setattr(statistics, "MIN_DOCUMENTS", 2)
     said = describe(
         replace(results, meta=replace(results.meta, data={"source": "x", "groups": groups}))
     )
@@ -158,6 +163,7 @@ def test_the_table_is_split_by_groups(results: Results) -> None:
         shown = next(line for line in lines[place:] if line.startswith("add_one"))
         assert shown.split()[:4] == ["add_one", row.units, str(row.k), f"{row.recovery:.2f}"]
     assert "none of these" not in said
+    assert "1 of 3 groups are not shown" in said
     assert "no group" not in describe(results)
 
 

@@ -20,6 +20,7 @@ from olmo_sparsity.analysis.results.statistics import (
     FEW_FOR_BOOTSTRAP,
     GROUPS,
     as_reported,
+    mean_gap,
     median_distances,
     shares_of_all,
     summarize,
@@ -240,9 +241,15 @@ def test_a_description_begins_with_the_conclusion(with_other_sets: Results) -> N
 def test_a_description_says_how_it_was_measured(with_other_sets: Results) -> None:
     said = describe(with_other_sets)
     losses = with_other_sets.losses
-    gap = losses.loss_short - losses.loss_long
-    shown = f"mean gap {gap.mean():+.3f}, perplexity 9.10, LongPPL 2.50 (2.00% of {len(gap):,} "
-    assert f"\nlosses: L_short {losses.loss_short.mean():.3f}, {shown}" in said
+    num_documents = losses.document.nunique()
+    place = f"{len(losses):,} tokens of {num_documents} measured documents, both halves"
+    shown = "perplexity 9.10, LongPPL 2.50 (2.00% of these tokens)"
+    assert f"\nlosses, {place}: L_short {losses.loss_short.mean():.3f}, {shown}" in said
+    # The only mean gap of all tokens is that of the reported half, which the figure draws.
+    value, *_ = mean_gap(with_other_sets.reported)
+    num_reported = with_other_sets.reported.document.nunique()
+    assert f"tokens of {num_reported} documents: mean gap {value:+.3f} nats; in total" in said
+    assert said.count("mean gap +") == 1
     assert "local 32, stride 16, distant units shown alone" in said
     assert "\ninduction: loss 4.31" in said
 
@@ -379,7 +386,8 @@ REMOVAL = {"removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}
         ({"num_documents": 10, "num_placebo_targets": 10, "gap": 0.1}, "+0.19 [", "too few"),
         ({"num_documents": 9}, "+0.19 [+0.03, +0.39]", "no intervals"),
         ({"net_equal": float("nan"), "num_documents": 9}, "–", "no intervals"),
-        ({"placebo_recovery": 0.713}, "     0.71   +0.83", "no intervals"),
+        ({"placebo_recovery": 0.713}, "     0.71       0.16   +0.83", "no intervals"),
+        ({"placebo": 0.35}, " +0.35    +0.48", "no intervals"),
         ({"distance": 1234.5}, "1,234", "no intervals"),
         ({"target_set": "bigram"} | REMOVAL, "0.50 [0.40, 0.60]", "+0.48"),  # no net excess
         ({"net": float("nan")} | REMOVAL, "0.50 [0.40, 0.60]", "of the placebo"),
@@ -533,12 +541,14 @@ def test_gaps_are_summed_over_the_reported_targets(threshold: float | None, samp
     found.meta.targets["threshold"] = threshold
     found.meta.windows["sample"] = sample
     said = describe_gap(replace(found, losses=losses, targets=targets))
-    assert f"distant text reduces the loss by {3 / sample:.0f} nats over" in said
+    assert f"distant text reduces the loss by {3 / sample:.0f} nats, an unrelated text" in said
+    half = "reported" if threshold is None else "reported half"
+    assert said.startswith(f"{half}, 4 tokens of 1 document: mean gap +0.750 nats; in total")
     raised = losses.assign(loss_long=losses.loss_short + 1.0)
     said_of_raised = describe_gap(replace(found, losses=raised, targets=targets))
-    assert f"distant text raises the loss by {4 / sample:.0f} nats over" in said_of_raised
-    assert ("all 4 reported targets" if sample == 1 else "from 4 targets, 50.0% of all") in said
-    assert f"an unrelated text +{0 / sample:.0f}; " in said
+    assert f"distant text raises the loss by {4 / sample:.0f} nats, an unrel" in said_of_raised
+    assert ("in total, estimated from a sample of 50.0%, distant" in said) == (sample == 0.5)
+    assert "an unrelated text reduces the loss by 0 nats; " in said
     assert describe_gap(replace(found, losses=losses[:1])) == "no target is reported"
     if threshold is None:
         assert said.endswith(f"the 25.0% evaluated gain +{2 / sample:.0f}")
