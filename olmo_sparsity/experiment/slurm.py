@@ -82,7 +82,7 @@ def submit(experiment: Experiment, flags: Flags) -> int:
     jobs = jobs_of(experiment)
     submission = _Submission(experiment, flags, queued(experiment))
     todo = _to_submit(jobs, submission.numbers)
-    _check_texts(_trainings(todo))
+    _check_trainings(_trainings(todo))
     experiment.save()
     for job in todo:
         job.note.unlink(missing_ok=True)
@@ -151,22 +151,28 @@ def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
     return todo
 
 
-def _check_texts(trainings: Sequence[TrainingJob]) -> None:
-    """Raise ConfigError for a training whose text is not prepared: no job of SLURM prepares it, and
-    nodes often have no internet."""
-    from olmo_sparsity.data.tokens import is_prepared  # imports what [train] installs
+def _check_trainings(trainings: Sequence[TrainingJob]) -> None:
+    """Raise ConfigError for a training whose job would end at once: its text is not prepared, which
+    no job of SLURM does, as nodes often have no internet; or it is another text, or too short."""
+    # They import what [train] installs.
+    from olmo_sparsity.data.tokens import is_prepared, refuse_other_settings
+    from olmo_sparsity.training.start import check_run
 
     for job in trainings:
         model = job.model
         data = model.settings.data
-        if is_prepared(data):
-            continue
-        options = [word for word in model.overrides if word.startswith("--data.")]
-        line = shlex.join(["olmo-sparsity", "prepare", model.config, *options])
-        raise ConfigError(
-            f"{model.name}: data.folder={data.folder} is not prepared, and no job prepares it; "
-            f"nothing was submitted. Run first, where there is internet: {line}"
-        )
+        if not is_prepared(data):
+            options = [word for word in model.overrides if word.startswith("--data.")]
+            line = shlex.join(["olmo-sparsity", "prepare", model.config, *options])
+            raise ConfigError(
+                f"{model.name}: data.folder={data.folder} is not prepared, and no job prepares it; "
+                f"nothing was submitted. Run first, where there is internet: {line}"
+            )
+        try:
+            refuse_other_settings(data)
+            check_run(model.settings, hardware=None)
+        except UserError as error:
+            raise ConfigError(f"{model.name}: {error}; nothing was submitted") from None
 
 
 def _trainings(jobs: Sequence[Job]) -> list[TrainingJob]:

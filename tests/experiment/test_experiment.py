@@ -355,6 +355,31 @@ def test_slurm_gets_nothing_while_a_text_is_not_prepared(
     assert not Path("submitted").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--training.max_epochs=0.001", "times, above training.max_epochs=0.001"),
+        ("--data.heldout_share=0.123", "heldout_share="),
+    ],
+)
+def test_slurm_gets_nothing_that_would_end_at_once(
+    option: str,
+    reason: str,
+    make_grid: MakeGrid,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]})
+    monkeypatch.chdir(tmp_path)
+    pretend_slurm(tmp_path, monkeypatch, sbatch="touch submitted; echo 41")
+    assert main(["experiment", path, option, "--slurm=--time=1:00"]) == EXIT_BAD_INPUT
+    refusal = capsys.readouterr().err
+    assert "tiny_seed1: " in refusal
+    assert reason in refusal
+    assert not Path("submitted").exists()
+
+
 def test_slurm_measures_when_trainings_have_ended_well_or_not(
     make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
