@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from olmo_sparsity.sources.attribute import attribute
     from olmo_sparsity.sources.documents import Answer, Segment
     from olmo_sparsity.sources.suite import check
-    from olmo_sparsity.text.documents import Controls, Document, Documents
+    from olmo_sparsity.text.controls import Controls
+    from olmo_sparsity.text.documents import Document, Documents
     from olmo_sparsity.text.inputs import open_documents
     from olmo_sparsity.text.windows import Windows
 
@@ -38,7 +39,8 @@ _MODULES = {
     "sources.attribute": "attribute",
     "sources.documents": "Answer Segment",
     "sources.suite": "check",
-    "text.documents": "Controls Document Documents",
+    "text.controls": "Controls",
+    "text.documents": "Document Documents",
     "text.inputs": "open_documents",
     "text.windows": "Windows",
     "analysis.measurement.recovery": "recover",

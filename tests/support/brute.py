@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.selectors.influence import Choice, Question
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.text.documents import DistantText
+from olmo_sparsity.text.controls import DistantText
 from olmo_sparsity.text.windows import Block, Units, Windows
 from tests.support.families import SUPPORTED, build, find
 from tests.support.models import FIELDS

@@ -19,7 +19,8 @@ from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.progress import Progress
-from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document, Documents
 
 PASSAGE = 128  # tokens of the passages that the induction check repeats
 

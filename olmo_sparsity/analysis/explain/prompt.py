@@ -27,7 +27,8 @@ from olmo_sparsity.config.windows import LOCAL_OF_ONE_PREDICTION, default_local,
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.use import check_unchanged, state_of
-from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.records import LARGEST_DOCUMENT
 from olmo_sparsity.text.windows import Block, Spans, Windows

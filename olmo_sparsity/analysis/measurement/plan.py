@@ -61,7 +61,8 @@ from olmo_sparsity.config.windows import default_local
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.models.use import check_unchanged, state_of
-from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.inputs import cut_to_targets, open_documents
 from olmo_sparsity.text.windows import Block, Windows, span_width
 

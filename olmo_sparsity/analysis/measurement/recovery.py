@@ -37,7 +37,8 @@ from olmo_sparsity.analysis.selectors.influence import (
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.use import with_model_in_use
-from olmo_sparsity.text.documents import Controls, DistantText, Document
+from olmo_sparsity.text.controls import Controls, DistantText
+from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import NOTHING, Block, Spans, Units, Windows
 
 DOCUMENT = "document"

@@ -23,7 +23,8 @@ from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
-from olmo_sparsity.text.documents import Controls, Document
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import NOTHING, Block, Windows
 
 TOGETHER = 512

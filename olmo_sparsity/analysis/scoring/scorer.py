@@ -38,7 +38,8 @@ from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.use import in_use, state_of, with_model_in_use
-from olmo_sparsity.text.documents import Controls, Document
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import NOTHING, Block, Windows
 
 Item = TypeVar("Item")

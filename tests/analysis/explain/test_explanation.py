@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.attention import causal_bias
-from olmo_sparsity.text.documents import Controls
+from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.windows import Windows
 from tests.support.brute import Brute
 from tests.support.explanations import SHORT, TEXT, UNRELATED, asked, make_model, make_tokenizer

@@ -18,7 +18,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.load import wrap_model
-from olmo_sparsity.text.documents import Controls, DistantText, Documents
+from olmo_sparsity.text.controls import Controls, DistantText
+from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Windows
 from tests.support.brute import (
     CPU,

@@ -24,7 +24,8 @@ from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.windows import Windows
 from tests.support.brute import READINGS, Brute, behind

@@ -28,7 +28,8 @@ from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
-from olmo_sparsity.text.documents import Controls, Documents
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Documents
 from tests.support.explanations import SHORT, TEXT, UNRELATED, asked, make_model, make_tokenizer
 from tests.support.fake_server import FakeServer
 from tests.support.families import REFUSED, build

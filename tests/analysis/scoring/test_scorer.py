@@ -26,7 +26,8 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.use import in_use
-from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.windows import NOTHING, Block, Windows
 from tests.support.brute import (
     CPU,

@@ -1,0 +1,255 @@
+"""Draw the texts that replace distant tokens: what a measurement is compared with.
+
+    own text        d d d d d d d | local window | target
+    unrelated       u u u u u u u | local window | target    consecutive tokens of another document
+    matched         u u u T u u u | local window | target    unrelated, and it contains the target
+    shuffled        d d d d d d d | local window | target    the own tokens in another order
+    placebo         p p p p p p p | local window | target    unrelated, in the role of the own text
+
+The position IDs stay. Every draw is seeded by its purpose, the document and the block, so the
+numbers do not depend on which process measures a document, or in which order.
+
+Place in the flow: documents → **controls** → losses and recovery. Never imports torch.
+
+Dimension key: F distant places, W targets of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.streams import stream
+from olmo_sparsity.config.text import Control
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.windows import Block, Spans, Units, Windows
+
+
+@dataclass(frozen=True)
+class DistantText:
+    """Distant tokens, as places in the document that they come from."""
+
+    document: Document
+    places_F: np.ndarray
+
+    @staticmethod
+    def at(document: Document, first: int, num_distant: int) -> DistantText:
+        """Return `num_distant` consecutive tokens from the place `first` on."""
+        return DistantText(document, np.arange(first, first + num_distant))
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether its tokens are consecutive in their document."""
+        return bool((np.diff(self.places_F) == 1).all())
+
+    @property
+    def tokens_F(self) -> np.ndarray:
+        return self.document.tokens[self.places_F]
+
+    def units(self, kind: str) -> Units:
+        """Return the units of a text whose tokens are consecutive."""
+        first = int(self.places_F.min())
+        return self.document.units(kind, first, first + len(self.places_F))
+
+    def text(self, first: int, end: int) -> str:
+        """Return the text of the distant places first … end − 1; without a tokenizer, the token
+        IDs."""
+        places = self.places_F[first:end]
+        if self.document.tokenizer is None:
+            return " ".join(str(token) for token in self.document.tokens[places])
+        return "".join(self.document.texts[place] for place in places)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Draw the texts that replace a document's distant tokens.
+
+    With `long="all"`, one draw serves all blocks of a document, and each takes as much of its
+    beginning as it needs. If no other document is as long, several are joined."""
+
+    documents: Sequence[Document]
+    windows: Windows
+    kind: Control = "unrelated"
+    num_draws: int = 3
+    seed: int = 0
+
+    # --- which documents may be drawn ---
+
+    @cached_property
+    def _candidates(self) -> list[Document]:
+        """Return the documents whose text may replace another's."""
+        # With long="all" short ones can be joined; otherwise a text must fill the long window.
+        return [
+            document
+            for document in self.documents
+            if self.windows.has_all or len(document.tokens) > self.windows.first_target
+            if document.may_replace
+        ]
+
+    @property
+    def num_candidates(self) -> int:
+        """Return how many texts may replace others, copies and documents of one group as one."""
+        return len({document.origin for document in self._candidates})
+
+    def _unrelated_to(self, document: Document) -> list[Document]:
+        """Return the candidates that share no text with a document."""
+        return [
+            other
+            for other in self._candidates
+            if other.number != document.number and other.origin != document.origin
+        ]
+
+    def _unused(self, document: Document, block: Block) -> list[Document]:
+        """Return the documents that `unrelated` does not draw; all, if there are too few."""
+        others = self._unrelated_to(document)
+        used_numbers = set()
+        for draw in range(self.num_draws):
+            drawn = self._draw(others, document, block, "unrelated", draw)
+            used_numbers.add(drawn.document.number)
+        return [other for other in others if other.number not in used_numbers] or others
+
+    # --- what replaces the distant tokens of a block ---
+
+    def unrelated(self, document: Document, block: Block, draw: int) -> DistantText:
+        """Draw as many consecutive tokens of another document as the block has distant tokens."""
+        return self._draw(self._unrelated_to(document), document, block, "unrelated", draw)
+
+    def placebo(self, document: Document, block: Block) -> DistantText:
+        """Draw an unrelated text that takes the role of the document's own text.
+
+        If there are enough documents, it is not one of those that `unrelated` draws: it is compared
+        with them, and compared with itself it would have no excess."""
+        return self._draw(self._unused(document, block), document, block, "placebo")
+
+    def replacement(self, document: Document, block: Block, draw: int) -> DistantText:
+        """Draw a text to replace the document's own. If there are enough documents, it is neither
+        the placebo nor one of those that `unrelated` draws."""
+        unused = self._unused(document, block)
+        placebo = self.placebo(document, block).document
+        without_placebo = [other for other in unused if other is not placebo]
+        return self._draw(without_placebo or unused, document, block, "replacement", draw)
+
+    def control_texts(
+        self,
+        document: Document,
+        block: Block,
+        distant: dict[str, tuple[DistantText, Spans]],
+        draw: int,
+    ) -> Iterator[tuple[DistantText, dict[str, Spans]]]:
+        """Yield the control texts of one draw, each with the targets that it serves.
+
+        `distant` has the distant texts of a block, by name ("document", "placebo"), each with its
+        targets. What is yielded names targets by the same keys."""
+        if self.kind == "unrelated":  # one text for the whole block
+            targets = {name: spans for name, (_, spans) in distant.items()}
+            yield self.unrelated(document, block, draw), targets
+            return
+        for name, (replaced, spans) in distant.items():
+            if self.kind == "shuffled":
+                yield self._shuffled(replaced, document, block, draw), {name: spans}
+            else:
+                for text, served in self._matched(replaced, spans, document, block, draw):
+                    yield text, {name: served}
+
+    def _shuffled(
+        self, text: DistantText, document: Document, block: Block, draw: int
+    ) -> DistantText:
+        """Return the tokens of a text in random order."""
+        generator = stream(self.seed, "shuffled", document.number, block.start, draw)
+        return replace(text, places_F=generator.permutation(text.places_F))
+
+    def _matched(
+        self, replaced: DistantText, spans: Spans, document: Document, block: Block, draw: int
+    ) -> Iterator[tuple[DistantText, Spans]]:
+        """Yield a text for each token that is a target: it contains the token, and serves all
+        targets with this token."""
+        # A placebo is not compared with its own document.
+        others = [other for other in self._unrelated_to(document) if other is not replaced.document]
+        first_tokens = block.targets_W[[first for first, _ in spans]]
+        for token in np.unique(first_tokens).tolist():
+            text = self._with_token(others, document, block, token, draw)
+            served = [spans[index] for index in np.flatnonzero(first_tokens == token)]
+            yield text, served
+
+    # --- draws ---
+
+    def _draw(
+        self, others: list[Document], document: Document, block: Block, purpose: str, *keys: int
+    ) -> DistantText:
+        """Draw a text of the block's number of distant tokens from one of `others`. `purpose` and
+        `keys` seed the draw, together with the document and the block."""
+        start = block.start
+        length = block.num_distant
+        has_all = self.windows.has_all
+        if has_all:
+            # One draw, as long as the last block needs, serves all blocks.
+            start = 0
+            length = self.windows.tokens_before(len(document.tokens)) - self.windows.short
+        long_enough = [other for other in others if len(other.tokens) >= length]
+        generator = stream(self.seed, purpose, document.number, start, *keys)
+        if long_enough:
+            source = long_enough[generator.integers(len(long_enough))]
+        elif has_all and sum(len(other.tokens) for other in others) >= length:
+            source = self._joined(others, (document.number, purpose, *keys), length, generator)
+        else:
+            raise DataError(
+                f"controls need another document of at least {length:,} tokens, and none of "
+                f"{len(others)} unrelated ones is as long; pass more or longer documents"
+            )
+        first = int(generator.integers(len(source.tokens) - length + 1))
+        return DistantText.at(source, first, block.num_distant)
+
+    @cached_property
+    def _last_joined(self) -> dict[tuple, Document]:
+        """Return the cache of `_joined`: at most one document, by its key."""
+        return {}
+
+    def _joined(
+        self,
+        others: list[Document],
+        key: tuple[int | str, ...],
+        length: int,
+        generator: np.random.Generator,
+    ) -> Document:
+        """Join others in random order to a document of `length` tokens. The last one is kept for
+        the blocks of a document, as the text of each token takes time."""
+        if key not in self._last_joined:
+            parts: list[np.ndarray] = []
+            num_tokens = 0
+            for index in generator.permutation(len(others)).tolist():
+                parts.append(others[index].tokens)
+                num_tokens += len(parts[-1])
+                if num_tokens >= length:
+                    break
+            tokens = np.concatenate(parts)[:length]
+            self._last_joined.clear()
+            self._last_joined[key] = Document(tokens, -1, "joined", others[0].tokenizer)
+        return self._last_joined[key]
+
+    def _with_token(
+        self, others: list[Document], document: Document, block: Block, token: int, draw: int
+    ) -> DistantText:
+        """Draw a text that contains the token anywhere. If no document has the token, insert it at
+        a random place."""
+        num_distant = block.num_distant
+        generator = stream(self.seed, "with token", document.number, block.start, draw, token)
+        holders = [
+            other
+            for other in others
+            if len(other.tokens) >= num_distant and (other.tokens == token).any()
+        ]
+        if not holders:
+            text = self._draw(others, document, block, "token inserted", draw, token)
+            changed = replace(text.document, tokens=text.document.tokens.copy())
+            changed.tokens[generator.choice(text.places_F)] = token
+            return DistantText(changed, text.places_F)
+        holder = holders[generator.integers(len(holders))]
+        place = int(generator.choice(np.flatnonzero(holder.tokens == token)))
+        # The first places from which a text has the token and does not leave the document.
+        lowest = max(0, place - num_distant + 1)
+        highest = min(place, len(holder.tokens) - num_distant)
+        return DistantText.at(holder, int(generator.integers(lowest, highest + 1)), num_distant)
