@@ -304,8 +304,7 @@ def _text_of(path: str, field: str | None) -> str:
             )
         return read_text(path)
     if file:
-        _, records = open_text(file, field or "text")
-        for record in records:
+        for record in open_text(file, field or "text"):
             if record.name.rpartition(":")[2] == number:
                 return record.text
     raise ConfigError(f"--text={path} with --field must be FILE:N, a record with text, N from 1")

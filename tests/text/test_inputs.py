@@ -18,7 +18,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.text import inputs as texts
+from olmo_sparsity.text import tokenized
 from olmo_sparsity.text.corpus import CorpusConfig, is_heldout, read_documents
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
@@ -169,8 +169,8 @@ def test_reading_stops_at_the_limit(model: LoadedModel) -> None:
 def test_more_than_can_be_held_is_refused_before_it_is_read(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, data_folder: Path, heldout: TokenShards
 ) -> None:
-    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 200)
-    monkeypatch.setattr(texts, "MOST_TOKENS", 10)
+    monkeypatch.setattr(tokenized, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(tokenized, "MAX_TOKENS", 10)
     taken: list[Any] = []
     with pytest.raises(DataError, match=r"more than 10 tokens .*max_documents"):
         open_documents(counted([f"{n:03}" for n in range(1000)], taken), model)
@@ -369,7 +369,7 @@ def test_documents_are_chosen_by_their_length_from_as_many_as_it_takes(
     data_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(tokenized, "BATCH_CHARACTERS", 100)
     taken: list[str] = []
     every = ["x" * length for length in (3, 9, 5, 12, 8, 10, 30, 2, *[4] * 99)]
     documents = open_documents(counted(every, taken), model, limit=3, min_tokens=9)

@@ -1,0 +1,256 @@
+"""Tokenize texts into documents, or take the tokens of a prepared folder.
+
+    texts of records → batches → the model's tokenizer → documents, each content once
+
+Place in the flow: records → **documents**. Texts are tokenized as they are read, and only the
+tokens are kept in memory. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.launch import read_launch
+from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.text.corpus import Tally
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.records import TextRecord
+from olmo_sparsity.text.runs import PreparedText, Reader, spread_evenly
+from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
+
+MAX_TOKENS = 2**28
+"""All documents are kept in memory, 8 bytes a token: 2 GiB."""
+
+_CHARACTERS_OF_ENCODING = 64
+"""What an encoding costs next to its tokens, counted as characters, so that a batch of many short
+texts is not too large."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which documents are wanted."""
+
+    limit: int | None
+    """How many at most; None: all."""
+
+    min_tokens: int
+    """Shorter ones are left out."""
+
+    def describe(self, name: str, num_long: int, num_read: int) -> str:
+        """Return how many documents were chosen. `num_long`: those that are long enough."""
+        chosen = f"{min(num_long, self.limit or num_long):,} of {num_long:,} documents"
+        return f"{name}: {chosen} with {self.min_tokens:,} tokens or more, of {num_read:,} read"
+
+
+def tokenize(
+    texts: Iterator[TextRecord],
+    model: Reader,
+    name: str,
+    selection: Selection,
+    *,
+    control_tokens: bool,
+    tally: Tally,
+) -> list[Document]:
+    """Tokenize texts until enough documents are long enough. Show what `tally` has counted."""
+    if model.tokenizer is None:
+        raise DataError(
+            f"'{model.name}' has no tokenizer to read text with; copy its tokenizer.json to the "
+            "model's folder, or pass a prepared folder"
+        )
+    limit = selection.limit
+    documents: list[Document] = []
+    distinct = _Distinct(name)
+    num_tokens = 0
+    num_read = 0
+    # Without a smallest length each text is a document: read no more of a stream than are needed.
+    # Copies among these are dropped, not replaced by later texts.
+    wanted = texts if selection.min_tokens else islice(texts, limit)
+    with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
+        for batch in _batches(wanted):
+            for record, encoded in zip(batch, _encode(batch, model, control_tokens), strict=True):
+                num_read += 1
+                if encoded.num_tokens < selection.min_tokens:
+                    continue
+                document = _make_document(record, encoded, model.tokenizer, len(documents))
+                if not distinct.add(document.tokens, record.target):
+                    continue
+                documents.append(document)
+                num_tokens += len(document.tokens)
+            check_fits_in_memory(num_tokens, name)
+            progress.update(len(documents), tokens=f"{num_tokens:,}")
+            if limit is not None and len(documents) >= limit:
+                break
+        if selection.min_tokens and documents:
+            progress.note(selection.describe(name, len(documents), num_read))
+        if tally.bad or tally.left_out:
+            progress.note(f"{name}: left out {tally.describe()}")
+        distinct.report(progress.note)
+    return documents[:limit]
+
+
+class _Encoded(NamedTuple):
+    """The tokens of a record."""
+
+    prompt_ids: list[int]
+    """Empty for a record without a prompt."""
+
+    rest_ids: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.rest_ids)
+
+
+def _make_document(
+    record: TextRecord, encoded: _Encoded, tokenizer: Tokenizer, number: int
+) -> Document:
+    return Document(
+        tokens=np.array([*encoded.prompt_ids, *encoded.rest_ids], dtype=np.int64),
+        number=number,
+        # Inputs without titles use the text itself as group.
+        group="" if record.group == record.text else record.group,
+        tokenizer=tokenizer,
+        name=record.name,
+        target=None if record.target is None else len(encoded.prompt_ids),
+    )
+
+
+def _encode(batch: list[TextRecord], model: Reader, control_tokens: bool) -> list[_Encoded]:
+    """Return the tokens of each record. Its prompt and the rest are encoded separately, so that no
+    token spans the boundary."""
+    # A record without a target has an empty prompt.
+    cuts = [record.target or 0 for record in batch]
+    prompts = [record.text[:cut] for record, cut in zip(batch, cuts, strict=True)]
+    rests = [record.text[cut:] for record, cut in zip(batch, cuts, strict=True)]
+    prompt_ids = model.encode(prompts, control_tokens)
+    rest_ids = model.encode(rests, control_tokens, follow=any(cuts))
+    return [_Encoded(*ids) for ids in zip(prompt_ids, rest_ids, strict=True)]
+
+
+def _batches(texts: Iterator[TextRecord]) -> Iterator[list[TextRecord]]:
+    """Yield as many texts as one call of the tokenizer takes."""
+    batch: list[TextRecord] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text.text) + _CHARACTERS_OF_ENCODING
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch = []
+            size = 0
+    if batch:
+        yield batch
+
+
+class _Distinct:
+    """Finds documents that equal an earlier one. They are read once: intervals take documents as
+    independent, and with copies they come out too short."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_equal = 0
+        self._hashes: set[bytes] = set()
+
+    def add(self, tokens: np.ndarray, target: int | None = None) -> bool:
+        """Return whether no earlier document has these tokens and this place of the target."""
+        content = str(target).encode() + b":" + np.asarray(tokens, dtype="<u4").tobytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        if digest in self._hashes:
+            self.num_equal += 1
+            return False
+        self._hashes.add(digest)
+        return True
+
+    def report(self, note: Callable[[str], None]) -> None:
+        """Say how many documents were left out, if any."""
+        if self.num_equal:
+            note(
+                f"{self.name}: {self.num_equal:,} documents equal an earlier one; each is read once"
+            )
+
+
+# --- prepared folders -----------------------------------------------------------------------------
+
+
+def read_prepared(
+    prepared: PreparedText, model: Reader, name: str, selection: Selection
+) -> list[Document]:
+    """Read held-out documents of a prepared folder, evenly spread over those that are long
+    enough."""
+    if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
+        raise DataError(
+            f"{name} were made with another tokenizer than the model's; pass the text itself "
+            "(text:PATH), or what was prepared with the model's tokenizer"
+        )
+    if selection.limit is None and not selection.min_tokens:
+        check_fits_in_memory(prepared.num_tokens, name)
+    is_first = read_launch().rank == 0
+    long_enough: Sequence[int] = range(len(prepared))
+    if selection.min_tokens:
+        long_enough = [
+            number
+            for number in long_enough
+            if len(prepared.document(number)) >= selection.min_tokens
+        ]
+        if is_first:
+            say(selection.describe(name, len(long_enough), len(prepared)))
+
+    documents: list[Document] = []
+    distinct = _Distinct(name)
+    for stored_number in spread_evenly(long_enough, selection.limit or len(long_enough)):
+        tokens = prepared.document(stored_number)
+        if not distinct.add(tokens):
+            continue
+        document = Document(
+            tokens=tokens,
+            number=len(documents),
+            group=prepared.group(stored_number),
+            tokenizer=model.tokenizer,
+            name=f"{name}:{stored_number}",
+        )
+        documents.append(document)
+    if is_first:
+        distinct.report(say)
+    _check_vocabulary(documents, model, name)
+    return documents
+
+
+def _check_vocabulary(documents: Sequence[Document], model: Reader, name: str) -> None:
+    """Raise DataError for tokens that the model does not have: the vocabulary of a model without a
+    tokenizer may be another one."""
+    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
+    vocabulary = model.model.vocab_size
+    if largest >= vocabulary:
+        raise DataError(
+            f"{name} hold token {largest}, and the model's vocabulary has {vocabulary}; pass text "
+            "prepared with the model's tokenizer"
+        )
+
+
+def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
+    """Return whether the tokens of a prepared text are those of the tokenizer."""
+    if tokenizer_fingerprint(prepared.tokenizer) == tokenizer_fingerprint(tokenizer):
+        return True
+    # A tokenizer that another library has saved again has another fingerprint.
+    text = prepared.tokenizer.decode(prepared.document(0).tolist())
+    prepared_ids = prepared.tokenizer.encode(text, add_special_tokens=False).ids
+    if prepared_ids != tokenizer.encode(text, add_special_tokens=False).ids:
+        return False
+    return prepared.tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+def check_fits_in_memory(num_tokens: int, name: str) -> None:
+    """Raise DataError for more tokens than are kept in memory."""
+    if num_tokens > MAX_TOKENS:
+        raise DataError(
+            f"{name}: more than {MAX_TOKENS:,} tokens do not fit in memory; limit the documents "
+            "(max_documents; limit in open_documents)"
+        )
